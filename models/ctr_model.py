@@ -134,36 +134,29 @@ class CTRModel(nn.Module):
 
         A copy is tried, in evaluation and in training.
         """
-        samples, numbers = 2, self.numbers
-        network, fields, columns = (
-            copy.deepcopy(self.network),
-            self.front.fields,
-            self.front.columns,
-        )
-        weights = torch.zeros(1, numbers) if numbers else None
-        methods = {"forward": ("embeddings", columns.dim)}
+        samples, numbers, columns = 2, self.numbers, self.front.columns
+        fields, network = len(self.front.fields), copy.deepcopy(self.network)
+        methods = {"forward": ("embeddings", columns.dim, ())}
         if self.first_order and _has_own_first_order(network):
-            methods["with_first_order"] = ("stored", columns.stored)
+            weights = torch.zeros(1, numbers) if numbers else None
+            more = (weights, self.first_order_scale)
+            methods["with_first_order"] = ("stored", columns.stored, more)
         for training in (False, True):
             network.train(training)
-            for method, (rows, width) in methods.items():
-                given = torch.zeros(samples, len(fields), width), torch.zeros(samples, numbers)
+            for method, (rows, width, more) in methods.items():
+                inputs = torch.zeros(samples, fields, width), torch.zeros(samples, numbers)
                 # torch counts changes: changed zeros may still be zeros.
-                before = [tensor._version for tensor in given]
+                before = [tensor._version for tensor in inputs]
+                given = (inputs[0], columns.dim, inputs[1], *more) if more else inputs
                 try:
                     # Without our kernels, as the model may be for a GPU.
                     with torch.no_grad(), switched_off():
-                        if method == "forward":
-                            logits = network(*given)
-                        else:
-                            logits = network.with_first_order(
-                                given[0], columns.dim, given[1], weights, self.first_order_scale
-                            )
+                        logits = getattr(network, method)(*given)
                 except Exception as failure:
                     raise SettingsError(
-                        f"model.name: the network {name!r} fails for {rows} [{samples}, "
-                        f"{len(fields)}, {width}] and numbers [{samples}, {numbers}]: "
-                        f"{type(failure).__name__}: {failure}; correct its {method}"
+                        f"model.name: the network {name!r} fails for {rows} [{samples}, {fields}, "
+                        f"{width}] and numbers [{samples}, {numbers}]: {type(failure).__name__}: "
+                        f"{failure}; correct its {method}"
                     ) from failure
                 found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
                 if found != [samples]:
@@ -171,7 +164,7 @@ class CTRModel(nn.Module):
                         f"model.name: the network {name!r} returns {found} for {samples} samples; "
                         f"its {method} must return logits of shape [batch], one per sample"
                     )
-                for key, tensor, version in zip((rows, "numbers"), given, before, strict=True):
+                for key, tensor, version in zip((rows, "numbers"), inputs, before, strict=True):
                     if tensor._version != version:
                         raise SettingsError(
                             f"model.name: the network {name!r} changes its {key} in place; its "

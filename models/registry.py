@@ -178,15 +178,10 @@ def register(
         options: the keys of `model.options`, as a `Section` with defaults and descriptions.
 
     Raises:
-        SettingsError: the name is taken or not a Python name; the options are not a `Section`.
+        SettingsError: the name is taken or not a Python name.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingsError(f"register: found {name!r}; write a name: @register('my_network')")
-    if not (isinstance(options, type) and issubclass(options, Section)):
-        raise SettingsError(
-            f"register({name!r}): options is {options!r}; write a subclass of "
-            "stampede.settings.Section"
-        )
 
     def add(network: type[nn.Module]) -> type[nn.Module]:
         taken = _NETWORKS.get(name)

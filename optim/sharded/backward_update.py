@@ -382,20 +382,17 @@ def why_not_queued(tables: Sequence[CowClipTables], has_helen: bool) -> str | No
     if has_helen:
         return "Helen moves rows between two lookups of a step"
     for tbe in tables:
-        reason = _why_not_queued(tbe)
+        if not triton.handles(tbe.row_counts):
+            reason = "Triton has no GPU here, or is not installed"
+        elif tbe.is_replicated:
+            reason = "they are replicated (data_parallel)"
+        elif len(tbe.arrays) != 1:
+            reason = "shards of several widths or first columns are looked up together"
+        else:
+            from stampede.optim.backends.triton import why_not
+
+            reason = why_not(tbe.arrays[0])
         if reason is not None:
             names = ", ".join(sorted({shard.table for a in tbe.arrays for shard in a.shards}))
             return f"tables {names:.200}: {reason}"
     return None
-
-
-def _why_not_queued(tbe: CowClipTables) -> str | None:
-    if not triton.handles(tbe.row_counts):
-        return "Triton has no GPU here, or is not installed"
-    if tbe.is_replicated:
-        return "they are replicated (data_parallel)"
-    if len(tbe.arrays) != 1:
-        return "shards of several widths or first columns are looked up together"
-    from stampede.optim.backends.triton import why_not
-
-    return why_not(tbe.arrays[0])

@@ -39,7 +39,6 @@ from stampede.optim.sharded.reduction import CollectionLayout
 from stampede.optim.sharded.supported import check_width, keeps_gradient_of_weights
 from stampede.optim.sharded.tables import (
     NOT_COMPILED,
-    VARIABLE_BATCH,
     CowClipTables,
     tables_of_any_width,
 )
@@ -243,7 +242,10 @@ class CowClipCollection:
                     "FeatureProcessedEmbeddingBagCollection"
                 )
         if features.variable_stride_per_key():
-            raise ValueError(VARIABLE_BATCH)
+            raise ValueError(
+                "tables with CowClip: variable batch size per feature is not supported; give every "
+                "feature the same batch size"
+            )
 
     def _flush(self) -> None:
         # On every rank, whether it has tables or not.

@@ -27,10 +27,6 @@ class Passes:
     complete: Callable[[list[int]], None]
 
     def __init__(self, per_step: int | None = 1) -> None:
-        if per_step is not None and per_step < 1:
-            raise ValueError(
-                f"cowclip_sharders(backwards_per_step={per_step!r}): write 1 or more, or None"
-            )
         self.per_step = per_step
         self.updates = 1
         # By collection: passes of the current step, and updates since the last optimizer step.

@@ -26,11 +26,6 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.table_array import TableArray, TableShard
 
-VARIABLE_BATCH = (
-    "tables with CowClip: variable batch size per feature is not supported; give every feature the "
-    "same batch size"
-)
-
 NOT_COMPILED = (
     "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
     "the dense part of the model only"
@@ -268,13 +263,10 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         indices: Tensor,
         offsets: Tensor,
         per_sample_weights: Tensor | None = None,
-        feature_requires_grad: Tensor | None = None,
-        batch_size_per_feature_per_rank: list[list[int]] | None = None,
-        **_: Any,
+        *_: Any,
+        **__: Any,
     ) -> Tensor:
         """Embeddings; see FBGEMM's class for arguments and shapes."""
-        if batch_size_per_feature_per_rank is not None:
-            raise ValueError(VARIABLE_BATCH)
         if self.updated is not None:
             torch.cuda.current_stream().wait_event(self.updated)
         # Backward must also reach ranks without rows, whose weights require no gradient: the

@@ -180,9 +180,3 @@ def test_both_ways_give_the_same(clip, rows, dim, columns):
     for one, other in zip(*outcomes, strict=True):
         # Weights are up to 0.1: a bit of the last place of one of them is 7e-9.
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("columns, is_split", [(12, False), (8, True)])
-def test_columns_of_wider_tables_are_known_as_such(columns, is_split):
-    array = TableArray.create([TableShard("t", 5)], torch.zeros(5, columns), UpdateSettings(), 12)
-    assert array.is_split == is_split

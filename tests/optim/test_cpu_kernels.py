@@ -17,7 +17,6 @@ from support.lookups import dense, lookups, random_gradient, random_lookup
 from support.threads import torch_threads
 
 KERNELS = torch.ops.stampede
-NO_OFFSETS = torch.empty(0, dtype=torch.int64)
 
 
 def summed(ids, offsets, first_rows, rows, grad, dim, pooled, mean=False, weights=None):
@@ -141,14 +140,6 @@ def test_whether_a_lookup_is_sound(bags, longest, start, id_type, damage, thread
         assert KERNELS.is_sound(ids.to(id_type), offsets + start, first_rows, 8) == sound
 
 
-def test_weights_that_are_not_one_of_each_id_are_refused():
-    ids, offsets = torch.tensor([1, 0]), torch.tensor([0, 1, 2])
-    given = torch.ones(3, 4), ids, offsets, torch.tensor([0])
-    for weights in (torch.ones(1), torch.ones(2, 2)[:, 0], torch.ones(2).double()):
-        with pytest.raises(RuntimeError, match="weights are contiguous float32, one of each id"):
-            KERNELS.pool_rows_(*given, False, weights, torch.empty(2, 4))
-
-
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
@@ -191,17 +182,6 @@ def test_replays_steps(rows, dim, steps, decay, eps, keep, size, seed):
         # Numbers below the least normal one are 0.
         atol = 2e-6 * scale + torch.finfo(torch.float32).tiny
         torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=atol)
-
-
-def test_one_feature_needs_no_offsets():
-    ids = torch.tensor([5, 2, 5])
-    grad = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
-    rows, sums, counts = summed(
-        ids, NO_OFFSETS, torch.zeros(1, dtype=torch.int64), 6, grad, 2, pooled=False
-    )
-    assert rows.tolist() == [2, 5]
-    assert sums.tolist() == [[10.0, 20.0], [101.0, 202.0]]
-    assert counts.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from stampede.optim import lookup as runs_module
-from stampede.optim.lookup import runs_from_fbgemm, runs_from_sort, sorted_runs
+from stampede.optim.lookup import runs_from_fbgemm, runs_from_sort
 from support.lookups import dense, lookups, random_gradient, random_lookup
 
 DIM = 4
@@ -44,12 +44,6 @@ def test_occurrences_of_a_row_keep_their_order(lookup):
     order = sorted(range(lookup.occurrences), key=lambda i: (int(rows[i]), i))
     if not lookup.pooled:
         assert runs.source.tolist() == order
-
-
-def test_no_ids_at_all():
-    runs = sorted_runs(random_lookup(longest=0))
-    assert runs.capacity == runs.occurrences == int(runs.count) == 0
-    assert runs.starts.tolist() == [0]
 
 
 def transposed(cumulative, bits, indices, offsets, *, nobag, total_unique_indices, **others):

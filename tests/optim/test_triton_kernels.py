@@ -212,17 +212,6 @@ def test_pieces_give_the_same_bits(cuts, dim, l2, seed):
     assert all(map(torch.equal, at_once, in_pieces))
 
 
-@pytest.mark.parametrize("now", [0, 3])
-def test_rows_that_miss_nothing_stay(now):
-    state, last = random_state(12), marks(3)
-    before = [t.clone() for t in state]
-    rows = torch.arange(ROWS, device=DEVICE)
-    count = torch.tensor([ROWS], dtype=torch.int32, device=DEVICE)
-    catch_up_range_(*state, last, 0, ROWS, steps_after(0, 5), 0, now, BETAS, 0.05, FINITE)
-    catch_up_rows_(*state, last, rows, count, steps_after(0, 5), 0, now, BETAS, 0.05, FINITE)
-    assert all(map(torch.equal, state, before)) and (last == 3).all()
-
-
 @pytest.fixture(scope="module")
 def code(tmp_path_factory):
     """How often instructions occur in each kernel; compiling needs no GPU."""

@@ -108,13 +108,6 @@ def test_same_bits_in_any_pieces(window, steps, threads, seed):
     assert_same_bits(swept, trained("waiting", SETTINGS[0], steps, seed, window, None, threads))
 
 
-def test_a_flush_changes_nothing_in_what_follows():
-    flushed = trained(
-        "waiting", SETTINGS[0], 30, at_step=lambda step, tbe: step % 7 == 3 and tbe.flush()
-    )
-    assert_same_bits(flushed, trained("waiting", SETTINGS[0], 30))
-
-
 def test_no_row_waits_longer_than_the_window():
     gaps = []
 

@@ -273,17 +273,6 @@ def test_a_scaler_that_does_not_scale_or_scales_something_else_is_fine():
         harmless.step(optimizers[0])
 
 
-def test_a_second_backward_of_one_forward_is_refused():
-    model = shard(Model())
-    loss = model(features()).sum()
-    loss.backward(retain_graph=True)
-    before = weights_of(model)
-    with pytest.raises(ValueError, match=r"second backward of one forward.*look up again"):
-        loss.backward()
-    assert torch.equal(weights_of(model), before)
-    assert_trains(model)
-
-
 def test_gradients_of_other_inputs_may_be_asked_for_any_time():
     model = shard(Model())
     dense = list(model.module.dense.parameters())

@@ -123,28 +123,6 @@ def test_a_step_that_is_not_finite_is_named_later_and_undone(setting, poison):
         assert_same_bits(state_of(tbe), trained("queued", setting, 6))
 
 
-@pytest.mark.slow
-def test_rows_that_wait_after_such_a_step_miss_nothing():
-    """Nothing is brought up to date at once: what waited before it waits on."""
-    window = 2 * LATE + 4
-
-    def run(poisoned):
-        with computed("queued", window):
-            tbe = made().tbe
-            for number in range(window + 3):
-                one_step(tbe, number)
-            if poisoned:
-                with pytest.raises(NonFiniteGradientError):
-                    one_step(tbe, 0, poison=float("nan"))
-                    for _ in range(LATE):
-                        one_step(tbe, 0)
-            for number in range(window + 3, 3 * window):
-                one_step(tbe, number)
-            return state_of(tbe)
-
-    assert_same_bits(run(poisoned=True), run(poisoned=False))
-
-
 def test_a_mark_forbids_also_a_step_that_is_not_queued():
     with computed("queued"):
         tables = made()

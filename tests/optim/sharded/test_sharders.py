@@ -41,12 +41,6 @@ def test_fused_params_of_the_update_are_refused():
     shard(Bags(a=8), sharders=sharders)
 
 
-def test_fused_params_of_the_lookup_are_passed_on():
-    sharders = cowclip_sharders(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})
-    (tables,) = local_cowclip_tables(shard(with_cowclip(Bags(a=8)), sharders=sharders))
-    assert tables.bounds_check_mode_int == BoundsCheckMode.FATAL.value
-
-
 def test_a_width_that_fbgemm_does_not_know_is_refused_with_its_own_optimizers():
     with pytest.raises(ValueError, match=r"table 'b' has 10 columns.*multiple of 4.*CowClip"):
         shard(with_cowclip(Bags(a=10, b=10), only="a"))
