@@ -25,7 +25,7 @@ from stampede.data.prepared.manifest import (
     FieldEntry,
     Manifest,
     PartName,
-    read_manifest,
+    prepared_summary,
 )
 from stampede.data.prepared.verify import record_verified
 from stampede.data.prepared.writer import PartWriter
@@ -238,19 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> None:
     import_criteo_npy(given.folder, given.out, sizes=given.sizes, modulo=given.modulo)
-    manifest = read_manifest(given.out)
-    rows = ", ".join(f"{part} {manifest.rows(part):,}" for part in PARTS)
-    tables = sum(entry.rows for entry in manifest.fields)
-    print(f"{given.out}: {rows} rows; {len(manifest.fields)} tables of {tables:,} rows together")
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [int(size) for size in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"found {text!r}; write a whole number, or one per field, separated by commas"
-        ) from None
+    print(prepared_summary(given.out))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -263,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("out", type=Path, metavar="OUT", help="new folder")
     parser.add_argument(
         "--sizes",
-        type=_sizes,
+        type=lambda text: [int(size) for size in text.split(",")],
         metavar="N[,N...]",
         help="rows of the tables; default: the largest id of each field plus one",
     )

@@ -6,6 +6,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -15,7 +16,7 @@ import yaml
 from stampede.data.description.guess import chosen_features, guess
 from stampede.data.description.rows import prepared_rows, raw_rows
 from stampede.data.description.statistics import collect
-from stampede.data.description.text import described
+from stampede.data.description.text import WIDTH, described
 from stampede.data.errors import DataError, OnBadRow, exit_status
 from stampede.data.options import Split
 from stampede.data.prepared.manifest import BAD_ROWS, MANIFEST
@@ -57,7 +58,7 @@ def _describe(options: argparse.Namespace) -> None:
 def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
     """Write all files of `out` to `made`; returns the text."""
     path, more = Path(options.path[0]), len(options.path) - 1
-    notes, chosen = [], []
+    notes, chosen = [], ""
     if (path / MANIFEST).exists():
         if more or options.kind or options.schema or options.set:
             raise SettingsError(
@@ -74,8 +75,8 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
     title = options.path[0] + f" and {more} more" * (more > 0)
     text = described(title, statistics, [*notes, *rows.notes], chosen)
     if (made / SCHEMA).exists():
-        head = "# Chosen by data.features=auto, where the key is absent here:\n"
-        comments = head + "".join(f"#   {line}\n" for line in chosen)
+        said = f"data.features=auto, where a key is absent here: {chosen}"
+        comments = "".join(f"# {line}\n" for line in textwrap.wrap(said, WIDTH))
         (made / SCHEMA).write_text(comments + (made / SCHEMA).read_text("utf-8"), "utf-8")
     (made / TEXT).write_text(text, encoding="utf-8")
     # Imported here: matplotlib takes half a second, which --help need not wait for.

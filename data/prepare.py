@@ -275,10 +275,9 @@ def _run(given: argparse.Namespace) -> None:
         growth=options,
         period_before=options.period_before,
     )
-    folder = Path(given.out)
-    if not prepare(source, options, folder):
-        raise DataError(f"{folder}: already exists; delete it, or choose another --out")
-    print(prepared_summary(folder))
+    if not prepare(source, options, Path(given.out)):
+        raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
+    print(prepared_summary(Path(given.out)))
 
 
 def _parser() -> argparse.ArgumentParser:

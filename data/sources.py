@@ -48,8 +48,6 @@ class Source:
     """A raw log and its split.
 
     Attributes:
-        log: its rows.
-        split: how they are divided into parts.
         test_share: share of the test part if `split` has none, or `LAST_FILE`.
         file_parts: part of each file with split `files`; else None.
         growth: of the vocabularies with split `periods`; else None.
@@ -88,13 +86,11 @@ def open_source(
     Args:
         kind: `table` is any log, described by a schema file.
         path: files or globs; with `split: files` those of the training part.
-        split: how to divide it.
         schema: a schema file; for `table`.
         split_hour: replace Avazu's `hour` by hour of the day and weekday; None: if `features` is
             `auto`.
         features: how to choose what the schema leaves open, see `stampede.data.schema.features`.
-        growth: options of `split: periods`.
-        period_before: prepared folder of the previous period.
+        growth, period_before: of `split: periods`.
 
     Raises:
         DataError: a file is absent, or `period_before` cannot be used.
@@ -239,7 +235,6 @@ class Assignment:
     """Assigns rows to parts.
 
     Attributes:
-        split: how the rows are divided.
         counts: rows of each file; may be None unless `split.needs_counts()`.
         test_share, file_parts: see `Source`.
     """

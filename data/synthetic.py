@@ -240,13 +240,11 @@ class _SyntheticPart:
 def write_criteo_log(
     path: Path, rows: int, clicks: SyntheticClicks, number: int = 0, drift: float = 0.0
 ) -> None:
-    """Write a file of a log in Criteo's layout, tab separated without a header.
+    """Write a file of a log in Criteo's layout, tab separated without a header, atomically.
 
     Label, 13 whole numbers, 26 ids of 8 hexadecimal digits; some are missing.
 
     Args:
-        path: the file, written atomically.
-        rows: number of rows.
         number: index of the file, from 0; its rows follow those of earlier files.
         drift: share of the ids of large fields that are replaced by new ones from file to file.
     """
@@ -353,10 +351,7 @@ def _write(given: argparse.Namespace) -> None:
             if not path.exists():
                 write_criteo_log(path, given.rows, clicks, number, given.drift)
     except OSError as failure:
-        raise DataError(
-            f"{given.folder}: cannot be written ({failure.strerror or failure}); choose another "
-            "folder"
-        ) from None
+        raise DataError(f"{given.folder}: cannot be written ({failure.strerror})") from None
     print(f"{given.files} files of {given.rows:,} rows in {given.folder}")
 
 

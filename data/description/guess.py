@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow
@@ -17,8 +16,8 @@ from stampede.data.description.rows import PART, Rows
 from stampede.data.errors import DataError
 from stampede.data.formulas import filled
 from stampede.data.raw.files import read_blocks
-from stampede.data.schema.features import settled
-from stampede.data.schema.schema import CRITEO, MISSING, Quantiles, Schema, TimePart, Vocabulary
+from stampede.data.schema.features import described, settled
+from stampede.data.schema.schema import CRITEO, MISSING, Schema
 from stampede.data.sources import TRAIN, Kind
 from stampede.settings import cut, shown
 
@@ -34,15 +33,8 @@ _HEAD_ROWS = 10_000
 _SECONDS = (1_000_000_000, 2_000_000_000)
 
 
-@dataclass(frozen=True)
-class Guess:
-    """What a log seems to be.
-
-    Attributes:
-        kind: the log's kind.
-        schema: a table's schema, in the form of a schema file; None for other kinds.
-        reason: sentences that say why, and which columns were left out.
-    """
+class Guess(NamedTuple):
+    """A log's kind, a table's schema as in a schema file, and sentences that say why."""
 
     kind: Kind
     schema: dict[str, Any] | None
@@ -50,7 +42,7 @@ class Guess:
 
 
 def guess(files: Sequence[Path]) -> Guess:
-    """Guess from the files' names and the start of the first file.
+    """What a log seems to be, by its files' names and the start of the first file.
 
     Raises:
         DataError: the log is of no known kind; the user has to write a schema.
@@ -195,40 +187,23 @@ def _listed(names: Sequence[str]) -> str:
     return cut(", ".join(map(shown, names[:12])) + ", ..." * (len(names) > 12))
 
 
-def chosen_features(schema: Schema, rows: Rows) -> list[str]:
-    """What `data.features: auto` chooses: one line per key, with the fields that get it.
+def chosen_features(schema: Schema, rows: Rows) -> str:
+    """What `data.features: auto` makes of the log, in one sentence.
 
     Args:
         schema: with the fields that `auto` adds; `min_count` and transforms may be open.
         rows: of the log, described without `auto`.
     """
+    numbers = {
+        name: filled(pl.col(name), field.fill, ()).cast(pl.Float64).fill_null(0.0)
+        for name, field in schema.numbers.items()
+    }
     tails = rows.frame.filter(pl.col(PART) == TRAIN).select(
         pl.len().alias(PART),
         *(
-            pl.concat_list(
-                seen.fill_null(0.0) for seen in (value.min(), value.max(), value.mean())
-            ).alias(name)
-            for name, field in schema.numbers.items()
-            for value in [filled(pl.col(name), field.fill, ()).cast(pl.Float64)]
+            pl.concat_list(value.min(), value.max(), value.mean()).alias(name)
+            for name, value in numbers.items()
         ),
     )
     tails = tails.collect().row(0, named=True)
-    chosen = settled(schema, tails.pop(PART), tails)
-    features: dict[str, list[str]] = {}
-    for name, field in chosen.numbers.items():
-        if schema.numbers[name].transform is None:
-            key = f"numbers.NAME.transform: [{', '.join(field.transform)}]"
-            features.setdefault(key, []).append(name)
-    for name, field in chosen.ids.items():
-        if isinstance(field, Quantiles) and name not in (*rows.ids, *rows.numbers):
-            features.setdefault(f"numbers.NAME.bins: {field.buckets}", []).append(
-                name.removesuffix("_bin")
-            )
-        elif isinstance(field, TimePart) and name not in rows.ids:
-            features[f"ids.{name}: {{encode: {field.encode}}}"] = [f"of {schema.time.column}"]
-        elif isinstance(field, Vocabulary) and schema.ids[name].min_count is None:
-            features.setdefault(f"ids.NAME.min_count: {field.min_count}", []).append(name)
-    return [
-        f"{key}  ({', '.join(names[:8])}" + f" and {len(names) - 8} more" * (len(names) > 8) + ")"
-        for key, names in features.items()
-    ]
+    return described(settled(schema, tails.pop(PART), tails))

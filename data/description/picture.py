@@ -12,7 +12,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
-from stampede.data.description.statistics import Column, IdColumn, NumberColumn, Statistics
+from stampede.data.description.statistics import Column, Statistics
 
 # More panels would be too small to read on a page; the text has all columns.
 _MOST_PANELS = 48
@@ -114,7 +114,7 @@ def _panels(
         panel.set_axis_off()
 
 
-def _coverage(axes: Axes, column: IdColumn) -> None:
+def _coverage(axes: Axes, column: Column) -> None:
     places, covered = column.curve
     distinct = EngFormatter(places=0, sep="")(column.distinct)
     axes.set_title(f"{_cut(column.name)}: {distinct} ids", fontsize=7.5, pad=2)
@@ -131,7 +131,7 @@ def _coverage(axes: Axes, column: IdColumn) -> None:
     _log_ticks(axes, [10**power for power in range(0, decades + 1, 1 if decades < 4 else 2)])
 
 
-def _histogram(axes: Axes, column: NumberColumn) -> None:
+def _histogram(axes: Axes, column: Column) -> None:
     edges, rows, clicks = column.histogram
     axes.set_yticks([])
     axes.stairs(rows, edges, fill=True, color="0.7")

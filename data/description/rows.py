@@ -62,13 +62,10 @@ class Rows:
 
 
 def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path) -> Rows:
-    """Rows of a raw log.
+    """Rows of a raw log, kept as Parquet files in a folder.
 
     Args:
-        source: the log and its split.
-        bad_rows: what to do with bad rows.
         limit: read only this many rows, bad ones included; None: all.
-        folder: where to keep the rows as Parquet files.
 
     Raises:
         DataError: the log has no good row, or has a bad row and `bad_rows` refuses it.
@@ -126,11 +123,10 @@ def _first_rows(
 
 
 def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
-    """Rows of a prepared folder.
+    """Rows of a prepared folder, kept as Parquet files in the folder `spool`.
 
     Args:
         limit: read only this many rows of each part; None: all.
-        spool: where to keep the rows as Parquet files.
 
     Raises:
         DataError: the folder is damaged.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -49,6 +50,12 @@ class Column:
             has only one class.
         rates: `[n, 2]` rows and clicks of the most frequent ids; for numbers, of missing values
             and the four quarters.
+        kind: how ids are encoded, in a word.
+        distinct: number of different ids.
+        curve: k, and the share of all present ids that the k most frequent cover.
+        top: text of the most frequent ids.
+        summary: of a number: mean, minimum, `QUANTILES`, maximum; empty if all are missing.
+        histogram: of a number: edges, and rows and clicks between them.
     """
 
     name: str
@@ -57,6 +64,18 @@ class Column:
     unseen: np.ndarray | None
     alone: float | None
     rates: np.ndarray
+    kind: str = "number"
+    distinct: int = 0
+    curve: tuple[np.ndarray, np.ndarray] = ()
+    top: Sequence[str] = ()
+    summary: Sequence[float] = ()
+    histogram: tuple[np.ndarray, np.ndarray, np.ndarray] = ()
+
+    def coverage(self, ids: int) -> float | None:
+        """Share that the `ids` most frequent ids cover; `ids` is one of `TOPS`."""
+        if not self.distinct:
+            return None
+        return float(self.curve[1][np.searchsorted(self.curve[0], min(ids, self.distinct))])
 
     def share(self, what: str, part: int | None = None) -> float | None:
         """Share of a part's values, or of all, that are `missing` or `unseen`, if known."""
@@ -65,42 +84,6 @@ class Column:
             return None
         count, of = (x.sum() if part is None else x[part] for x in (counts, self.values))
         return float(count / of) if of else None
-
-
-@dataclass(frozen=True)
-class IdColumn(Column):
-    """An id field.
-
-    Attributes:
-        kind: how its ids are encoded, in a word.
-        distinct: number of different ids.
-        curve: k, and the share of all present ids that the k most frequent cover.
-        top: text of the most frequent ids.
-    """
-
-    kind: str
-    distinct: int
-    curve: tuple[np.ndarray, np.ndarray]
-    top: list[str]
-
-    def coverage(self, ids: int) -> float | None:
-        """Share that the `ids` most frequent ids cover; `ids` is one of `TOPS`."""
-        if not self.distinct:
-            return None
-        return float(self.curve[1][np.searchsorted(self.curve[0], min(ids, self.distinct))])
-
-
-@dataclass(frozen=True)
-class NumberColumn(Column):
-    """A number.
-
-    Attributes:
-        summary: mean, minimum, `QUANTILES`, maximum; empty if all values are missing.
-        histogram: edges, and rows and clicks between them.
-    """
-
-    summary: list[float]
-    histogram: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -117,8 +100,8 @@ class Statistics:
 
     rows: np.ndarray
     clicks: np.ndarray
-    ids: list[IdColumn]
-    numbers: list[NumberColumn]
+    ids: list[Column]
+    numbers: list[Column]
     by_time: bool
     width: int
     slices: pl.DataFrame
@@ -192,7 +175,7 @@ def _counts(values: pl.LazyFrame) -> tuple[pl.Series, np.ndarray]:
     return counted[_VALUE], counted.drop(_VALUE).to_numpy().reshape(-1, len(PARTS), 2)
 
 
-def _ids(rows: Rows, name: str) -> IdColumn:
+def _ids(rows: Rows, name: str) -> Column:
     values = rows.frame.select(PART, LABEL, pl.col(name).alias(_VALUE))
     if isinstance(values.collect_schema()[_VALUE], pl.List):
         values = values.explode(_VALUE)  # an empty list becomes null
@@ -208,7 +191,7 @@ def _ids(rows: Rows, name: str) -> IdColumn:
     top = known.top_k(_TOP_IDS, by=["rows", _VALUE], reverse=[False, True])
     top = top.sort(["rows", _VALUE], descending=[True, False])
     present = counts[~is_missing][..., 0].sum()
-    return IdColumn(
+    return Column(
         name=name,
         values=counts[..., 0].sum(0),
         missing=counts[is_missing][..., 0].sum(0),
@@ -231,7 +214,7 @@ def _curve(ordered: np.ndarray, present: int) -> tuple[np.ndarray, np.ndarray]:
     return places, np.cumsum(ordered)[places - 1] / present
 
 
-def _number(rows: Rows, name: str) -> NumberColumn:
+def _number(rows: Rows, name: str) -> Column:
     table = rows.frame.select(PART, LABEL, pl.col(name).alias(_VALUE)).collect()
     present = table.drop_nulls(_VALUE)
     values, train = present[_VALUE], present.filter(pl.col(PART) == TRAIN)[_VALUE]
@@ -243,7 +226,7 @@ def _number(rows: Rows, name: str) -> NumberColumn:
     edges = sorted({train.quantile(share, "nearest") for share in shares}) if len(train) else []
     # Bucket 0 holds the missing values.
     by_bucket, by_quarter = _bucket_counts(table, edges), _bucket_counts(table, summary[2:5])
-    return NumberColumn(
+    return Column(
         name=name,
         values=by_bucket[..., 0].sum(0),
         missing=None if rows.filled else by_bucket[0, :, 0],
@@ -290,10 +273,6 @@ def _histogram(values: np.ndarray, clicks: np.ndarray) -> tuple[np.ndarray, np.n
         # 0, 1, 2, 4, ... and the same below zero: finer bins of counts would look like a comb.
         up, down = (2.0 ** np.arange(np.ceil(np.log2(max(x, 1))) + 1) for x in (high, -low))
         edges = np.concatenate([-down[::-1] if low < 0 else [], [0.0], up])
-    elif high - low < 100 * _BINS and max(-low, high) < 2**50 and (values == values.round()).all():
-        # Every bin spans the same number of integers.
-        step = max(1, int(np.ceil((high - low + 1) / _BINS)))
-        edges = np.arange(np.floor(low), high + step + 1, step) - 0.5
     else:
         edges = np.linspace(low, high if high > low else low + max(1, abs(low)), _BINS + 1)
     return edges, np.histogram(values, edges)[0], np.histogram(values[clicks], edges)[0]

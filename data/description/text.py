@@ -26,16 +26,14 @@ _TOP = 3
 _MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
 
 
-def described(
-    title: str, statistics: Statistics, notes: Sequence[str], features: Sequence[str] = ()
-) -> str:
+def described(title: str, statistics: Statistics, notes: Sequence[str], features: str = "") -> str:
     """All tables.
 
     Args:
         title: heading.
         statistics: of the data.
         notes: sentences below the heading.
-        features: what `data.features: auto` will choose, a line each.
+        features: what `data.features: auto` will choose.
     """
     blocks = [[*_wrapped(title, ""), *_indented(notes)], _parts(statistics), _slices(statistics)]
     if statistics.ids:
@@ -45,7 +43,7 @@ def described(
     blocks.append(_between_parts(statistics))
     if features:
         heading = "chosen by data.features=auto; a schema that has the key decides otherwise"
-        blocks.append([heading, *_indented(features)])
+        blocks.append([heading, *_indented([features])])
     if sentences := advice(statistics):
         blocks.append(["advice", *_indented(sentences)])
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"

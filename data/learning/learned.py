@@ -1,4 +1,7 @@
-"""Learns ids, ranges and quantiles from the training part, saves them, and encodes rows."""
+"""Learns ids, ranges and quantiles from the training part, saves them, and encodes rows.
+
+Functions that read a folder raise a `DataError` with `remedy` if it is damaged.
+"""
 
 from __future__ import annotations
 
@@ -163,13 +166,7 @@ def _fixed_encoder(name: str, field: IdField) -> Encoder:
 
 
 class Learned:
-    """Turns typed rows into arrays.
-
-    Args:
-        schema: of the rows.
-        encoders: of every id field, by name.
-        ranges: of every number, by name.
-    """
+    """Turns typed rows into arrays, by encoders of the id fields and ranges of the numbers."""
 
     def __init__(
         self, schema: Schema, encoders: Mapping[str, Encoder], ranges: Mapping[str, NumberRange]
@@ -283,11 +280,7 @@ class Growth:
         }
 
     def ids_before(self, field: str) -> Grown:
-        """A field's ids after the previous period.
-
-        Raises:
-            DataError: the folder is damaged.
-        """
+        """A field's ids after the previous period."""
         if self.before is None:
             return nothing_known()
         with reading(self.folder / LEARNED, DataError, _REMEDY):
@@ -332,11 +325,7 @@ class Learner:
         self._ranges_of_log1p = {name: NumberRange() for name in self._log1p}
 
     def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
-        """Learn from typed rows of the training part (see `stampede.data.raw.log`).
-
-        Args:
-            distinct: columns that `frame` lacks.
-        """
+        """Learn from typed rows of the training part, and their other `distinct` columns."""
         self.rows += len(frame)
         self.counts.add(frame, distinct)
         both = (self._ranges, self._numbers), (self._ranges_of_log1p, self._log1p)
@@ -414,28 +403,14 @@ class Saved(Section):
 
 
 def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
-    """The content of `learned.json`.
-
-    Args:
-        remedy: what the user can do if it is damaged.
-
-    Raises:
-        DataError: the folder is damaged.
-    """
+    """The content of `learned.json`."""
     path = folder / LEARNED
     with reading(path, DataError, remedy):
         return Saved.model_validate_json(read_file(path))
 
 
 def load(folder: Path, remedy: str = _REMEDY) -> Learned:
-    """Load what `Learner.save` wrote.
-
-    Args:
-        remedy: what the user can do if the folder is damaged.
-
-    Raises:
-        DataError: the folder is damaged.
-    """
+    """Load what `Learner.save` wrote."""
     saved = read_saved(folder, remedy)
     with reading(folder / LEARNED, DataError, remedy):
         encoders = {}
@@ -464,24 +439,13 @@ def read_ids(folder: Path, saved: Saved, field: str, remedy: str = _REMEDY) -> p
 
     Args:
         saved: content of the folder's `learned.json`.
-        remedy: what the user can do if the folder is damaged.
-
-    Raises:
-        DataError: the folder is damaged.
     """
     with reading(folder / LEARNED, DataError, remedy):
         return read_vocabulary(folder / saved.vocabularies[field])[VALUE]
 
 
 def rows_of_new_ids(folder: Path, remedy: str = _REMEDY) -> dict[str, np.ndarray]:
-    """Rows that went to new ids in the newest period of a log, by field of a vocabulary.
-
-    Args:
-        remedy: what the user can do if the folder is damaged.
-
-    Raises:
-        DataError: the folder is damaged.
-    """
+    """Rows that went to new ids in the newest period of a log, by field of a vocabulary."""
     saved, found = read_saved(folder, remedy), {}
     with reading(folder / LEARNED, DataError, remedy):
         for name, file in saved.vocabularies.items():

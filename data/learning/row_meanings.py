@@ -1,4 +1,7 @@
-"""What the rows of a table stand for: matches rows of two tables, and hashes all meanings."""
+"""What the rows of a table stand for: matches rows of two tables, and hashes all meanings.
+
+Functions that read a folder raise a `DataError` with `remedy` if it is damaged.
+"""
 
 from __future__ import annotations
 
@@ -68,14 +71,7 @@ class RowMeanings:
 
 
 def row_meanings(folder: Path, remedy: str) -> dict[str, RowMeanings]:
-    """Meanings of the rows of all fields of a prepared folder; vocabularies are read when needed.
-
-    Args:
-        remedy: what the user can do if the folder is damaged.
-
-    Raises:
-        DataError: the folder is damaged.
-    """
+    """Meanings of the rows of all fields of a folder; vocabularies are read when needed."""
     manifest, saved = _read(folder, remedy)
     if saved is None:
         return {entry.name: RowMeanings(entry) for entry in manifest.fields}
@@ -146,9 +142,6 @@ def keys_of_rows(meanings: RowMeanings, rows: np.ndarray) -> np.ndarray:
 
     Args:
         rows: `[n]`, without the rows of missing and unseen ids.
-
-    Raises:
-        DataError: the vocabulary is damaged.
     """
     return stable_hashes(meanings.values().gather(rows - FIRST_ROW))
 
@@ -163,10 +156,6 @@ def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
 
     Args:
         folder: a prepared folder; its samples are not needed.
-        remedy: what the user can do if the folder is damaged.
-
-    Raises:
-        DataError: the folder is damaged.
     """
     meanings = row_meanings(folder, remedy).values()
     manifest, saved = _read(folder, remedy)

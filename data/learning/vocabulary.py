@@ -97,13 +97,8 @@ class ValueCounts:
 
     A column's counts are one merged table and newer ones. When the newer ones have as many rows as
     the merged one, all are merged, so each row is merged a logarithmic number of times. Beyond a
-    budget, the largest columns move to disk, partitioned by a hash of the value, and are merged at
-    the end, one partition after the other.
-
-    Args:
-        columns: their names.
-        budget: bytes of all tables in memory.
-        folder: for counts beyond the budget; made when needed.
+    budget in bytes, the largest columns move to a folder, partitioned by a hash of the value, and
+    are merged at the end, one partition after the other.
     """
 
     def __init__(self, columns: Sequence[str], budget: int, folder: Path) -> None:
@@ -112,16 +107,10 @@ class ValueCounts:
         self._folder = folder
         self._spilled: dict[str, int] = dict.fromkeys(columns, 0)
 
-    @property
-    def spills(self) -> int:
-        """Number of spills to disk."""
-        return sum(self._spilled.values())
-
     def add(self, chunk: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
-        """Count the values of some rows, without nulls; lists count value by value.
+        """Count the values of some rows and of other `distinct` columns, without nulls.
 
-        Args:
-            distinct: columns that `chunk` lacks.
+        Lists count value by value.
         """
         if not self._tables:
             return

@@ -108,7 +108,6 @@ def write_manifest(
 
     Args:
         source: what the rows were made of, besides files and options.
-        growth: for a log in periods.
         place: the complete folder's path, for the message; None: its present path.
     """
     marks = bad_rows.marks_by_column()
@@ -159,12 +158,7 @@ class PartWriter:
     def append(
         self, arrays: Mapping[str, np.ndarray], bags: list[tuple[np.ndarray, np.ndarray]]
     ) -> None:
-        """Write some rows.
-
-        Args:
-            arrays: by name, `[n, ...]` each.
-            bags: of each multi-valued field, lengths `[n]` and values.
-        """
+        """Write some rows: arrays `[n, ...]`, and of each multi-valued field lengths and values."""
         rows = len(next(iter(arrays.values())))
         starts = [np.concatenate([[0], np.cumsum(lengths)]) for lengths, _ in bags]
         done = 0
@@ -248,9 +242,6 @@ class _NpyFile:
         return self._path
 
     def _header(self) -> None:
-        described = {
-            "descr": np.lib.format.dtype_to_descr(self._row.dtype),
-            "fortran_order": False,
-            "shape": (self._rows, *self._row.shape[1:]),
-        }
+        described = np.lib.format.header_data_from_array_1_0(self._row)
+        described["shape"] = (self._rows, *self._row.shape[1:])
         np.lib.format.write_array_header_1_0(self._file, described)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -26,12 +25,8 @@ _REMEDY = (
 )
 
 
-class Piece(NamedTuple):
-    """Some lines of a file, and the names of its columns."""
-
-    path: Path
-    block: Block
-    columns: list[str]
+# Some lines of a file, and the names of its columns.
+Piece = tuple[Path, Block, list[str]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ class Delimited:
                         f"{path}: no column {absent[0]!r}; its header line has "
                         f"{cut(', '.join(columns))}; correct the schema: {_REMEDY}"
                     )
-                yield Piece(path, block, columns)
+                yield path, block, columns
 
     def rows(self, piece: Piece, used: set[str]) -> RawRows:
         """Rows of a piece, with the used columns; null is missing.

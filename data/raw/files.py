@@ -80,13 +80,9 @@ def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 @dataclass(frozen=True)
 class Block:
-    """Some whole lines, each ended by a newline.
+    """Some whole lines, each ended by a newline, and the bytes of the file on disk read so far.
 
-    Attributes:
-        data: their bytes.
-        first_line: number of the first, from 1.
-        lines: how many.
-        position: bytes of the file on disk read so far.
+    The first line of a file has the number 1.
     """
 
     data: bytes
@@ -104,7 +100,7 @@ def read_blocks(path: Path) -> Iterator[Block]:
     lines = 0
     blanks = b""  # Empty lines, perhaps at the end of the file.
     with open_bytes(path) as (content, on_disk), ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
+        coming = thread.submit(_whole_lines, content)
         while True:
             try:
                 data = coming.result()
@@ -113,7 +109,7 @@ def read_blocks(path: Path) -> Iterator[Block]:
             if not data:
                 return
             position = on_disk.tell()
-            coming = thread.submit(_whole_lines, content, BLOCK_BYTES)
+            coming = thread.submit(_whole_lines, content)
             if not data.endswith(b"\n"):
                 data += b"\n"
             if lines == 0:
@@ -136,9 +132,9 @@ def count_bytes(data: bytes, value: int) -> int:
     )
 
 
-def _whole_lines(content: BinaryIO, size: int) -> bytes:
-    """The next lines, about `size` bytes."""
-    data = content.read(size)
+def _whole_lines(content: BinaryIO) -> bytes:
+    """The next lines, about `BLOCK_BYTES`."""
+    data = content.read(BLOCK_BYTES)
     return data if data.endswith(b"\n") else data + content.readline()
 
 

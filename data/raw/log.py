@@ -43,7 +43,6 @@ class Chunk:
     Attributes:
         frame: one column per id field and number of the schema; `#label`, and if the log has them
             `#weight`, `#time`, `#split` (see `typed`).
-        file: index of their file.
         numbers: `[n]` int64, number of each row within its file, from 0, bad rows counted.
         position: bytes read of all files so far.
     """
@@ -62,11 +61,9 @@ class Chunk:
 
 
 class RawLog:
-    """Files of one schema, read one after another.
+    """Files of one schema and format, read one after another.
 
     Args:
-        schema: what their columns mean.
-        files: in order; all of one format.
         split_column: another column to read as text.
         bad_values_are_missing: whether a bad value of an input becomes null; else its row is bad.
     """
@@ -88,11 +85,7 @@ class RawLog:
         self.bytes = sum(self._sizes)
 
     def counts(self, advanced: Callable[[int], object] = lambda _: None) -> list[int]:
-        """Rows of each file, bad ones included.
-
-        Args:
-            advanced: called with the number of bytes of all files read so far.
-        """
+        """Rows of each file, bad ones included; `advanced` gets the bytes read so far."""
         if self._counts is None:
             counts, before = [], 0
             for file in self.files:
@@ -105,11 +98,7 @@ class RawLog:
         return self._counts
 
     def check_unchanged(self) -> None:
-        """Refuse files that have grown since reading began.
-
-        Raises:
-            UnfinishedFileError: names the first.
-        """
+        """Raise an `UnfinishedFileError` if a file has grown since reading began."""
         for file, before in zip(self.files, self._sizes, strict=True):
             if _size(file) != before:
                 raise UnfinishedFileError(
@@ -118,21 +107,13 @@ class RawLog:
                 )
 
     def first_time(self) -> int | None:
-        """The smallest time among the first rows, in seconds since 1970; None without rows.
-
-        Raises:
-            DataError: the first file cannot be read.
-        """
+        """The smallest time among the first rows, in seconds since 1970; None without rows."""
         with closing(self.chunks(BadRows("skip"))) as chunks:
             first = next(chunks, None)
         return None if first is None else first.frame[TIME].min()
 
     def check_rows(self) -> None:
-        """Refuse a log without rows.
-
-        Raises:
-            DataError: the log has no rows.
-        """
+        """Raise a `DataError` if the log has no rows."""
         if not any(self.counts()):
             raise DataError(
                 f"{self.files[0]}: is empty, or has only a header line; write the path of the "
@@ -177,16 +158,12 @@ def scoring_log(
     with_label: bool = True,
     bad_values_are_missing: bool = False,
 ) -> RawLog:
-    """A log to score; columns that the model does not read may be missing.
+    """A log to score, with a schema of the columns to read; the model may not need them all.
 
     Args:
         schema: that the model was trained with.
         files: in order; the first one decides which columns the log has.
         with_label: whether to read label and weight if the log has them.
-        bad_values_are_missing: see `RawLog`.
-
-    Returns:
-        The log; its schema has only the columns to read.
 
     Raises:
         DataError: the first file cannot be read.
@@ -307,14 +284,11 @@ def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
 
 @dataclass(frozen=True, eq=False)
 class _Typed:
-    """A typed column, and when a value of it is bad.
+    """A typed column made of a column of the file, and when a value of it is bad.
 
     Attributes:
-        name: of the typed column.
-        column: of the file.
         values: the column; null where a value cannot be parsed.
         is_bad: whether a row's value is bad; null counts as good.
-        remedy: what to write instead.
         without_bad: the column with bad values as null; only for inputs of a model, which handle
             missing values.
     """

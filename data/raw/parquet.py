@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -20,13 +19,8 @@ from stampede.settings import cut
 _BATCH_ROWS = 1 << 18
 
 
-class Piece(NamedTuple):
-    """Some rows of a file, the number of the first one, and the bytes read so far."""
-
-    path: Path
-    batch: pyarrow.RecordBatch
-    first: int
-    position: int
+# Some rows of a file, the number of the first one, and the bytes read so far.
+Piece = tuple[Path, pyarrow.RecordBatch, int, int]
 
 
 @dataclass(frozen=True)
@@ -77,16 +71,16 @@ class Parquet:
                 if batch is None:
                     return
                 first, done = done, done + len(batch)
-                yield Piece(path, batch, first, size * done // total)
+                yield path, batch, first, size * done // total
 
     def rows(self, piece: Piece, used: set[str]) -> RawRows:
         """Rows of a piece, with the columns as they are stored."""
-        numbers = np.arange(piece.first, piece.first + len(piece.batch))
-        frame = pl.from_arrow(piece.batch)
+        path, batch, first, position = piece
+        numbers = np.arange(first, first + len(batch))
+        frame = pl.from_arrow(batch)
         frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
         frame, marks = without_marks(frame, self.missing)
-        path = str(piece.path)
-        return RawRows(frame, path, numbers + 1, numbers, None, piece.position, marks=marks)
+        return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
 
 
 def _open(path: Path) -> pyarrow.parquet.ParquetFile:

@@ -22,14 +22,11 @@ _LONGEST = 2000
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used.
+    """A row that cannot be used: what was found there, and what to write instead.
 
     Attributes:
-        file: its name.
         line: number of the line, or of the row of a Parquet file, from 1.
         column: name of the bad column; empty if the whole row is bad.
-        found: the text found there.
-        remedy: what to write instead.
         text: the whole row.
     """
 
@@ -102,7 +99,6 @@ class RawRows:
 
     Attributes:
         frame: the used columns.
-        file: its name.
         lines: `[n]` number of each row's line, or row of a Parquet file, from 1.
         numbers: `[n]` number of each row within the file, from 0, bad rows counted.
         text: the `n` lines themselves; None for Parquet.

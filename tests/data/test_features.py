@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from stampede.data.schema.features import described, settled, with_features
-from stampede.data.schema.schema import CRITEO, Quantiles, Schema, TimePart, Vocabulary, avazu
+from stampede.data.schema.schema import Schema, Vocabulary
 from stampede.settings import SettingsError
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import prepared
@@ -84,15 +84,6 @@ def test_what_a_paper_leaves_as_it_is(tmp_path, shop):
     assert list(fields) == ["user", "item"]
     numbers = arrays_of(made, "train")[0]["numbers"]
     assert numbers.min() == 0.0 and numbers.max() == 1.0
-
-
-def test_known_logs():
-    criteo = with_features(CRITEO, "auto")
-    assert sum(isinstance(field, Quantiles) for field in criteo.ids.values()) == 13
-    assert len(criteo.ids) == 39 and len(criteo.numbers) == 13
-    assert with_features(CRITEO, "paper").ids.keys() == CRITEO.ids.keys()
-    times = [f for f in with_features(avazu(True), "auto").ids.values() if isinstance(f, TimePart)]
-    assert len(times) == 2
 
 
 @pytest.mark.parametrize("rows, least", [(500, 1), (10_000, 2), (2_000_000, 2), (40_000_000, 10)])

@@ -1,7 +1,5 @@
 """The same global batches on any number of ranks, every sample once."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
@@ -47,35 +45,6 @@ def test_tiles_hold_the_same_samples_in_the_same_order_on_any_ranks(rows):
     assert tiles(4) == tiles(2) == tiles(1)
     with pytest.raises(ValueError, match="4 tiles are not a multiple of 8 ranks"):
         reader(numbered(16), 8, tiles=4)
-
-
-def test_synthetic_batches_do_not_depend_on_the_ranks():
-    part = SyntheticClicks(scale=0.0005).dataset(2100, 100).train
-
-    def batches(world_size):
-        ranks = [
-            GlobalBatches(part, FIELDS, 512, rank, world_size).epoch(0)
-            for rank in range(world_size)
-        ]
-        return [
-            torch.cat([batch.dense[: batch.samples] for batch in joined])
-            for joined in zip(*ranks, strict=True)
-        ]
-
-    for two, one in zip(batches(2), batches(1), strict=True):
-        assert torch.equal(two, one)
-
-
-def test_memory_does_not_grow_with_synthetic_rows():
-    peaks = []
-    for rows in (20_000, 200_000):
-        part = SyntheticClicks(scale=0.0005).dataset(rows, 100).train
-        tracemalloc.start()
-        for _ in GlobalBatches(part, FIELDS, 4096, 0, 1):
-            pass
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.1 * peaks[0]
 
 
 @pytest.mark.parametrize(
@@ -162,34 +131,6 @@ def ids_of(arrays, field, row, single):
     return arrays[f"values_{field - single}"][offsets[row] : offsets[row + 1]].tolist()
 
 
-def test_a_batch_whose_weights_are_all_zero_has_no_weight():
-    arrays = drawn_rows(16, single=2, weight=True)
-    arrays["weight"][:8] = 0
-    first, second = reader(array_part(arrays), shuffle="none")
-    assert (first.global_weight, first.global_samples, first.samples) == (0, 8, 8)
-    assert second.global_weight == arrays["weight"][8:].sum()
-
-
-def test_moving_a_batch_keeps_everything():
-    dataset = SyntheticClicks(scale=0.0005).dataset(100, 100)
-    batch = next(GlobalBatches(dataset.train, FIELDS, 8, 0, 1).epoch(0))
-    moved = batch.to(torch.device("cpu"))
-    for name in ("dense", "label", "weight", "true_probability"):
-        assert torch.equal(getattr(moved, name), getattr(batch, name))
-    assert (moved.global_samples, moved.global_weight, moved.samples) == (8, 8.0, 8)
-
-
-def test_rows_of_several_shards_in_any_order():
-    arrays = drawn_rows(10, multi=1)
-    part = array_part(arrays, [4, 7])
-    rows = [5, 1, 1, 9, 0, 6, 6, 3, 8]
-    read = part.read(torch.tensor(rows))
-    np.testing.assert_array_equal(read.ids, arrays["ids"][rows])
-    wanted = [arrays["values_0"][arrays["offsets_0"][r] : arrays["offsets_0"][r + 1]] for r in rows]
-    assert read.bags[0].values.tolist() == np.concatenate(wanted).tolist()
-    assert read.bags[0].lengths.tolist() == [len(bag) for bag in wanted]
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_long_batches_ascend_in_stretches_and_hold_the_right_rows(threads):
     rows = 100_000
@@ -230,15 +171,6 @@ def test_the_sum_of_the_weights_is_exact_and_read_once(world_size, monkeypatch):
     assert batch.global_weight == pytest.approx(arrays["weight"].sum(dtype=np.float64), rel=1e-12)
     # One rank alone has all weights of its batch at hand.
     assert looks == ([] if world_size == 1 else [3000])
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_weights_belong_to_their_batch(weighted):
-    part = array_part(drawn_rows(16, single=2, weight=weighted))
-    first, second = reader(part, shuffle="none")
-    kept = second.weight.clone()
-    first.weight.zero_()
-    assert torch.equal(second.weight, kept)
 
 
 def test_gathering_as_on_a_device(monkeypatch):

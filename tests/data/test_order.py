@@ -69,17 +69,6 @@ def test_a_block_shuffle_mixes_rows_of_a_window_and_blocks_of_the_part():
     assert len(set().union(*edges)) >= 4
 
 
-def test_none_is_the_order_of_the_part():
-    assert Order(10).rows_at(3, 2, 7).tolist() == [2, 3, 4, 5, 6]
-
-
-def test_impossible_blocks_and_windows():
-    with pytest.raises(ValueError, match="power of two"):
-        Order(10, "block", 0, 12, 12)
-    with pytest.raises(ValueError, match="multiple of 16"):
-        Order(10, "block", 0, 24, 16)
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 2**62), st.integers(0, 100), st.data())
 def test_torch_and_numpy_agree_at_any_size_and_no_two_positions_meet(size, key, data):
@@ -136,20 +125,3 @@ def test_large_sets(size):
     # A permutation at random leaves one number in its place on average.
     assert (permuted == np.arange(size)).sum() < 10
     assert abs((np.diff(permuted) > 0).mean() - 0.5) < 3 / np.sqrt(size)
-
-
-def test_a_split_by_the_first_positions_is_a_random_sample():
-    """As the random split of rows: those whose number is below a tenth."""
-    size = 50_000
-    chosen = np.flatnonzero(Permutation(size, (11,))(np.arange(size)) < size // 10)
-    assert len(chosen) == size // 10
-    assert p_value(np.bincount(chosen * 50 // size, minlength=50)) > 1e-4
-    gaps = np.diff(chosen)
-    assert stats.kstest(gaps - np.random.default_rng(0).random(len(gaps)),
-                        stats.expon(scale=10).cdf).statistic < 0.05  # fmt: skip
-
-
-@pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
-def test_impossible_sizes(size):
-    with pytest.raises(ValueError, match=r"size: found .* 1 to 2\^62"):
-        Permutation(size, (0,))

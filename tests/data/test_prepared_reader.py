@@ -111,17 +111,6 @@ def test_parts_without_numbers_or_single_valued_fields(tmp_path, single, numbers
     np.testing.assert_array_equal(read.dense, arrays["numbers"].astype(np.float32))
 
 
-def test_a_bag_field_without_any_id(tmp_path):
-    arrays = drawn_rows(4, multi=1)
-    arrays["offsets_0"][:] = 0
-    arrays["values_0"] = arrays["values_0"][:0]
-    folder = write_prepared(
-        tmp_path / "data", {"train": arrays, "test": arrays}, drawn_fields(multi=1)
-    )
-    (bag,) = open_prepared(folder).train.read(torch.arange(4)).bags
-    assert (bag.values.tolist(), bag.lengths.tolist()) == ([], [0, 0, 0, 0])
-
-
 @pytest.mark.parametrize(
     "damage",
     [

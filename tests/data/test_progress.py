@@ -33,10 +33,3 @@ def test_a_notebook_is_no_log_file(monkeypatch, notebook):
     with progress_bar(10, 0, True) as bar, RowProgress("scoring", 10) as rows:
         assert bar.mininterval == rows._bar.mininterval == 0.5
         assert bar.ncols is None
-
-
-def test_a_plain_ipython_shell_is_no_notebook(monkeypatch):
-    ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(config={}))
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert pace()["mininterval"] == 10.0

@@ -78,10 +78,6 @@ def meet():
     run_tasks(lambda _: barrier.wait(timeout=HANG), range(2))
 
 
-def test_tasks_are_shared_by_threads(two_threads):
-    meet()
-
-
 @pytest.mark.parametrize("where", ["helper", "caller"])
 def test_errors_of_tasks_end_them_all(two_threads, where):
     barrier = threading.Barrier(2)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.stateful import Stateful
 
 from stampede.data import DataError, GlobalBatches, Order
-from support.batches import FIELDS, array_part, global_batches, numbered, reader, rows_of
-from support.prepared import drawn_rows
+from support.batches import FIELDS, global_batches, numbered, reader, rows_of
 
 
 @pytest.mark.slow
@@ -80,17 +79,6 @@ def test_states_of_something_else_are_refused():
     assert [sorted(rows_of(b)) for b in larger] == global_batches(
         numbered(40), 1, epoch=1, batch_size=16
     )
-
-
-def test_the_state_holds_in_other_shards():
-    arrays = drawn_rows(40, single=2)
-    whole = [rows_of(batch) for batch in reader(array_part(arrays, [8, 30])).epoch(0)]
-    loader = reader(array_part(arrays, [8, 30]))
-    begun = iter(loader)
-    seen = [rows_of(next(begun)) for _ in range(2)]
-    again = reader(array_part(arrays, [21]))
-    again.load_state_dict(loader.state_dict())
-    assert seen + [rows_of(batch) for batch in again] == whole
 
 
 def test_windows_matter_only_where_blocks_are_mixed():

@@ -44,26 +44,6 @@ def test_batches_do_not_depend_on_the_residence(dataset, shuffle):
             assert all(map(torch.equal, one, other))
 
 
-def test_what_is_resident_needs_no_files(dataset, tmp_path):
-    resident = place(dataset, "device", CPU)
-    rows = torch.arange(500)
-    before = dataset.train.read(rows)
-    for path in (tmp_path / "data").glob("train-*-ids.npy"):
-        with path.open("r+b") as file:
-            file.seek(200)
-            file.write(bytes(40))
-    assert not torch.equal(dataset.train.read(rows).ids, before.ids)
-    read = resident.train.read(rows)
-    assert torch.equal(read.ids, before.ids)
-    assert torch.equal(read.bags[0].values, before.bags[0].values)
-
-
-def test_bytes_are_those_of_the_files(dataset, tmp_path):
-    files = [path for path in (tmp_path / "data").glob("*.npy")]
-    # 128 bytes of each file are its header, and each shard but the first repeats an offset.
-    assert dataset_bytes(dataset) == sum(path.stat().st_size - 128 for path in files) - 3 * 8
-
-
 def test_the_choice_of_the_residence(dataset, monkeypatch):
     size = dataset_bytes(dataset)
     assert choose_residence("auto", dataset, size, CPU) == "memory"
@@ -107,27 +87,6 @@ def test_the_order_depends_on_no_shards_and_no_residence(tmp_path, shuffle):
     assert order == (
         Order(500, "global", 1) if shuffle == "auto" else Order(500, "block", 1, 2 * roomy_block())
     )
-
-
-def test_files_are_asked_for_in_requests_that_linux_grants(tmp_path, monkeypatch):
-    """It reads the first part of a long request only."""
-    array = np.zeros((1 << 19, 3), np.int32)
-    np.save(tmp_path / "ids.npy", array)
-    mapped = np.load(tmp_path / "ids.npy", mmap_mode="r")
-    asked = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, *request: asked.append(request))
-    places._advise_file(mapped, 1000, 300_000, os.POSIX_FADV_WILLNEED)
-    assert {advice for *_, advice in asked} == {os.POSIX_FADV_WILLNEED}
-    assert max(length for _, length, _ in asked) <= 128 << 10
-    position = 128 + 12 * 1000
-    for start, length, _ in asked:
-        assert start == position
-        position += length
-    assert position == 128 + 12 * 300_000
-    asked.clear()
-    # Forgetting is not limited.
-    places._advise_file(mapped, 1000, 300_000, os.POSIX_FADV_DONTNEED)
-    assert asked == [(128 + 12_000, 12 * 299_000, os.POSIX_FADV_DONTNEED)]
 
 
 def roomy_block():

@@ -86,7 +86,3 @@ def test_documented_examples_prepare(tmp_path, name, text):
     else:
         assert test["label"].tolist() == [i % 2 for i in range(200, 300)]
         assert manifest["fields"][-1]["multi"] and manifest["has_weight"]
-
-
-def test_both_examples_are_there():
-    assert [name for name, _ in documented()] == ["movielens.yaml", "shop.yaml"]

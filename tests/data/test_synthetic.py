@@ -34,17 +34,6 @@ def test_a_row_is_the_same_in_any_company():
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[asked])
 
 
-def test_same_seed_same_data():
-    rows = np.arange(2000)
-    one, same, other = (
-        read(SyntheticClicks(scale=0.0005, seed=seed).dataset(2000, 100).train, rows)
-        for seed in (3, 3, 4)
-    )
-    np.testing.assert_array_equal(one.ids, same.ids)
-    np.testing.assert_array_equal(one.label, same.label)
-    assert not np.array_equal(one.ids, other.ids)
-
-
 def test_parts_are_drawn_apart():
     dataset = SMALL.dataset(3000, 1000, validation_rows=500)
     parts = [dataset.train, dataset.validation, dataset.test]
@@ -88,27 +77,6 @@ def test_the_parts_of_the_logit_have_the_spread_that_is_asked_for():
 def quickstart():
     config = load_config(ROOT / "configs/quickstart.yaml")
     return open_dataset(config, None)
-
-
-@pytest.mark.slow
-def test_quickstart_has_many_ids_and_distinct_rows(quickstart):
-    part = quickstart.train
-    seen = [np.zeros(size, dtype=bool) for size in quickstart.vocabulary_sizes.values()]
-    keys = []
-    for start in range(0, part.rows, 100_000):
-        samples = read(part, np.arange(start, min(start + 100_000, part.rows)))
-        for field, ids in zip(seen, samples.ids.T, strict=True):
-            field[ids] = True
-        # 64 bits of the numbers: equal rows would have equal keys.
-        keys.append(samples.dense[:, :2].copy().view(np.uint64).ravel())
-    distinct = [int(field.sum()) for field in seen]
-    assert sum(distinct) >= 200_000
-    assert max(distinct) >= 50_000
-    keys = np.concatenate(keys)
-    repeated, counts = np.unique(keys, return_counts=True)
-    suspects = np.flatnonzero(np.isin(keys, repeated[counts > 1]))
-    rows = read(part, suspects)
-    assert len(np.unique(rows.dense, axis=0)) == len(suspects)
 
 
 @pytest.mark.slow
@@ -163,17 +131,3 @@ def test_a_log_whose_ids_drift(tmp_path, capsys):
     assert synthetic.main([str(tmp_path / "none"), "--files", "0"]) == 2
     said = capsys.readouterr().err
     assert "found --files 0 --rows 20000" in said and "write --files and --rows of 1" in said
-
-
-def test_an_id_that_is_replaced_gets_another_weight():
-    truth = synthetic._Truth(SMALL)
-    after, times = truth.drifted(0.3)
-    sizes = np.repeat(truth.sizes, truth.sizes)
-    assert not times[sizes <= 1000].any() and 0.25 < times[sizes > 1000].mean() < 0.35
-    kept = times == 0
-    assert np.array_equal(after.weights[kept], truth.weights[kept])
-    assert (after.weights[~kept] != truth.weights[~kept]).mean() > 0.99
-    # Once replaced, an id stays what it is until it is replaced again.
-    later, more = truth.drifted(0.5)
-    same = more == times
-    assert np.array_equal(later.vectors[same], after.vectors[same]) and (more >= times).all()

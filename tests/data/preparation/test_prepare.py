@@ -25,7 +25,6 @@ from support.preparing import (
     PARTS,
     check_criteo,
     dated,
-    numbers_by_pandas,
     prepared,
     rows_by_pandas,
     sequential_parts,
@@ -113,32 +112,6 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert not any((tmp_path / "spool").iterdir())
 
 
-def test_repetitions_and_empty_bits_are_not_kept(tmp_path):
-    spool_with_frame(tmp_path / "spool")
-    kept = pl.read_ipc(tmp_path / "spool" / "0.arrow").schema
-    assert kept["a"] == pl.UInt8
-    assert kept["whole"] == kept["cut"] == pl.Float32
-    assert kept["fine"] == pl.Float64
-
-
-@pytest.mark.parametrize("rows", [0, 1])
-def test_few_rows(tmp_path, rows):
-    spool = Spool(tmp_path / "spool", SCHEMA)
-    frame = FRAME.head(rows)
-    distinct = distinct_ids(frame, SCHEMA)
-    spool.append(RowsOfParts(frame.drop(distinct), np.zeros(rows, np.int8), 5, distinct))
-    assert [len(found.frame) for found in spool] == [1] * rows
-
-
-def test_float16_numbers(made_up, tmp_path):
-    path = write(tmp_path / "log.tsv", made_up)
-    folder = prepared(tmp_path / "out", "criteo_kaggle", path, numbers_dtype="float16")
-    expected = numbers_by_pandas(made_up, sequential_parts(3000, 1 / 7, 0.1) == 0)[:300]
-    found = arrays_of(folder, "train")[0]["numbers"][:300]
-    assert found.dtype == np.float16
-    np.testing.assert_allclose(found, expected, atol=1e-3)
-
-
 def test_numbers_too_large_for_float16(tmp_path):
     frame = dated().assign(x=70_000)
     schema = "label: y\nids: [user]\nnumbers: {x: {transform: []}}\n"
@@ -206,12 +179,6 @@ def test_table_with_every_kind_of_column(tmp_path, form):
             assert city.setdefault(name, row) == row
     assert city[""] == 7  # missing
     assert len(manifest["parts"]["train"]) == 4
-
-
-def test_no_validation_part(made_up, tmp_path):
-    path = write(tmp_path / "log.tsv", made_up)
-    folder = prepared(tmp_path / "out", "criteo_kaggle", path, validation_fraction=0.0)
-    check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, 0.0))
 
 
 def test_half_a_line_of_a_file_that_grows(made_up, tmp_path):
