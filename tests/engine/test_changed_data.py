@@ -33,16 +33,6 @@ def as_before(path, change):
     assert path.stat().st_size == status.st_size
 
 
-def with_times(data):
-    """As manifests of older versions are, which had the times of files."""
-    manifest = json.loads((data / "manifest.json").read_text())
-    for shards in manifest["parts"].values():
-        for entry in (entry for shard in shards for entry in shard["files"].values()):
-            entry["mtime_ns"] = (data / entry["name"]).stat().st_mtime_ns
-    (data / "manifest.json").write_text(json.dumps(manifest))
-    (data / "verified.json").unlink()
-
-
 def test_a_changed_shard_is_refused_before_training(tmp_path):
     data = prepared(tmp_path / "data")
     path = data / "test-0-label.npy"
@@ -62,34 +52,16 @@ def test_untouched_files_are_not_read(tmp_path, monkeypatch):
     assert checked == []
 
 
-@pytest.mark.parametrize("how", ["in place", "copied", "copied with its times"])
-def test_a_damaged_file_whose_time_is_as_before_is_refused(tmp_path, how):
+def test_a_damaged_file_whose_time_is_as_before_is_refused(tmp_path):
     data = prepared(tmp_path / "data")
-    if how == "in place":
-        as_before(data / "train-1-ids.npy", change_a_value)
-    else:
-        keeps_times = how == "copied with its times"
-        copy = shutil.copy2 if keeps_times else shutil.copy
-        data = shutil.copytree(data, tmp_path / "copy", copy_function=copy)
-        change_a_value(data / "train-1-ids.npy")
-        if keeps_times:
-            for path in data.iterdir():
-                shutil.copystat(tmp_path / "data" / path.name, path)
-        # The newest of all.
-        (data / "manifest.json").touch()
-        (data / "verified.json").touch()
+    as_before(data / "train-1-ids.npy", change_a_value)
     with pytest.raises(DataError, match=r"train-1-ids.npy: its content has changed"):
         run_prepared(tmp_path, data, [])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["copied", "old"])
-def test_files_that_were_not_verified_here_are_read_once(tmp_path, capsys, how):
-    data = prepared(tmp_path / "data")
-    if how == "old":
-        with_times(data)
-    else:
-        data = shutil.copytree(data, tmp_path / "copy")
+def test_files_that_were_not_verified_here_are_read_once(tmp_path, capsys):
+    data = shutil.copytree(prepared(tmp_path / "data"), tmp_path / "copy")
     run_prepared(tmp_path, data, ["run.name=one"])
     assert f"files (0 MB) {READING}" in capsys.readouterr().err
     run_prepared(tmp_path, data, ["run.name=two"])
@@ -114,9 +86,7 @@ def test_what_is_verified_is_recorded(tmp_path, monkeypatch):
     assert [getattr(one, "name", READING in one) for one in said] == [True, "test-0-ids.npy"]
 
 
-@pytest.mark.parametrize(
-    "record", ["", "[]", "{}", '{"files": 7}', '{"files": {"x": 7}}', "[" * 99999]
-)
+@pytest.mark.parametrize("record", ["", '{"files": 7}'])
 def test_a_record_that_is_damaged_is_none(tmp_path, record):
     data = prepared(tmp_path / "data")
     (data / "verified.json").write_text(record)
@@ -127,16 +97,14 @@ def test_a_record_that_is_damaged_is_none(tmp_path, record):
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_record_that_cannot_be_written(tmp_path, make):
+def test_a_record_that_cannot_be_written(tmp_path):
     data = prepared(tmp_path / "data")
     (data / "verified.json").unlink()
-    make(data / "verified.json")
+    (data / "verified.json").mkdir()
     said = []
     verifying.check_unchanged(data, said.append)
     assert READING in said[0]
-    if make is os.mkdir:
-        assert "verified.json cannot be written, so they are read before every run" in said[1]
+    assert "verified.json cannot be written, so they are read before every run" in said[1]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_another_vocabulary(folder):
     movie_folder(folder, schema=MOVIES.replace("min_count: 2", "min_count: 1"))
     saved = newest_of(folder)
     said = (
-        r"(?s)rows differ.*vocabulary_sha256: '\w+' in .*sizes.user: \d+ in the checkpoint, \d+ now"
+        r"(?s)on other data.*_sha256: '\w+' in .*sizes.user: \d+ in the checkpoint, \d+ now"
         r".*start a new run with its weights: write another run.name, and "
         rf"checkpoint.init_from={saved}"
     )
@@ -43,15 +43,6 @@ def test_another_vocabulary(folder):
         train_on_movies(folder, *RESUME)
     # And so it is begun.
     train_on_movies(folder, f"checkpoint.init_from={saved}", "run.name=new")
-
-
-def test_another_optimizer_of_the_tables(folder):
-    said = (
-        r"(?s)optimizer: 'adam' in the checkpoint, 'adagrad' now.*checkpoint.init_from="
-        f"{newest_of(folder)}"
-    )
-    with pytest.raises(RunFolderError, match=said):
-        train_on_movies(folder, "optim.embedding.optimizer=adagrad", *RESUME)
 
 
 def swapped(data, copy):
@@ -83,7 +74,6 @@ def test_a_vocabulary_of_the_same_size_is_another_one(tmp_path):
     with pytest.raises(RunFolderError) as refusal:
         train(other, *RESUME)
     said = str(refusal.value)
-    assert "the tables have the same sizes, but other ids or ranges of numbers" in said
     hashes = [values_of(newest_of(folder, "small"))["data"]["vocabulary_sha256"]]
     assert said.count("in the checkpoint") == 1 and f"'{hashes[0]}' in the checkpoint" in said
 

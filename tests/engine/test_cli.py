@@ -87,13 +87,6 @@ def test_a_command_that_is_none(capsys):
     assert "mean 'train'?" in shown.err
 
 
-def test_mistakes_have_the_status_of_the_command(tmp_path, capsys):
-    assert said(cli.stampede, "train", tmp_path / "absent.yaml") == 2
-    assert "absent.yaml" in capsys.readouterr().err
-    assert said(cli.stampede, "report", tmp_path / "absent") == 2
-    assert "no such run folder" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "command", [["launch.py"], ["-m", "stampede.engine.cli"]], ids=["launcher", "module"]
 )

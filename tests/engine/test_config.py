@@ -6,7 +6,6 @@ from typing import get_args
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from stampede.engine.config import Config, config_type, optim, to_yaml
 from stampede.engine.config.load import load_config
@@ -28,55 +27,26 @@ BAD = [
     ("data:\n  kind: criteo_kaggle\n  splt: random", ["data.splt", "did you mean 'split'?"]),
     ("optim:\n  embedding:\n    clip:\n      rato: 1", ["optim.embedding.clip.rato", "'ratio'"]),
     ("train:\n  epochs: many", ["train.epochs: found 'many'", "a whole number"]),
-    ("train:\n  epochs: '3'", ["train.epochs: found '3'", "a whole number"]),
     ("train:\n  batch_size: 1.5", ["train.batch_size: found 1.5", "a whole number"]),
-    ("train:\n  timing_every: -1", ["train.timing_every: found -1", "greater than or equal to 0"]),
-    ("train:\n  profile: {steps: 5000}", ["train.profile.steps: found 5000", "equal to 1000"]),
-    ("train:\n  profile: {step: 5}", ["train.profile.step: unknown key", "did you mean 'steps'"]),
     ("train:\n  epochs: 0", ["train.epochs: found 0", "greater than or equal to 1"]),
     ("run:\n  overwrite: 1", ["run.overwrite: found 1", "true or false"]),
     ("model:\n  hidden: 400", ["model.hidden: found 400", "a list"]),
-    ("model:\n  hidden: []", ["model.hidden: found []", "a list"]),
     ("optim:\n  embedding:\n    lr: -1", ["optim.embedding.lr: found -1", "greater than"]),
     ("optim:\n  embedding:\n    lr: .inf", ["optim.embedding.lr: found inf", "finite"]),
-    ("optim:\n  embedding:\n    lr: .nan", ["optim.embedding.lr: found nan", "finite"]),
     ("sharding:\n  plan: rowwise", ["sharding.plan: found 'rowwise'", "did you mean 'row_wise'?"]),
-    (
-        "sharding:\n  communication: {backward: fp16}",
-        ["sharding.communication.backward: found 'fp16'", "'bf16'"],
-    ),
     ("data:\n  kind: criteo", ["data.kind: found 'criteo'", "'synthetic', 'criteo_kaggle'"]),
-    ("model:\n  name: deepmf", ["model.name: found 'deepmf'", "'deepfm'"]),
     (
         "model:\n  name: dcnv2\n  options: {expert: 2}",
         ["model.options.expert: unknown key with name: dcnv2", "'experts'"],
     ),
-    ("model:\n  options: {layers: 2}", ["model.options.layers: unknown key", "here: none"]),
-    ("model:\n  name: dcn\n  options: {layers: 0}", ["model.options.layers: found 0"]),
     ("model:\n  name: dcn\n  options: 3", ["model.options: found 3", "a section with keys"]),
     ("model:\n  name: masknet\n  options: {structure: serail}", ["did you mean 'serial'?"]),
-    ("model:\n  dropout: 1", ["model.dropout: found 1", "less than 1"]),
-    ("model:\n  normalization: batch", ["model.normalization: found 'batch'", "'layer'"]),
-    ("model:\n  first_order_scale: 0", ["model.first_order_scale: found 0", "greater than 0"]),
-    ("model:\n  initial_bias: 3", ["model.initial_bias: found 3", "'log_odds'", "'zero'"]),
-    ("optim:\n  dense:\n    weight_decay: -1", ["optim.dense.weight_decay: found -1"]),
-    (
-        "optim:\n  embedding:\n    plateau: {fctor: 1}",
-        ["optim.embedding.plateau.fctor", "'factor'"],
-    ),
     ("data:\n  validation_fraction: 0", ["evaluate.select_on", "data.validation_fraction"]),
     ("optim:\n  dense:\n    betas: [0.9, 1.0]", ["optim.dense.betas", "less than 1"]),
-    ("optim:\n  dense:\n    eps: 0", ["optim.dense.eps", "greater than 0"]),
     ("optim:\n  dense:\n    schedule: {decay: linear}", ["optim.dense.schedule.decay", "'step'"]),
-    ("optim:\n  dense:\n    schedule: {warmup: -1}", ["optim.dense.schedule.warmup: found -1"]),
-    ("optim:\n  dense:\n    schedule: {final: 2}", ["optim.dense.schedule.final: found 2"]),
     (
         "optim:\n  embedding:\n    schedule: {decay: cosine, every: 2}",
         ["optim.embedding.schedule: every is 2.0", "'cosine' does not use", "decay 'step'"],
-    ),
-    (
-        "optim:\n  embedding:\n    schedule: {length: 2}",
-        ["optim.embedding.schedule: length is 2.0", "'polynomial' or 'cosine'"],
     ),
     (
         "optim:\n  dense:\n    schedule: {unit: steps}",
@@ -86,7 +56,6 @@ BAD = [
         "optim:\n  dense:\n    schedule: {decay: cosine, warmup: 1}\ntrain:\n  epochs: 1",
         ["optim.dense.schedule.decay is 'cosine'", "train.epochs 1", "below 1"],
     ),
-    ("run:\n  seed: 99999999999999999999", ["run.seed", "less than"]),
     (
         "data:\n  kind: prepared\n  rows: 3\n  split: random\n  cache: x",
         [
@@ -145,22 +114,10 @@ def test_absent_files(tmp_path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_shipped_configurations_load_and_say_what_they_are(path):
-    config = load_config(path, world_size=2)
-    assert config.run.name == path.stem
+def test_shipped_configurations_load_and_read_back(path, tmp_path):
+    config = load_config(path, ["optim.dense.lr=1e-4"], world_size=2)
+    assert config.run.name == path.stem and config.optim.dense.lr == 1e-4
     assert path.read_text().startswith("# ")
-
-
-def test_overrides_replace_values(tmp_path):
-    overrides = ["train.epochs=3", "optim.embedding.clip=null", "optim.dense.lr=1e-4"]
-    config = load_config(ROOT / "configs/quickstart.yaml", overrides)
-    assert (config.train.epochs, config.optim.embedding.clip) == (3, None)
-    assert config.optim.dense.lr == 1e-4
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_the_printed_configuration_is_whole_and_reads_back(path, tmp_path):
-    config = load_config(path)
     printed = tmp_path / "printed.yaml"
     printed.write_text(to_yaml(config))
     assert load_config(printed) == config
@@ -180,23 +137,6 @@ def test_every_field_is_described():
     assert len(all_keys(config_type())) > 40
     for key in all_keys(config_type()):
         assert key.description, key.path
-
-
-def test_sections_are_strict():
-    def sections(model):
-        yield model
-        for field in model.model_fields.values():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from sections(field.annotation)
-
-    assert all(section.model_config["extra"] == "forbid" for section in sections(Config))
-
-
-def test_overrides_that_nest_without_end(tmp_path):
-    for override in ("train.epochs" + ".a" * 3000 + "=1", "a" + ".a" * 3000 + "=1"):
-        with pytest.raises(SettingsError) as failure:
-            load_config(ROOT / "configs/quickstart.yaml", [override])
-        assert len(str(failure.value)) < 5000
 
 
 def test_its_choices_are_those_of_the_optimizers():

@@ -2,18 +2,14 @@
 
 import json
 import shutil
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from stampede.data import DataError
 from stampede.data.residence import Readahead
-from stampede.engine import run_folder
 from stampede.engine.config.load import load_config
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.run import run
-from stampede.engine.run_folder import RunFolder
 from stampede.settings import SettingsError
 from support.jobs import lines
 from support.movie_runs import prepared_movies
@@ -70,21 +66,6 @@ def test_one_file_that_vanished_between_runs(tmp_path):
     assert json.loads((tmp_path / "runs/small/summary.json").read_text())["epochs"] == 1
 
 
-def test_a_file_that_vanishes_before_it_is_read_into_memory(tmp_path, monkeypatch):
-    from stampede.engine import reading
-
-    data = prepared(tmp_path / "data")
-    place = reading.place
-
-    def deleting(*arguments):
-        (data / "train-0-ids.npy").unlink()
-        return place(*arguments)
-
-    monkeypatch.setattr(reading, "place", deleting)
-    with pytest.raises(DataError, match=r"train-0-ids.npy: cannot be read \(No such file"):
-        train(tmp_path, data, "data.residence=memory")
-
-
 @pytest.fixture
 def log(tmp_path):
     """A log of Criteo's columns."""
@@ -124,51 +105,6 @@ def test_prepared_data_in_a_read_only_cache_are_used(tmp_path, log):
     assert (tmp_path / "runs/small/summary.json").exists()
 
 
-def test_a_read_only_folder_of_runs(tmp_path):
-    data = prepared(tmp_path / "data")
-    (tmp_path / "runs").mkdir()
-    with read_only(tmp_path / "runs"), pytest.raises(
-        RunFolderError, match=r"runs/small: cannot be written \(Permission denied\); set run.dir to"
-    ):  # fmt: skip
-        train(tmp_path, data)
-
-
-@pytest.mark.parametrize("name", [".", "checkpoints"])
-def test_a_read_only_run_folder_is_refused_before_training(tmp_path, name):
-    data = prepared(tmp_path / "data")
-    folder = train(tmp_path, data)
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    with read_only(folder / name), pytest.raises(
-        RunFolderError, match=r"runs/small.*cannot be written \(Permission denied\)"
-    ):  # fmt: skip
-        train(tmp_path, data, "checkpoint.resume=auto", "train.epochs=2")
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-
-
-def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
-    """Training stops with a sentence; what was saved is continued when it is writable again."""
-    data = prepared(tmp_path / "data")
-    folder = train(tmp_path, data)
-    logged = RunFolder.log
-    guard = ExitStack()
-
-    def closing(self, line):
-        guard.enter_context(read_only(folder))
-        (folder / "metrics.jsonl").chmod(0o444)
-        logged(self, line)
-
-    goes_on = ["checkpoint.resume=auto", "train.epochs=2"]
-    with guard, monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "log", closing)
-        with pytest.raises(
-            TrainingStoppedError, match=r"\(Permission denied\); make the folder writable and"
-        ):
-            train(tmp_path, data, *goes_on)
-    (folder / "metrics.jsonl").chmod(0o644)
-    train(tmp_path, data, *goes_on)
-    assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
-
-
 def test_a_vocabulary_that_vanished(tmp_path):
     train(tmp_path, prepared_movies(tmp_path))
     (tmp_path / "data/learned/user.parquet").unlink()
@@ -177,13 +113,6 @@ def test_a_vocabulary_that_vanished(tmp_path):
     shutil.rmtree(tmp_path / "data/learned")
     with pytest.raises(DataError, match=r"learned.json: damaged .*; delete the folder to prepare"):
         train(tmp_path, tmp_path / "data", "run.name=other")
-
-
-def test_a_raw_log_that_vanished_between_runs(tmp_path, log):
-    train_log(tmp_path, log)
-    log.unlink()
-    with pytest.raises(DataError, match=r"log.txt: no such file or glob; write the path"):
-        train_log(tmp_path, log, "run.name=other")
 
 
 @pytest.fixture
@@ -228,24 +157,3 @@ def test_a_refused_run_leaves_nothing_and_prepares_nothing(raw_log, override, wo
     run(load_config(folder / "small.yaml", given))
     # The lock is gone after a run that ended, too.
     assert [path.name for path in (folder / "runs").iterdir()] == ["small"]
-
-
-def test_a_lock_that_another_run_has_just_deleted_locks_nothing(tmp_path, monkeypatch):
-    """Two runs that start as a third one ends must not both get the folder."""
-    (tmp_path / "small.yaml").write_text("")
-    config = load_config(tmp_path / "small.yaml", [f"run.dir={tmp_path}/runs"])
-    flock, ended = run_folder.fcntl.flock, []
-
-    def late(handle, how):
-        # Between the opening of the file and the lock, the third run ends.
-        if not ended:
-            ended.append((tmp_path / "runs/.small.lock").unlink())
-        flock(handle, how)
-
-    monkeypatch.setattr(run_folder.fcntl, "flock", late)
-    first, second = (RunFolder(tmp_path / "runs/small") for _ in range(2))
-    with first, second:
-        first.reserve(config)
-        with pytest.raises(RunFolderError, match="is being written by another run"):
-            second.reserve(config)
-    assert not (tmp_path / "runs").exists()

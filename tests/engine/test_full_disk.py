@@ -8,15 +8,12 @@ import threading
 import pytest
 
 from stampede.engine.checkpoint import newest, verify
-from stampede.engine.errors import RunFolderError, TrainingStoppedError, exit_status
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.errors import exit_status
 from stampede.engine.start_up import quiet_libraries
 from support.full_disk import files_of_at_most
-from support.jobs import lines, run_small, small_config, without_times
+from support.jobs import lines, run_small, without_times
 from support.paths import ROOT
 from support.waiting import HANG
-
-FULL = r"results cannot be written \(File too large\); make room and continue with checkpoint"
 
 
 @pytest.fixture
@@ -44,16 +41,6 @@ def test_metrics_that_cannot_be_written(tmp_path, quiet, capsys):
     assert json.loads((run / "summary.json").read_text())["epochs"] == 3
 
 
-def test_a_line_after_one_that_was_cut_is_whole(tmp_path):
-    """The reason why a run stopped, where there is room again."""
-    with RunFolder(tmp_path) as folder:
-        folder.log({"kind": "train", "step": 1})
-        with files_of_at_most(40), pytest.raises(TrainingStoppedError, match=FULL):
-            folder.log({"kind": "train", "step": 2, "reason": "long" * 100})
-        folder.log({"kind": "stopped", "step": 2})
-    assert [line["kind"] for line in lines(tmp_path)] == ["train", "stopped"]
-
-
 @pytest.mark.slow
 def test_a_disk_that_is_full_from_the_start(tmp_path, quiet, capsys):
     run_small(tmp_path, [])
@@ -67,15 +54,6 @@ def test_a_disk_that_is_full_from_the_start(tmp_path, quiet, capsys):
         assert "(File too large)" in said.err and "Traceback" not in said.err + said.out
     assert without_times(tmp_path / "small") == before
     run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
-
-
-def test_a_lock_needs_no_room(tmp_path):
-    config = small_config(tmp_path)
-    with RunFolder(tmp_path / "small") as first, RunFolder(tmp_path / "small") as second:
-        with files_of_at_most(0):
-            first.reserve(config)
-        with pytest.raises(RunFolderError, match=r"another run \(process unknown\); end it"):
-            second.reserve(config)
 
 
 @pytest.mark.slow

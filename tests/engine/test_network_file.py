@@ -91,13 +91,6 @@ def test_two_files_cannot_have_a_network_of_the_same_name(job):
     assert "own.py has a network of that name; choose another" in said
 
 
-def test_it_can_import_what_lies_beside_it(job):
-    (job.parent / "beside_own.py").write_text("NAME = 'own'")
-    own = OWN.replace('"own"', "NAME").replace("import torch\n", "from beside_own import NAME\n", 1)
-    (job.parent / "own.py").write_text(own + "\nimport torch\n")
-    assert load(job).model.name == "own"
-
-
 @pytest.mark.parametrize(
     "text, words",
     [
@@ -140,24 +133,3 @@ def test_a_run_trains_it_says_so_and_goes_on(tmp_path, job):
     assert done.returncode == 0, done.stderr
     assert "continuing after step" in done.stdout
     assert json.loads((tmp_path / "runs/job/summary.json").read_text())["epochs"] == 2
-
-
-def test_a_broken_network_gets_a_sentence_and_status_2(tmp_path, job):
-    own = job.parent / "own.py"
-    own.write_text(OWN.replace(".squeeze(1)", ""))
-    train = [*SMALL, f"run.dir={tmp_path}/runs"]
-    done = run_program(ROOT / "launch.py", [str(job), *train], ROOT, timeout=HANG)
-    assert done.returncode == 2
-    assert "the network 'own' returns [2, 1] for 2 samples" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_the_example_trains(tmp_path):
-    example = ROOT / "examples/own_network/fwfm.yaml"
-    config = load(example)
-    assert config.model.name == "fwfm"
-    done = run_program(
-        ROOT / "launch.py", [str(example), *SMALL, f"run.dir={tmp_path}"], tmp_path, timeout=HANG
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "fwfm" / "summary.json").read_text())["auc"] > 0.5

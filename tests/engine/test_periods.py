@@ -22,7 +22,6 @@ from stampede.engine.checkpoint import being_read, newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
-from stampede.engine.run import run
 from stampede.settings import SettingsError
 from support.forked import START_METHOD
 from support.periods import (
@@ -38,7 +37,6 @@ from support.periods import (
 )
 from support.ranks import run_ranks
 from support.waiting import HANG, wait_for
-from support.warm_starts import tensors_of
 
 # So small a rate leaves the weights as they were drawn.
 STILL = ("optim.embedding.lr=1e-30", "optim.embedding.l2=0")
@@ -170,18 +168,6 @@ def test_the_row_of_an_id_that_is_given_up_begins_anew(tmp_path):
     gradients = [rows_of(found, "user", kept[text])[2].sum() for text in new]
     apart = [rows_of(expected, "user", every[text])[2].sum() for text in new]
     torch.testing.assert_close(torch.stack(gradients), torch.stack(apart), rtol=1e-3, atol=0)
-
-
-def test_the_first_period_is_a_run_of_train(three, tmp_path):
-    alone = load_config(
-        three / "ads.yaml",
-        ["data.split=periods", f"data.path={three}/log1.csv", f"run.dir={tmp_path}",
-         f"data.cache={tmp_path}/cache"],
-    )  # fmt: skip
-    run(alone)
-    found, expected = tensors_of(tmp_path / "ads/checkpoints/epoch_0001"), tensors(three, 1)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 @pytest.mark.slow

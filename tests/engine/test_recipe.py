@@ -6,8 +6,7 @@ from stampede.engine.config.load import load_config
 from stampede.engine.recipe import open_keys, with_recipe
 from stampede.engine.run import run
 from stampede.settings import SettingsError
-from support.checkpoints import sign, values_of
-from support.jobs import SMALL, lines, small_config, without_times
+from support.jobs import SMALL, lines
 from support.paths import ROOT
 
 CRITEO = ROOT / "configs/criteo_kaggle.yaml"
@@ -129,23 +128,3 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path):
     assert again.optim.embedding.l2 == saved.optim.embedding.l2
     assert again.train.batch_size == saved.train.batch_size
     assert lines(tmp_path / "small")[-1]["step"] == lines(tmp_path / "whole")[-1]["step"]
-
-
-@pytest.mark.slow
-def test_a_run_of_a_version_without_a_recipe_is_the_papers(tmp_path):
-    run(small_config(tmp_path))
-    config = tmp_path / "small/config.yaml"
-    checkpoint = tmp_path / "small/checkpoints/epoch_0001"
-    values = values_of(checkpoint)
-    for section, key in (("model", "first_order_scale"), ("model", "dropout")):
-        values["config"][section].pop(key, None)
-    del values["config"]["preset"]
-    sign(checkpoint, values)
-    before = without_times(tmp_path / "small")
-    goes_on = [f"run.dir={tmp_path}", *AUTO, "train.batch_size=256", "train.epochs=2"]
-    (tmp_path / "small.yaml").write_text("")
-    run(load_config(tmp_path / "small.yaml", [*goes_on, "checkpoint.resume=auto"]))
-    after = load_config(config)
-    assert after.optim.scaling.rule == "cowclip" and after.optim.embedding.l2 == 1e-5
-    trained = [line for line in before if line["kind"] == "train"]
-    assert [line for line in without_times(tmp_path / "small") if line in trained] == trained

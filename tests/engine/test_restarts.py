@@ -88,24 +88,6 @@ def test_restarts_are_counted(monkeypatch):
     assert launched_by() is None
 
 
-@pytest.mark.parametrize(
-    "name", ["small/logs", "small/checkpoints/epoch_0001", "small/a/b/x", ".small.lock"]
-)
-def test_a_link_in_the_folder_of_a_run_is_refused(tmp_path, name):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "small").mkdir(exist_ok=True)
-    (tmp_path / "small/config.yaml").touch()
-    # A link of the user's own, which leads nowhere else.
-    (tmp_path / "small/best").symlink_to("config.yaml")
-    (tmp_path / name).symlink_to(tmp_path / "elsewhere" / ("file" if "lock" in name else ""))
-    folder = RunFolder(tmp_path / "small")
-    said = r"is a link, which|\w is a link to outside .*small"
-    with folder, pytest.raises(RunFolderError, match=said):
-        folder.reserve(small(tmp_path, "checkpoint.resume=auto"))
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
 @pytest.mark.slow
 def test_too_few_files_are_not_blamed_on_another_rank(tmp_path):
     program = (

@@ -20,7 +20,6 @@ from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import send, train_step
-from stampede.engine.tables import gather_field
 from stampede.optim import CowClipTables, local_cowclip_tables
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, small_config
@@ -55,16 +54,7 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides, windows",
-    [
-        (["evaluate.every=3"], 3),
-        (["train.epochs=3", "evaluate.every_epochs=2"], 2),
-    ],
-)
-def test_training_time_includes_all_steps_and_those_that_rows_had_missed(
-    tmp_path, monkeypatch, overrides, windows
-):
+def test_training_time_includes_all_steps_and_those_that_rows_had_missed(tmp_path, monkeypatch):
     late, flush, take_step = [0.0], CowClipTables.flush, trainer.train_step
 
     def slow_flush(tables):
@@ -79,9 +69,9 @@ def test_training_time_includes_all_steps_and_those_that_rows_had_missed(
     monkeypatch.setattr("stampede.engine.trainer.time", clock)
     monkeypatch.setattr(CowClipTables, "flush", slow_flush)
     monkeypatch.setattr(trainer, "train_step", slow_step)
-    run_small(tmp_path, overrides)
+    run_small(tmp_path, ["evaluate.every=3"])
     summary = json.loads((tmp_path / "small/summary.json").read_text())
-    least = 1e6 * windows + 1e3 * summary["steps"]
+    least = 1e6 * 3 + 1e3 * summary["steps"]
     assert least <= summary["train_seconds"] < least + 1e3
 
 
@@ -126,8 +116,7 @@ def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path):
         assert ("validation" in {e["part"] for e in every}) == (part == "validation")
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, poison):
+def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
     config = small_config(tmp_path)
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
@@ -135,7 +124,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, poison):
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 256, 0, 1).epoch(0)
         train_step(job, send(next(batches), job.front, here.device), 1, here)
         batch = next(batches)
-        batch.dense[3, 0] = poison
+        batch.dense[3, 0] = float("nan")
         before = [
             *(p.detach().clone() for p in job.dense_parameters.values()),
             *(t.weights_tensor().clone() for t in local_cowclip_tables(job.model)),
@@ -147,19 +136,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, poison):
             *(t.weights_tensor() for t in local_cowclip_tables(job.model)),
         ]
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-
-
-def test_tables_are_read_without_padding(tmp_path):
-    config = small_config(tmp_path, "model.dim=6", "model.init_std=0.5")
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
-        for field, rows in list(dataset.vocabulary_sizes.items())[:3]:
-            read = gather_field(job.model, field, 6, here)
-            assert read.embedding.shape == (rows, 6)
-            assert read.first_order.shape == (rows, 1)
-            assert 0.3 < read.embedding.std() < 0.7 or rows < 20
-            assert read.first_order.abs().max() == 0
 
 
 def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):

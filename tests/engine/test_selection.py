@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 import stampede.engine.evaluate as made_by
 from stampede.engine.checkpoint import newest
-from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config.optim import PlateauSection
-from stampede.engine.evaluate import Evaluation, Plateau, choose
+from stampede.engine.evaluate import Evaluation, Plateau
 from stampede.engine.summary import PARTS
 from stampede.engine.tables import read_field
 from stampede.settings import SettingsError
@@ -71,11 +70,6 @@ def test_a_plateau_is_torchs(scores, factor, patience, threshold):
         theirs.step(score / 30)
         ours = ours.after(score / 30, section)
         assert ours.fraction == pytest.approx(optimizer.param_groups[0]["lr"])
-
-
-def test_an_undefined_score_changes_no_plateau():
-    state = Plateau(0.7, 2, 0.5)
-    assert state.after(None, PlateauSection(factor=0.5, patience=0)) == state
 
 
 def test_training_stops_when_epochs_are_no_better(tmp_path, scripted, capsys):
@@ -208,13 +202,6 @@ def test_selecting_on_the_test_part_is_told_everywhere(tmp_path, capsys):
     assert summary_of(tmp_path)["selected_on"] == "test"
     assert "best AUC on the test part itself, so optimistic" in capsys.readouterr().out
     assert "validation" not in summary_of(tmp_path)
-
-
-def test_the_last_epoch_counts_where_the_auc_is_undefined():
-    progress = Progress()
-    for progress.epoch in (1, 2, 3):
-        choose(progress, {"test": Evaluation(None, 0.5, None, 10)}, "test")
-    assert progress.best_epoch == 3 and progress.waited == 0
 
 
 def test_metrics_reach_the_files_and_the_table(tmp_path, capsys):

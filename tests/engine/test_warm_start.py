@@ -180,14 +180,6 @@ def test_synthetic_clicks_of_more_ids(tmp_path):
         assert torch.equal(now.first_order[:rows], saved.first_order)
 
 
-def test_links_and_the_folder_of_all_checkpoints(trained, tmp_path):
-    newest_one = trained / "checkpoints/epoch_0002"
-    (tmp_path / "one").symlink_to(newest_one)
-    (tmp_path / "all").symlink_to(trained / "checkpoints")
-    for given in ("one", "all", "all/epoch_0002", trained / "checkpoints"):
-        assert open_source(str(tmp_path / given), tmp_path / "run").checkpoint == newest_one
-
-
 def test_what_weights_are_read_from_is_not_deleted_meanwhile(trained, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(trained, source)
