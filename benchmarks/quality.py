@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 import yaml
 from launched import run_program
-from machine import describe_machine
 from report import ROOT, Report, begin
 from tqdm import tqdm
 
@@ -55,7 +54,7 @@ SUBSETS = {"whole": 1, "half": 2, "fifth": 5}
 QUICK_ROWS = 3000
 
 # Fields that identify a measurement.
-_KEY = ("log", "rows", "contender", "seed", "data", "made_by")
+_KEY = ("log", "rows", "contender", "seed", "data")
 
 
 @dataclass(frozen=True)
@@ -172,8 +171,6 @@ def main() -> None:
         "--data", type=Path, default=ROOT.parent / "shared/data", help="folder of the logs"
     )
     parser.add_argument("--logs", nargs="+", choices=LOGS, default=list(LOGS))
-    for log in LOGS.values():
-        parser.add_argument(f"--{log.name}", type=Path, help=f"file; default: {log.file} in --data")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument(
         "--configs",
@@ -196,132 +193,76 @@ def main() -> None:
         "the whole Criteo sample, elsewhere the configuration's own; without a name: only that",
     )
     parser.add_argument(
-        "--split",
-        choices=["config", "sequential", "random"],
-        default="config",
-        help="divide the rows as the log's configuration does, in their order, or at random",
-    )
-    parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep results in --out of this commit (for peers: of the same peer program)",
+        help="keep the results in --out; delete those of other code first",
     )
     options, report = begin("quality", parser)
     if options.quick:
         options.seeds, options.subsets, options.draws = 1, ["whole"], 1
         options.models = options.models or []
-    logs = {name: getattr(options, name) or options.data / LOGS[name].file for name in options.logs}
+    logs = {name: options.data / LOGS[name].file for name in options.logs}
     for path in logs.values():
         if not path.exists():
             sys.exit(f"error: {path}: no such file; name the folder of the logs with --data")
-    found = Found(report, options.out if options.resume else None)
+    found: list[dict[str, Any]] = []
+    if options.resume and options.out.exists():
+        runs = json.loads(options.out.read_text()).get("runs", [])
+        found = [run for run in runs if "failed" not in run]
     pythons = environment(options.folder / "quality-peers", options.peers)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        measure(options, logs, found, pythons, Path(scratch))
+        measure(options, logs, found, report, pythons, Path(scratch))
     print(tables(report.found))
     report.close()
-    failed = [row["contender"] for row in found.rows if "failed" in row]
+    failed = [row["contender"] for row in found if "failed" in row]
     if failed:
         sys.exit(f"error: failed, see the table: {', '.join(sorted(set(failed)))}")
-
-
-class Found:
-    """The measurements; the file is rewritten after each.
-
-    Args:
-        report: to write to.
-        earlier: results to keep if they are of the same code.
-
-    Attributes:
-        rows: a dictionary for each run.
-    """
-
-    def __init__(self, report: Report, earlier: Path | None = None) -> None:
-        self._report = report
-        # Uncommitted code has no name.
-        commit = describe_machine()["commit"]
-        self._ours = "" if commit.endswith("-dirty") else commit
-        self._peers = hashlib.sha256(PEER_PROGRAM.read_bytes()).hexdigest()[:12]
-        kept = {name for name in (self._ours, self._peers) if name}
-        self.rows: list[dict[str, Any]] = []
-        if earlier is not None and earlier.exists():
-            rows = json.loads(earlier.read_text()).get("runs", [])
-            self.rows = [row for row in rows if row["made_by"] in kept and "failed" not in row]
-
-    def made_by(self, contender: Contender) -> str:
-        """Name of the measured code; empty if it has none."""
-        return self._peers if contender.peer else self._ours
-
-    def has(self, row: dict[str, Any]) -> bool:
-        """Whether the measurement exists."""
-        return any(all(old[name] == row[name] for name in _KEY) for old in self.rows)
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Add a measurement and write the file."""
-        self.rows.append(row)
-        self._report.add(runs=self.rows)
 
 
 def measure(
     options: argparse.Namespace,
     logs: dict[str, Path],
-    found: Found,
+    found: list[dict[str, Any]],
+    report: Report,
     pythons: dict[str, str | Exception],
     scratch: Path,
 ) -> None:
-    """Make all requested measurements that are missing.
+    """Make all requested measurements that are missing; a failure is also recorded.
 
     Args:
         options: of the command line.
         logs: file of each log.
-        found: collects the measurements.
+        found: the measurements; grows.
+        report: is written after each.
         pythons: interpreter of each peer, or why there is none.
         scratch: folder for rows and runs.
     """
+    known = {tuple(run[name] for name in _KEY) for run in found}
     for name, path in logs.items():
-        subsets = list(write_subsets(LOGS[name], path, options, scratch))
-        with tqdm(desc=name, unit="run", ncols=100) as bar:
-            for rows in subsets:
-                for contender in contenders(rows, options.peers, options.configs, options.models):
-                    seeds = range(1, options.seeds + 1) if contender.seeded else [1]
-                    for seed in seeds:
-                        bar.set_postfix_str(f"{rows.name}, {contender.name}")
-                        measure_one(rows, contender, seed, found, pythons, scratch / "run")
-                        bar.update()
-
-
-def measure_one(
-    rows: Rows,
-    contender: Contender,
-    seed: int,
-    found: Found,
-    pythons: dict[str, str | Exception],
-    scratch: Path,
-) -> None:
-    """Measure one contender unless done; a failure is also recorded."""
-    row = {
-        "log": rows.log.name,
-        "rows": rows.name,
-        "parts": rows.counts,
-        "contender": contender.name,
-        "seed": seed,
-        "data": rows.digest,
-        "made_by": found.made_by(contender),
-    }
-    if found.has(row):
-        return
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    start = time.perf_counter()
-    try:
-        if contender.peer:
-            scores = run_peer(rows, contender.peer, seed, pythons[contender.peer], scratch)
-        else:
-            scores = train_ours(rows, contender, seed, scratch)
-    except RuntimeError as failure:
-        tqdm.write(f"{contender.name} on {rows.log.name} {rows.name}: {failure}", sys.stderr)
-        scores = {"failed": str(failure).strip().splitlines()[-1][:300]}
-    found.add({**row, "seconds": time.perf_counter() - start, **scores})
+        runs = [
+            (rows, one, seed)
+            for rows in write_subsets(LOGS[name], path, options, scratch)
+            for one in contenders(rows, options.peers, options.configs, options.models)
+            for seed in range(1, options.seeds + 1 if one.seeded else 2)
+        ]
+        for rows, one, seed in tqdm(runs, desc=name, unit="run", ncols=100):
+            run = {"log": name, "rows": rows.name, "parts": rows.counts, "contender": one.name}
+            run |= {"seed": seed, "data": rows.digest}
+            if tuple(run[key] for key in _KEY) in known:
+                continue
+            folder, start = scratch / "run", time.perf_counter()
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                if one.peer:
+                    scores = run_peer(rows, one.peer, seed, pythons[one.peer], folder)
+                else:
+                    scores = train_ours(rows, one, seed, folder)
+            except RuntimeError as failure:
+                tqdm.write(f"{one.name} on {name} {rows.name}: {failure}", sys.stderr)
+                scores = {"failed": str(failure).strip().splitlines()[-1][:300]}
+            found.append({**run, "seconds": time.perf_counter() - start, **scores})
+            report.add(runs=found)
 
 
 def contenders(
@@ -373,21 +314,12 @@ def write_subsets(
             file = scratch / f"{log.name}-{name.replace(' ', '-')}{suffix}"
             file.write_bytes(b"".join([*head, *(lines[i] for i in kept)]))
             file.with_suffix(".yaml").write_text(yaml.safe_dump(log.schema, sort_keys=False))
-            yield divided(log, name, file, len(kept), options.split)
+            yield divided(log, name, file, len(kept))
 
 
-def divided(log: Log, name: str, file: Path, count: int, split: str) -> Rows:
-    """Rows in a file, split as in the log's configuration.
-
-    Args:
-        log: the log.
-        name: which rows.
-        file: the file.
-        count: its rows.
-        split: `config`, or `sequential` or `random` to override the configuration.
-    """
-    overrides = [] if split == "config" else [f"data.split={split}"]
-    data = load_config(log.config, [f"data.path={file}", *overrides]).data
+def divided(log: Log, name: str, file: Path, count: int) -> Rows:
+    """So many rows in a file, split as in the log's configuration."""
+    data = load_config(log.config, [f"data.path={file}"]).data
     source = open_source(data.kind, str(file), data)
     rows = SimpleNamespace(numbers=np.arange(count), file=0)
     parts = Assignment(data, [count], source.test_share).parts(rows)

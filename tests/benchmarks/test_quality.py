@@ -46,18 +46,16 @@ def written(folder, name):
 def subsets(folder, name, **given):
     from quality import LOGS, write_subsets
 
-    options = {"subsets": ["whole"], "draws": 1, "split": "config", "quick": False, **given}
+    options = {"subsets": ["whole"], "draws": 1, "quick": False, **given}
     return list(write_subsets(LOGS[name], written(folder, name), Namespace(**options), folder))
 
 
-@pytest.mark.parametrize(
-    ("name", "split"), [("criteo", "config"), ("avazu", "sequential"), ("avazu", "random")]
-)
-def test_all_have_the_rows_that_the_launcher_has(tmp_path, name, split):
+@pytest.mark.parametrize("name", ["criteo", "avazu"])
+def test_all_have_the_rows_that_the_launcher_has(tmp_path, name):
     from peers.raw_logs import read_rows
     from quality import TABLE
 
-    (rows,) = subsets(tmp_path, name, split=split)
+    (rows,) = subsets(tmp_path, name)
     read = read_rows(name, rows.file, np.load(rows.parts_file))
     schema = rows.file.with_suffix(".yaml")
     for config, more in ((rows.log.config, []), (TABLE, [f"data.schema_file={schema}"])):
@@ -135,26 +133,25 @@ def test_ours_and_logistic_regression_are_measured_once(tmp_path, monkeypatch):
         seeds=1,
         subsets=["whole"],
         draws=1,
-        split="config",
         quick=False,
     )
     logs = {"avazu": written(tmp_path, "avazu")}
-    found = quality.Found(Report(tmp_path / "x.json"))
+    found, report = [], Report(tmp_path / "x.json")
     pythons = quality.environment(tmp_path / "environment", ["lr"])
-    quality.measure(options, logs, found, pythons, tmp_path)
-    assert [row["contender"] for row in found.rows] == ["scikit-learn LR", "avazu.yaml lr"]
-    assert not [row["failed"] for row in found.rows if "failed" in row]
-    assert 0.75 < found.rows[0]["auc"] < 0.95
-    assert found.rows[0]["chosen"]["C"] in LR_STRENGTHS
-    row = found.rows[1]
+    quality.measure(options, logs, found, report, pythons, tmp_path)
+    assert [row["contender"] for row in found] == ["scikit-learn LR", "avazu.yaml lr"]
+    assert not [row["failed"] for row in found if "failed" in row]
+    assert 0.75 < found[0]["auc"] < 0.95
+    assert found[0]["chosen"]["C"] in LR_STRENGTHS
+    row = found[1]
     assert 0 < row["auc"] < 1 and 0 < row["validation_auc"] < 1 and row["logloss"] > 0
     assert 1 <= row["chosen"]["epoch"] <= row["chosen"]["of"]
     assert row["seconds"] > row["train_seconds"] > 0
     # Neither the environment nor the runs are left.
     assert not (tmp_path / "environment").exists()
     monkeypatch.setattr(quality, "run_program", None)
-    quality.measure(options, logs, found, pythons, tmp_path)
-    assert len(found.rows) == len(json.loads((tmp_path / "x.json").read_text())["runs"]) == 2
+    quality.measure(options, logs, found, report, pythons, tmp_path)
+    assert len(found) == len(json.loads((tmp_path / "x.json").read_text())["runs"]) == 2
 
 
 def run(contender, auc, seed=1, **more):
@@ -201,29 +198,6 @@ def test_draws_are_compared_with_logistic_regression_on_the_same_rows():
     assert ours["standard_error"] == pytest.approx(0.01)
     head = "**criteo half**: 6,000 training, 700 validation, 1,000 test rows, 2 draws"
     assert head in tables({"runs": runs})
-
-
-def test_only_measurements_of_the_same_code_are_kept(tmp_path, monkeypatch):
-    import quality
-    from report import Report
-
-    monkeypatch.setattr(quality, "describe_machine", lambda: {"commit": "abc"})
-    lr = quality.Contender("scikit-learn LR", "lr")
-    of_peers = quality.Found(Report(tmp_path / "y.json")).made_by(lr)
-    runs = [
-        run("scikit-learn LR", 0.76, made_by=of_peers),
-        run("LightGBM", 0.77, made_by="other"),
-        run("avazu.yaml lr", 0.75, made_by="abc"),
-        run("avazu.yaml lr", 0.74, made_by="abd", seed=2),
-        run("avazu.yaml lr", 0.73, made_by="abc", seed=3, failed="broke"),
-    ]
-    (tmp_path / "x.json").write_text(json.dumps({"runs": runs}))
-    found = quality.Found(Report(tmp_path / "z.json"), tmp_path / "x.json")
-    assert [row["auc"] for row in found.rows] == [0.76, 0.75]
-    assert found.has({**runs[2], "auc": None}) and not found.has(runs[3])
-    monkeypatch.setattr(quality, "describe_machine", lambda: {"commit": "abc-dirty"})
-    found = quality.Found(Report(tmp_path / "z.json"), tmp_path / "x.json")
-    assert [row["auc"] for row in found.rows] == [0.76]
 
 
 def test_the_main_sample_has_all_networks(tmp_path):

@@ -1,7 +1,5 @@
 """Ranks that read one prepared data set: the same batches, and the same training, on any number."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -63,16 +61,6 @@ def assert_same(one, other):
         torch.testing.assert_close(other[3][name], weights, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", ["table_wise", "row_wise", "data_parallel"])
-def test_two_ranks_train_on_bags_and_weights_as_one(tmp_path, plan):
-    data = prepared(tmp_path / "data")
-    alone = train_prepared(tmp_path, data)
-    assert len(alone[0]) == 6 and alone[1].samples == 67
-    together = run_ranks(2, train_prepared, tmp_path, data, [f"sharding.plan={plan}"], 2)
-    assert_same(alone, together[0])
-    assert together[0][0] == together[1][0]
-
-
 @pytest.mark.parametrize("ranks, plan", [(4, "table_wise"), (4, "row_wise"), (2, "data_parallel")])
 def test_ranks_whose_part_of_a_batch_is_empty(tmp_path, ranks, plan):
     """Of a sample, as the last batch of training and of evaluation has here."""
@@ -91,20 +79,6 @@ def test_two_ranks_train_without_numbers_as_one(tmp_path):
     alone = train_prepared(tmp_path, data)
     assert not any("number_weights" in name for name in alone[3])
     assert_same(alone, run_ranks(2, train_prepared, tmp_path, data, (), 2)[0])
-
-
-def test_a_run_without_numbers_is_resumed_on_two_ranks(tmp_path):
-    data = prepared(tmp_path / "data", multi=1, numbers=0)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-    run_prepared(whole, data, ["train.epochs=2"])
-    run_prepared(parts, data, ["train.epochs=1"])
-    run_ranks(2, run_prepared, parts, data, ["train.epochs=2", "checkpoint.resume=auto"], 2)
-    one, other = (json.loads((f / "small/summary.json").read_text()) for f in (whole, parts))
-    assert one["steps"] == other["steps"] == 12
-    assert other["auc"] == pytest.approx(one["auc"], abs=1e-3)
-    assert other["logloss"] == pytest.approx(one["logloss"], rel=1e-4)
 
 
 def test_where_the_data_are_changes_nothing(tmp_path):

@@ -3,8 +3,6 @@
 With `train.reproducible` to the last bit, in float64 to 1e-10, and else nearly.
 """
 
-import json
-
 import pytest
 import torch
 from torch import Tensor
@@ -103,29 +101,6 @@ def test_lower_precision_between_ranks(tmp_path):
     )
     assert rounded[0] != exact[0]
     assert rounded[0] == pytest.approx(exact[0], rel=1e-3)
-
-
-# Last batches of ranks - 1 and ranks + 1 samples, in training and evaluation.
-@pytest.mark.parametrize("last", [3, 5])
-def test_four_ranks(tmp_path, last):
-    overrides = [f"data.rows={512 + last}", "evaluate.select_on=test",
-                 f"data.test_rows={128 + last}"]  # fmt: skip
-    alone = losses_and_weights(tmp_path, overrides)
-    together = run_ranks(4, losses_and_weights, tmp_path, [*overrides, "sharding.plan=row_wise"], 4)
-    assert_same(alone, together[0])
-
-
-def test_resume_on_another_number_of_ranks_and_plan(tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-    run_small(whole, ["train.epochs=2"])
-    run_ranks(2, run_small, parts, ["train.epochs=1", "sharding.plan=row_wise"], 2)
-    run_small(parts, ["train.epochs=2", "checkpoint.resume=auto"])
-    one, other = (json.loads((f / "small/summary.json").read_text()) for f in (whole, parts))
-    assert one["steps"] == other["steps"]
-    assert other["auc"] == pytest.approx(one["auc"], abs=1e-3)
-    assert other["logloss"] == pytest.approx(one["logloss"], rel=1e-4)
 
 
 # The last batch has 5 samples, so that some tiles are empty.
