@@ -182,6 +182,11 @@ study:
 """
 
 
+def table_of(folder):
+    """The Markdown without its line ends, whose places depend on the length of paths."""
+    return " ".join((folder / "out/results.md").read_text().split())
+
+
 @pytest.mark.slow
 def test_a_killed_study_goes_on_as_if_nothing_had_happened(tmp_path):
     for name in ("whole", "killed"):
@@ -213,6 +218,11 @@ def test_a_killed_study_goes_on_as_if_nothing_had_happened(tmp_path):
     assert again.names[2:] == ["trial0003-seed1"]
     with pytest.raises(SettingsError, match="a study with another seed"):
         sweep(tmp_path / "killed", STUDY + "  seed: 7\n", Started())
+    # A trial whose metric is undefined on the part that selects has failed.
+    edit_summary(tmp_path / "killed/out/trials/trial0001-seed1", validation={"logloss": None})
+    sweep(tmp_path / "killed", STUDY, Started())
+    assert [row["failed"] for row in rows_of(tmp_path / "killed")] == ["0", "0", "1"]
+    assert "logloss of the validation part is undefined" in table_of(tmp_path / "killed")
 
 
 def test_a_study_keeps_the_values_that_it_has_chosen(tmp_path):
@@ -236,11 +246,6 @@ def test_a_study_keeps_the_values_that_it_has_chosen(tmp_path):
     path.write_text(path.read_text()[:50])
     with pytest.raises(RunFolderError, match=r"study\.json: damaged .*write another --out"):
         sweep(tmp_path, STUDY, fail)
-
-
-def table_of(folder):
-    """The Markdown without its line ends, whose places depend on the length of paths."""
-    return " ".join((folder / "out/results.md").read_text().split())
 
 
 CLASHING = """
@@ -272,25 +277,3 @@ def test_a_point_whose_values_do_not_go_together_is_a_failed_trial(tmp_path):
     again = Started()
     sweep(tmp_path, CLASHING, again)
     assert again.names == []
-
-
-@pytest.mark.slow
-def test_an_undefined_metric_of_the_part_that_selects_is_a_failed_trial(tmp_path):
-    text = STUDY.replace("logloss", "auc").replace("minimize", "maximize")
-    start = Started()
-
-    def die_before_it_is_noted(*arguments):
-        start(*arguments)
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        sweep(tmp_path, text, die_before_it_is_noted)
-    path = tmp_path / "out/trials/trial0000-seed1/summary.json"
-    summary = json.loads(path.read_text())
-    summary["validation"]["auc"] = None
-    path.write_text(json.dumps(summary))
-    sweep(tmp_path, text, Started())
-    # The point with a failed trial is last.
-    assert [row["failed"] for row in rows_of(tmp_path)] == ["0", "0", "1"]
-    text = table_of(tmp_path)
-    assert "`trial0000-seed1`: the AUC of the validation part is undefined" in text

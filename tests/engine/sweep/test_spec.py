@@ -148,31 +148,11 @@ def test_the_manual_counts_the_trials():
     assert shown == counted
 
 
-def test_published_figures_are_the_papers():
-    # Of the authors' README, in percent.
-    criteo = [80.86, 80.93, 80.97, 80.97, 80.94, 80.95, 80.96, 80.90]
-    avazu = [78.83, 78.82, 78.90, 79.06, 79.01, 78.82, 78.82, 78.80]
-    for name, figures in (("criteo_batch_size", criteo), ("avazu_batch_size", avazu)):
-        path = ROOT / f"configs/sweeps/{name}.yaml"
-        published = load_sweep(path, ["data.path=x"]).section.published["CowClip"].auc
-        assert [100 * value for value in published.values()] == pytest.approx(figures)
-        assert list(published) == [f"deepfm / {2**k}K" for k in range(8)]
-
-
 @pytest.mark.parametrize("log", ["criteo", "avazu"])
-@pytest.mark.parametrize("small", [False, True])
-def test_leaderboards_have_all_networks_with_the_same_budget(log, small):
-    path = ROOT / f"configs/sweeps/leaderboard_{log}.yaml"
-    sweep = load_sweep(path, [] if small else ["data.path=x"], small)
-    tried = {}
-    for point in sweep.points:
-        config = sweep.config_of(point.trial(1))
-        tried.setdefault(config.model.name, []).append(point.labels["setting"])
-    assert set(tried) == set(OURS)
-    assert len(set(map(tuple, tried.values()))) == 1
-    assert sweep.count == 13 * (4 + 2)
-    shown = sweep.section.report.metrics
-    assert shown == ["auc", "logloss", "samples_per_second", "parameters"]
+def test_leaderboards_have_all_networks(log):
+    sweep = load_sweep(ROOT / f"configs/sweeps/leaderboard_{log}.yaml", small=True)
+    configs = [sweep.config_of(point.trial(1)) for point in sweep.points]
+    assert {config.model.name for config in configs} == set(OURS)
 
 
 def test_mistakes_end_with_status_2_before_anything_is_written(tmp_path, capsys, monkeypatch):
@@ -190,12 +170,3 @@ def test_mistakes_end_with_status_2_before_anything_is_written(tmp_path, capsys,
         assert main(arguments) == 2
         assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-
-
-def test_help_names_every_key(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    text = capsys.readouterr().out
-    assert all(len(line) <= 100 for line in text.splitlines())
-    for key in ("grid", "seeds", "study.parameters.low", "report.metrics", "small.overrides"):
-        assert re.search(rf"^  {re.escape(key)}$", text, flags=re.M), key
