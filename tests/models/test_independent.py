@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torchrec.modules.crossnet import LowRankMixtureCrossNet
 
 from stampede.models import CTRModel, network
-from stampede.models.dcn import MixtureCrossNet
 from support.networks import OURS
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.npz"))
@@ -80,23 +78,3 @@ def test_every_weight_counts(path):
 def test_all_networks_are_compared():
     names = {Recorded(path).settings["name"] for path in FIXTURES}
     assert names | GOLDEN == set(OURS)
-
-
-@pytest.mark.parametrize("layers, experts, rank", [(1, 1, 1), (3, 4, 2), (2, 3, 5)])
-def test_the_mixture_of_dcnv2_is_torchrecs(layers, experts, rank):
-    """The same output and gradients in float64, biases that are not 0 included."""
-    theirs = LowRankMixtureCrossNet(6, layers, experts, rank, torch.tanh).double()
-    ours = MixtureCrossNet(6, layers, experts, rank, torch.tanh).double()
-    for weight in theirs.parameters():
-        torch.nn.init.normal_(weight)
-    ours.load_state_dict(theirs.state_dict())
-    inputs = torch.randn(5, 6, dtype=torch.float64)
-    found = []
-    for module in (theirs, ours):
-        given = inputs.clone().requires_grad_()
-        logits = module(given)
-        logits.square().sum().backward()
-        gradients = [weight.grad for weight in module.parameters()]
-        assert all(gradient.any() for gradient in gradients)
-        found.append([logits, given.grad, *gradients])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)

@@ -8,6 +8,7 @@ import torch
 from stampede.optim import CowClipTables, DenseAdam, native
 from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.rules import Adam
+from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.optim.table_array import TableArray
 from support.golden import (
     TOLERANCE,
@@ -17,16 +18,6 @@ from support.golden import (
     worst,
 )
 from support.paths import shared
-
-PLANS = (
-    "data_parallel",
-    "table_wise",
-    "row_wise",
-    "column_wise",
-    "table_row_wise",
-    "table_column_wise",
-    "grid_shard",
-)
 
 
 def golden_file(name):
@@ -50,7 +41,7 @@ def column_offsets(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, plan",
-    [*(("deepfm", plan) for plan in PLANS), ("deepfm_bound", "row_wise"),
+    [*(("deepfm", plan) for plan in SHARDING_TYPES), ("deepfm_bound", "row_wise"),
      ("deepfm_bound", "column_wise")],
 )  # fmt: skip
 def test_through_torchrec(name, plan, column_offsets):

@@ -83,17 +83,6 @@ def test_a_gradient_put_in_place_by_hand_counts_for_itself():
     assert ids_behind(table.weight).tolist() == [4, 4]
 
 
-def test_what_is_added_to_lost_counts_is_lost():
-    table = Lookups()
-    optimizer = CowClipSGD([table.weight])
-    backward([table.look_up("embedding", [1, 2, 2])])
-    table.weight.grad = table.weight.grad.coalesce()
-    backward([table.look_up("embedding", [1, 2, 2])])
-    assert ids_behind(table.weight) is None
-    with pytest.raises(ValueError, match="coalesced"):
-        optimizer.step()
-
-
 def test_a_backward_that_fails_leaves_no_counts():
     table = Lookups()
     CowClipSGD([table.weight])

@@ -1,7 +1,5 @@
 """Terms of both orders and inputs of stored rows, in one pass, against plain torch in float64."""
 
-import contextlib
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -57,24 +55,6 @@ def test_against_float64(samples, fields, dim, numbers, has_weights, scale, prec
     assert not stored.grad[..., dim + 1 :].any()
     if has_weights:
         assert_near(weights.grad, wide.grad, "fp32")
-
-
-@pytest.mark.parametrize("in_one_pass", [True, False])
-def test_a_scale_is_that_of_the_weights_bit_for_bit(in_one_pass):
-    """By a power of two nothing is rounded: of the scale 1 these are the bits without a scale."""
-    numbers, draw = torch.randn(70, 5), torch.randn(70, 3, 4)
-    found = []
-    for scale in (1.0, 4.0):
-        stored = (draw * torch.tensor([1.0, 1.0, 1.0 / scale, 1.0])).requires_grad_()
-        weights = (torch.arange(5.0)[None] / scale).requires_grad_()
-        with contextlib.nullcontext() if in_one_pass else switched_off():
-            joined, orders = joined_with_orders(stored, 2, numbers, weights, scale)
-        assert (KERNEL in joined.grad_fn.name()) == in_one_pass
-        (orders.square().sum() + joined.sum()).backward()
-        stored.grad[..., 2] /= scale
-        found.append([joined, orders, stored.grad, weights.grad / scale])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

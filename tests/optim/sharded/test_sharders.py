@@ -151,15 +151,6 @@ def test_tables_of_one_name_behind_two_managed_collisions_are_two():
     ]
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_the_learning_rate_is_changed_as_a_hyper_parameter(plan):
-    model = shard(with_cowclip(Bags(a=8), rows="touched", l2=0.0), plan)
-    model.fused_optimizer.update_hyper_parameters({"lr": 0.0})
-    before = weights_of(model)["a"]
-    step(model)
-    assert torch.equal(weights_of(model)["a"], before)
-
-
 def test_changed_rows_are_tracked():
     model = shard(with_cowclip(Bags(a=8, b=8), rows="touched", only="a"))
     tracker, before = ModelDeltaTrackerTrec(model), weights_of(model)

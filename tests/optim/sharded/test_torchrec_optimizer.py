@@ -61,12 +61,16 @@ def test_state_continues_exactly_under_another_plan():
     assert torch.equal(weights_of(other)["a"], weights_of(model)["a"])
 
 
+@pytest.mark.parametrize("how", ["group", "hyper-parameter"])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_the_learning_rate_is_changed_as_torchrec_does(plan):
-    model = shard(with_cowclip(Bags(a=8)), plan)
-    for group in model.fused_optimizer.param_groups:
-        group["lr"] = 0.0
-    model.fused_optimizer.step()
+def test_the_learning_rate_is_changed_as_torchrec_does(plan, how):
+    model = shard(with_cowclip(Bags(a=8), rows="touched"), plan)
+    if how == "group":
+        for group in model.fused_optimizer.param_groups:
+            group["lr"] = 0.0
+        model.fused_optimizer.step()
+    else:
+        model.fused_optimizer.update_hyper_parameters({"lr": 0.0})
     before = weights_of(model)["a"]
     step(model)
     assert torch.equal(weights_of(model)["a"], before)
