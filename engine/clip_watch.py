@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,16 +16,6 @@ _ABSENT, _SEVERAL = -1, -2
 
 # Means over rows whose ids occur about equally often in a batch, in `metrics.jsonl`.
 NORMS = ("gradient_norm", "weight_norm", "threshold")
-
-
-class _Rows(NamedTuple):
-    """The rows of a field in a batch, `[n]` each."""
-
-    count: Tensor
-    clipped: Tensor
-    gradient_norm: Tensor
-    weight_norm: Tensor
-    threshold: Tensor
 
 
 class ClipWatch:
@@ -74,7 +64,7 @@ class ClipWatch:
                 left_out.append(field)
                 continue
             found = self._rows(ids, values)
-            fields[field] = {"touched": len(found.count), "clipped": int(found.clipped.sum())}
+            fields[field] = {"touched": found.shape[1], "clipped": int(found[1].sum())}
             for power, sums in _by_power(found).items():
                 total = by_count.setdefault(power, [0.0] * len(sums))
                 by_count[power] = [a + b for a, b in zip(total, sums, strict=True)]
@@ -98,8 +88,8 @@ class ClipWatch:
         found, self._found = self._found, None
         return found
 
-    def _rows(self, ids: Tensor, values: Tensor) -> _Rows:
-        """The distinct ids' rows; an id occurs `count` times."""
+    def _rows(self, ids: Tensor, values: Tensor) -> Tensor:
+        """`[5, n]` float64 of distinct ids: occurrences, whether clipped, and `NORMS`."""
         kept = ids != _ABSENT
         distinct, place, counts = ids[kept].unique(return_inverse=True, return_counts=True)
         weights, grads = values[kept].double().split(self._dim, 1)
@@ -108,7 +98,9 @@ class ClipWatch:
         summed = summed / self._processes.world_size + 2 * self._l2 * row
         norm, weight_norm = summed.norm(dim=1), row.norm(dim=1)
         threshold = row_threshold(weight_norm, counts, self._dim, self._clip)
-        return _Rows(counts, norm > threshold, norm, weight_norm, threshold)
+        return torch.stack(
+            [counts.double(), (norm > threshold).double(), norm, weight_norm, threshold]
+        )
 
     def _gathered(self, local: Tensor) -> Tensor | None:
         """`[n, ...]` of all ranks, whose parts are padded to one size, on rank 0's CPU."""
@@ -131,10 +123,10 @@ def _one_id(batch: Batch, field: str) -> Tensor:
     return ids
 
 
-def _by_power(rows: _Rows) -> dict[int, list[float]]:
+def _by_power(rows: Tensor) -> dict[int, list[float]]:
     """Number of rows and sums of the other values, by the integer part of the counts' log2."""
     # The exponent of a float is exact where a logarithm is rounded.
-    powers = torch.frexp(rows.count.double()).exponent.long() - 1
+    powers = torch.frexp(rows[0]).exponent.long() - 1
     touched = powers.bincount()
-    sums = torch.stack([touched.double(), *(powers.bincount(of.double()) for of in rows[1:])])
+    sums = torch.stack([touched.double(), *(powers.bincount(of) for of in rows[1:])])
     return {power: sums[:, power].tolist() for power in touched.nonzero().flatten().tolist()}

@@ -77,7 +77,7 @@ def exit_status(action: Callable[[], None]) -> int:
 
     Returns:
         0; 2 for a user's mistake; 1 for a failed run; 128 plus the signal's number for a run that
-        was stopped: 143 by SIGTERM, 130 by SIGINT. A run that hangs ends with 3, see `hang.py`.
+        was stopped: 143 by SIGTERM, 130 by SIGINT.
     """
     try:
         action()

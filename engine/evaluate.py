@@ -277,11 +277,10 @@ def finish_epoch(run: TrainingRun, results: Mapping[str, Evaluation]) -> None:
     choose(progress, results, settings.select_on)
     if not run.processes.is_main:
         return
-    shown = ", ".join(
-        f"{name} AUC {readable_metric(result.auc)} logloss {result.logloss:.4f}"
-        for name, result in results.items()
-    )
-    tqdm.write(f"epoch {progress.epoch}: {shown}")
+    shown = [
+        f"{n} AUC {readable_metric(r.auc)} logloss {r.logloss:.4f}" for n, r in results.items()
+    ]
+    tqdm.write(f"epoch {progress.epoch}: {', '.join(shown)}")
     if stops_early(progress, settings) and progress.epoch < run.config.train.epochs:
         tqdm.write(
             f"stopping early: no better AUC on the {settings.select_on} part since epoch "
@@ -311,11 +310,6 @@ class Plateau:
 
     Like torch's `ReduceLROnPlateau` with `mode="max"` and `threshold_mode="abs"`, but for a
     fraction of the rate, which itself follows a schedule.
-
-    Attributes:
-        best: highest AUC so far.
-        waited: evaluations since then without improvement.
-        fraction: of the scheduled rate.
     """
 
     best: float | None = None

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -318,12 +319,10 @@ def place_of(thread: int) -> tuple[str, bool]:
     Args:
         thread: its `ident`.
     """
-    innermost = frame = sys._current_frames().get(thread)
+    innermost = sys._current_frames().get(thread)
     if innermost is None:
         return "", False
-    while frame is not None and not _own(frame):
-        frame = frame.f_back
-    shown = frame or innermost
+    shown = next((f for f, _ in traceback.walk_stack(innermost) if _own(f)), innermost)
     path = Path(shown.f_code.co_filename)
     name = path.relative_to(_PROJECT) if _own(shown) else path.name
     return f"{name}:{shown.f_lineno} in {shown.f_code.co_name}", _waits(innermost)

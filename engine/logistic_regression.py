@@ -89,20 +89,9 @@ class LogisticRegression:
         return torch.where(seen, places, self._known)
 
     @property
-    def bias(self) -> float:
-        """The logit of an empty sample."""
-        return float(self._weights[-1])
-
-    @property
     def number_weights(self) -> Tensor:
         """`[numbers]` float32."""
         return self._weights[self._known + 1 : -1]
-
-    def id_weights(self, field: str) -> Tensor:
-        """`[rows of the field's table]` float32; 0 for ids outside the training part."""
-        index = list(self._dataset.vocabulary_sizes).index(field)
-        rows = slice(self._first_rows[index], self._first_rows[index + 1])
-        return self._weights[self._places[rows]]
 
     @torch.no_grad()
     def fit(self) -> None:
@@ -144,12 +133,9 @@ class LogisticRegression:
 
     def scores(self, part: Part) -> dict[str, float | None]:
         """Weighted `auc` and `logloss` of a part; the AUC is None if one class is absent."""
-        found = [
-            torch.stack([self._logits(chunk), chunk.label, chunk.weight])
-            for chunk in self._chunks(part)
-        ]
+        chunks = [(self._logits(chunk), chunk.label, chunk.weight) for chunk in self._chunks(part)]
         metrics = PartMetrics([])
-        metrics.add(*torch.cat(found, 1).numpy())
+        metrics.add(*(torch.cat(column).numpy() for column in zip(*chunks, strict=True)))
         result = metrics.result()
         return {name: result[name] for name in ("auc", "logloss")}
 

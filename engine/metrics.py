@@ -382,7 +382,7 @@ class _CalibrationBuckets:
     """
 
     def __init__(self, samples: int) -> None:
-        self.samples = samples
+        self._samples = samples
         self._before = 0
         # Samples, weight, weighted predictions, weighted labels.
         self._sums = np.zeros((4, 10))
@@ -391,7 +391,7 @@ class _CalibrationBuckets:
         """Add scores (logits) below all earlier ones."""
         buckets = self._sums.shape[1]
         position = self._before + np.cumsum(scores.samples) - scores.samples
-        bucket = position * buckets // self.samples
+        bucket = position * buckets // self._samples
         weight = (scores.positives + scores.negatives).astype(np.float64)
         for total, values in zip(
             self._sums,

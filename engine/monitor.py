@@ -11,7 +11,6 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +46,7 @@ class HostClock:
         return last - first
 
 
-class StreamClock:
+class StreamClock(HostClock):
     """Events on the GPU's training stream: when the GPU gets there, not the host.
 
     The host runs ahead of the GPU. If the stream idles because the host is late, that time counts
@@ -67,7 +66,7 @@ class StreamClock:
         return first.elapsed_time(last) / 1e3
 
 
-def clock_of(device: torch.device) -> HostClock | StreamClock:
+def clock_of(device: torch.device) -> HostClock:
     """The clock of a device."""
     return StreamClock(device) if device.type == "cuda" else HostClock()
 
@@ -86,13 +85,13 @@ class StepTime(NamedTuple):
     waited: float
 
 
-@dataclass
 class _Step:
-    """Marks of a step: the start of each stage, and both ends of each wait."""
+    """Marks of a step: the start of each stage, both ends of each wait, and its end."""
 
-    stages: list[tuple[str, Any]]
-    waits: list[tuple[Any, Any]] = field(default_factory=list)
-    end: Any = None
+    def __init__(self, stage: str, mark: Any) -> None:
+        self.stages = [(stage, mark)]
+        self.waits: list[tuple[Any, Any]] = []
+        self.end: Any = None
 
 
 class PhaseTimes:
@@ -106,11 +105,11 @@ class PhaseTimes:
         exchanges: phases that consist of collectives; all their time counts as waited.
     """
 
-    def __init__(self, clock: HostClock | StreamClock, exchanges: Collection[str] = ()) -> None:
+    def __init__(self, clock: HostClock, exchanges: Collection[str] = ()) -> None:
         self._clock = clock
         self._exchanges = exchanges
         self._stage = "starting"
-        self._step = _Step([(self._stage, clock.mark())])
+        self._step = _Step(self._stage, clock.mark())
         self._ended: deque[_Step] = deque()
         self._times: list[StepTime] = []
 
@@ -134,7 +133,7 @@ class PhaseTimes:
         """A step ends, and the next begins in the same stage."""
         self._step.end = self._clock.mark()
         self._ended.append(self._step)
-        self._step = _Step([(self._stage, self._step.end)])
+        self._step = _Step(self._stage, self._step.end)
         if len(self._ended) > _HELD:
             self._take_oldest()
 

@@ -101,21 +101,16 @@ def _result(result: T, failure: Exception | None) -> T:
 
 
 def launched_by() -> str | None:
-    """An identifier of the torchrun that started this process; None without torchrun.
-
-    It stays the same when torchrun restarts its processes. No other torchrun has it.
-    """
-    # Each torchrun makes a folder with a new name, and in it a file name for each start of a
-    # process: FOLDER/attempt_1/0/error.json.
+    """An identifier of the torchrun that started this process, also again; None without one."""
+    # Each torchrun makes a folder with a new name: FOLDER/attempt_1/0/error.json.
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return str(Path(file).parents[2]) if file else None
 
 
 def restarts() -> tuple[int, int]:
     """How often torchrun has restarted the processes, and its limit."""
-    done = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    allowed = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    return int(done), int(allowed)
+    count, most = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
+    return int(os.environ.get(count, "0")), int(os.environ.get(most, "0"))
 
 
 def choose_device(asked: str, key: str) -> torch.device:
@@ -192,8 +187,8 @@ def rank_environment(
 def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
     """Run a command as the ranks of one run on this machine, until all end or one fails.
 
-    Neither other machines nor other users of this one can reach them: the store is a file, while
-    torchrun's store listens on all addresses without a password.
+    Nobody else can reach them: the store is a file, while torchrun's store listens on all addresses
+    without a password.
 
     Args:
         command: its standard input ends when this process ends, even by a kill.

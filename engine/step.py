@@ -286,7 +286,9 @@ def _dense_pass(
     grad = None
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
     sums = _TileSums()
-    size = _tile_rows(batch, rows)
+    size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
+    if batch.tiles:
+        size = len(rows) // batch.tiles
     with job.precision.computing(rows.device):
         for number, first in enumerate(range(0, len(rows), size)):
             if number == 0 or batch.tiles:
@@ -320,12 +322,6 @@ def _dense_pass(
         for parameter, one in zip(parameters, found, strict=True):
             parameter.grad = one
     return total, torch.zeros_like(rows) if grad is None else grad
-
-
-def _tile_rows(batch: Batch, rows: Tensor) -> int:
-    if batch.tiles:
-        return len(rows) // batch.tiles
-    return TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
 
 
 def aligned(values: Tensor) -> Tensor:

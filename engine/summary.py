@@ -13,7 +13,6 @@ from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.console import readable_bytes, readable_metric, table
 from stampede.engine.job import TrainingRun
 from stampede.engine.monitor import peak_memory_bytes
-from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 
 # Metrics of one number, and how they are shown.
@@ -32,16 +31,19 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
     """The content of `summary.json`; all ranks must call it.
 
     `auc`, `logloss` and the other metrics are of the test part after `best_epoch`, whose weights
-    `predict` and `export` use. `validation` has the same metrics of the validation part after that
-    epoch, and `last` has both parts' metrics at the newest evaluation. `selected_on` names the part
-    that the epoch was chosen on. `best_auc` equals `auc`. The run adds `logistic_regression`, see
-    there, or None, and the sentences of `advice`.
+    `predict` and `export` use; `validation` has those of the validation part, and `last` both
+    parts' at the newest evaluation. The run adds `logistic_regression`, see there, or None, and the
+    sentences of `advice`.
     """
     config, progress, dataset = run.config, run.progress, run.dataset
     selected = _selected(progress)
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     rows = {name: part.rows for name, part in parts.items() if part is not None}
     ids = sum(dataset.vocabulary_sizes.values())
+    device = run.processes.device
+    # The largest of any process.
+    peak = torch.tensor(peak_memory_bytes(device), device=device)
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX)
     if dataset.period:
         # A period's test rows are its training rows, scored before training.
         del rows["test"]
@@ -73,8 +75,8 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
             "dense": sum(parameter.numel() for parameter in run.job.dense_parameters.values()),
         },
         "world_size": run.processes.world_size,
-        "device": run.processes.device.type,
-        "peak_memory_bytes": _peak_memory(run.processes),
+        "device": device.type,
+        "peak_memory_bytes": int(peak),
         "version": stampede.__version__,
         "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
@@ -123,8 +125,10 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         if summary["gauc_unknown_samples"]:
             unknown = f"{summary['gauc_unknown_samples']:,} samples"
             rows.append(("not in GAUC", f"{unknown} whose id is missing, rare or unseen"))
-    if summary["logistic_regression"] is not None:
-        rows.append(("test AUC of LR", _regression(summary["logistic_regression"])))
+    if (found := summary["logistic_regression"]) is not None:
+        scores = f"{readable_metric(found['test_auc'])}, logloss {found['test_logloss']:.4f}"
+        how = f"logistic regression on the same features, {found['seconds']:.1f} s"
+        rows.append(("test AUC of LR", f"{scores}: {how}"))
     if summary["stopped_early"]:
         rows.append(("stopped early", f"after epoch {summary['epochs']}"))
     if summary["clipped_share"] is not None:
@@ -176,18 +180,3 @@ def _metric_table(summary: dict[str, Any]) -> str:
     ]
     lines = [f"  {name:<14}" + "".join(f"{cell:>12}" for cell in cells) for name, *cells in rows]
     return "\n".join([title, *lines])
-
-
-def _regression(found: dict[str, Any]) -> str:
-    return (
-        f"{readable_metric(found['test_auc'])}, logloss {found['test_logloss']:.4f}: logistic "
-        f"regression on the same features, {found['seconds']:.1f} s"
-    )
-
-
-def _peak_memory(processes: Processes) -> int:
-    """Largest peak of any process, in bytes; see `peak_memory_bytes`."""
-    peak = peak_memory_bytes(processes.device)
-    largest = torch.tensor(peak, dtype=torch.int64, device=processes.device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return int(largest)

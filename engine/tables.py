@@ -7,12 +7,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from stampede.engine.checkpoint import check_finite, read_manifest, read_tensors, weights_name
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import Processes
 from stampede.models import StoredColumns, table_name
 
 
@@ -58,35 +55,6 @@ def read_stored_field(checkpoint: Path, field: str, finite: bool = True) -> Fiel
     if finite:
         check_finite(checkpoint, {weights_name(field): stored})
     return FieldWeights(*StoredColumns(table.columns["embedding"][1]).split(stored))
-
-
-def gather_field(
-    model: DistributedModelParallel, field: str, dim: int, processes: Processes
-) -> FieldWeights | None:
-    """A field's weights from a model in training, on rank 0's CPU; all ranks must call it.
-
-    Args:
-        dim: width of the embedding.
-
-    Returns:
-        The weights on rank 0, None elsewhere.
-
-    Raises:
-        KeyError: there is no such field.
-    """
-    stored = model.state_dict()[weights_name(field)]
-    scale = model.module.first_order_scale
-    if isinstance(stored, ShardedTensor):
-        whole = None
-        if processes.is_main:
-            whole = torch.empty(stored.size(), dtype=stored.dtype, device=processes.device)
-        stored.gather(dst=0, out=whole)
-    else:
-        # Data-parallel: every rank holds the whole table.
-        whole = stored.detach().clone() if processes.is_main else None
-    if whole is None:
-        return None
-    return _true(FieldWeights(*(p.cpu() for p in StoredColumns(dim).split(whole))), scale)
 
 
 def _true(stored: FieldWeights, scale: float) -> FieldWeights:

@@ -126,7 +126,6 @@ class Trainer:
         )
 
     def _has_ended(self, epoch: int) -> bool:
-        """Whether an epoch has no batches left."""
         return self._progress.reader.get("epoch", epoch) > epoch
 
     def _step(self, sent: SentBatch, epoch: int) -> Tensor:
@@ -324,7 +323,7 @@ def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
     """Count the newest batch as skipped if its loss is not finite; return whether it is.
 
     Raises:
-        DivergedError: too many losses in a row were not finite.
+        DivergedError: too many in a row.
     """
     if math.isfinite(loss):
         progress.skipped_in_a_row = 0

@@ -19,8 +19,8 @@ from stampede.engine.job import Job
 from stampede.engine.optimizers import learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import send, train_step
-from stampede.engine.tables import gather_field
 from stampede.optim import CowClip, Schedule, learning_rate, local_cowclip_tables
+from support.gathered import gather_field
 from support.paths import ROOT
 
 CHECKED_STEPS = (1, 2, 5, 10, 30)

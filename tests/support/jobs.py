@@ -14,7 +14,8 @@ from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
 from stampede.engine.step import prefetch, train_step
-from stampede.engine.tables import FieldWeights, gather_field
+from stampede.engine.tables import FieldWeights
+from support.gathered import gather_field
 
 # What names of such figures end in.
 TIMED = ("_per_second", "_seconds", "_bytes", "time")

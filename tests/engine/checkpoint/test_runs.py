@@ -8,7 +8,8 @@ from stampede.engine.build import build
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
-from stampede.engine.tables import gather_field, read_field
+from stampede.engine.tables import read_field
+from support.gathered import gather_field
 from support.jobs import run_small, small_config, without_times
 from support.warm_starts import tensors_of, weights_name
 
