@@ -39,9 +39,7 @@ def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 
     `changes/` holds the changed rows of tables and ids of vocabularies. The dense part is complete.
 
     Args:
-        trained: the model.
         base: a package made by `export` or `update.py`; tables are stored as in it.
-        folder: to create.
         tolerance: a row is unchanged if no value moved by more than this.
 
     Raises:

@@ -35,7 +35,7 @@ def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
     """Keep a run's schema, vocabularies and ranges in its folder.
 
     The prepared data may be deleted afterwards. Synthetic clicks have nothing to keep. Files are
-    hard-linked if the file system can, which takes no space.
+    hard-linked where possible.
 
     Args:
         replace: whether the run starts from scratch; otherwise existing files stay.
@@ -136,16 +136,11 @@ def remedy(kept: Path) -> str:
 def row_names(kept: Path | None, field: str, rows: int) -> list[str] | range:
     """Readable names of the rows of a field's table.
 
-    Args:
-        kept: the folder that `inputs_folder` found.
-        field: its name.
-        rows: of its table.
-
     Returns:
         Ids of a vocabulary or edges of buckets; row numbers for hashed ids and ids that are rows.
 
     Raises:
-        DataError: the folder is damaged.
+        DataError: the folder that `inputs_folder` found is damaged.
     """
     if kept is None:
         return range(rows)
@@ -168,8 +163,6 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
     Args:
         folder: a prepared folder, perhaps without rows.
         data: of the checkpoint; without a fingerprint, sizes are compared.
-        model: the checkpoint, for the message.
-        remedy: advice if the folder is damaged or differs.
 
     Returns:
         The folder's manifest.
@@ -191,30 +184,20 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
 def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path) -> None:
     """Refuse data whose fields differ from those that a model was trained on.
 
-    Args:
-        found: of the data to use.
-        data: of the checkpoint.
-        where: the data, for the message.
-        model: the checkpoint, for the message.
-
     Raises:
         DataError: names the first difference.
     """
     fields, wanted = {entry.name: entry.rows for entry in found.fields}, data.vocabulary_sizes
     difference = ""
-    if absent := [name for name in wanted if name not in fields]:
-        difference = f"no id field {absent[0]!r}, which {model} needs; it has {', '.join(fields)}"
-    elif other := [name for name, rows in wanted.items() if fields[name] != rows]:
-        name = other[0]
-        difference = (
-            f"the table of {name!r} has {fields[name]:,} rows, but {wanted[name]:,} in {model}: "
-            "its vocabulary differs"
-        )
-    elif list(fields) != list(wanted):
-        difference = (
-            f"the id fields are {', '.join(fields)}, but in {model} they are {', '.join(wanted)}"
-        )
-    elif len(found.numbers) != data.numbers:
+    for name, rows in wanted.items():
+        if fields.get(name) != rows:
+            has = f"has {fields[name]:,} rows" if name in fields else "is absent"
+            difference = f"the table of {name!r} {has}, but it has {rows:,} rows in {model}"
+            break
+    if not difference and list(fields) != list(wanted):
+        names = ", ".join(wanted)
+        difference = f"the id fields are {', '.join(fields)}, but in {model} they are {names}"
+    if not difference and len(found.numbers) != data.numbers:
         difference = f"{len(found.numbers)} numbers, but {data.numbers} in {model}"
     if difference:
         raise DataError(f"{where}: {difference}. {_OTHER_DATA}")
@@ -269,13 +252,10 @@ def check_executed(config: Config, run: Path) -> None:
 
 
 def check_unexecuted(run: Path, config_file: Path) -> None:
-    """Refuse a changed network file before it is executed.
+    """Refuse a changed or missing network file before it is executed.
 
     The run's copy does not replace a missing file, which may import files beside it. Runs without a
     copy are not checked.
-
-    Args:
-        config_file: the run's.
 
     Raises:
         RunFolderError: the file differs from the run's copy, or is missing.

@@ -22,9 +22,10 @@ from stampede.engine.inference.packaging import (
     export_dense_part,
     stored_rows,
 )
+from stampede.engine.inference.score_file import new_output
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import read_stored_field
-from stampede.files import new_file, to_json
+from stampede.files import to_json
 
 # The most ids of a vocabulary, and edges of buckets, that a file looks up itself.
 MOST_IDS, _MOST_EDGES = 1_000_000, 1024
@@ -49,10 +50,8 @@ def export_onnx(
     """Write an ONNX file; it appears once it is complete.
 
     Args:
-        trained: the model.
         path: ends in `.onnx`.
         rows: how tables are stored, see `stored_rows`; the file computes in float32.
-        overwrite: whether an existing file is replaced.
         most_ids: a larger vocabulary is left out; its input then takes rows of the table.
 
     Returns:
@@ -67,20 +66,10 @@ def export_onnx(
         raise RunFolderError(f"{path}: the output is an ONNX file; write a NAME.onnx")
     if most_ids < 0:
         raise RunFolderError(f"--most-ids: found {most_ids}; write a number of at least 0")
-    try:
-        if path.is_dir():
-            raise RunFolderError(f"{path}: is a folder; write the name of a file")
-        if path.exists() and not overwrite:
-            raise RunFolderError(f"{path}: already exists; write --overwrite, or another name")
+    with new_output(path, overwrite) as unfinished:
         model, about = _model(trained, rows, most_ids)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as unfinished:
-            unfinished.write_bytes(model.SerializeToString())
-    except OSError as failure:
-        raise RunFolderError(
-            f"{path}: cannot be written ({failure.strerror or failure}); make room, or write "
-            "another file"
-        ) from None
+        unfinished.write_bytes(model.SerializeToString())
     return about
 
 
@@ -120,18 +109,18 @@ class Inputs:
     Attributes:
         graph: the graph to add the inputs to.
         described: of each input its `name`, `column`, `kind` (text, integer, number, seconds, or
-            or row, of the field's table), whether it is `[samples, ids]` (`multi`), and `fields`.
+            row, of the field's table), whether it is `[samples, ids]` (`multi`), and `fields`.
 
     Args:
         about: see `described_model`.
-        meanings: of the fields.
         most_ids: see `export_onnx`.
     """
 
     def __init__(
         self, about: dict[str, Any], meanings: dict[str, RowMeanings], most_ids: int
     ) -> None:
-        self.graph = Graph()
+        self.graph = graph = Graph()
+        self._add, self._constant, self._cast = graph.add, graph.constant, graph.cast
         self.described: list[dict[str, Any]] = []
         self._about, self._meanings, self._most_ids = about, meanings, most_ids
         self._inputs: dict[tuple[str, str, bool], int] = {}
@@ -171,82 +160,76 @@ class Inputs:
             return "number" if len(field["edges"]) <= _MOST_EDGES else "row"
         return _KINDS[encode]
 
-    def numbers(self, rows: str) -> str:
-        """The network's numbers, `[samples, numbers]` float32.
+    def _whole(self, values: Any) -> str:
+        return self._constant(values, np.int64)
 
-        Args:
-            rows: any value with one entry per sample.
-        """
-        add, constant = self.graph.add, self.graph.constant
+    def numbers(self, rows: str) -> str:
+        """The network's numbers, `[samples, numbers]` float32; `rows` has an entry per sample."""
         wanted = self._about["numbers"]
         if not wanted:
-            samples = add("Slice", add("Shape", rows), *(constant([x], np.int64) for x in (0, 1)))
-            shape = add("Concat", samples, constant([0], np.int64), axis=0)
-            return add("ConstantOfShape", shape)
-        columns = add("Concat", *(self._input(one, "number") for one in wanted), axis=0)
-        shape = constant([len(wanted), -1], np.int64)
-        given = add("Transpose", add("Reshape", columns, shape), perm=[1, 0])
-        fills = constant([one["fill"] for one in wanted], np.float64)
-        value = add("Where", self._is_number(given), given, fills)
+            first, end = self._whole([0]), self._whole([1])
+            samples = self._add("Slice", self._add("Shape", rows), first, end)
+            shape = self._add("Concat", samples, self._whole([0]), axis=0)
+            return self._add("ConstantOfShape", shape)
+        columns = self._add("Concat", *(self._input(one, "number") for one in wanted), axis=0)
+        shape = self._whole([len(wanted), -1])
+        given = self._add("Transpose", self._add("Reshape", columns, shape), perm=[1, 0])
+        fills = self._constant([one["fill"] for one in wanted], np.float64)
+        value = self._add("Where", self._is_number(given), given, fills)
         logged = ["log1p" in one["transform"] for one in wanted]
         if any(logged):
-            positive = add("Max", value, constant(0, np.float64))
-            logs = add("Log", add("Add", positive, constant(1, np.float64)))
-            value = add("Where", constant(logged, np.bool_), logs, value)
+            positive = self._add("Max", value, self._constant(0, np.float64))
+            logs = self._add("Log", self._add("Add", positive, self._constant(1, np.float64)))
+            value = self._add("Where", self._constant(logged, np.bool_), logs, value)
         scales = zip(*map(_scale, wanted), strict=True)
         for kind, numbers in zip(("Sub", "Div", "Max", "Min"), scales, strict=True):
-            value = add(kind, value, constant(numbers, np.float64))
-        narrow = self.graph.cast(value, np.dtype(self._about["numbers_dtype"]).type)
-        return self.graph.cast(narrow, np.float32)
+            value = self._add(kind, value, self._constant(numbers, np.float64))
+        narrow = self._cast(value, np.dtype(self._about["numbers_dtype"]).type)
+        return self._cast(narrow, np.float32)
 
     def _is_number(self, value: str) -> str:
         """Whether a value is present; one too large for float32 counts as missing."""
-        size = self.graph.add("Abs", value)
-        return self.graph.add("LessOrEqual", size, self.graph.constant(LARGEST, np.float64))
+        size = self._add("Abs", value)
+        return self._add("LessOrEqual", size, self._constant(LARGEST, np.float64))
 
     def looked_up(self, field: dict[str, Any], table: dict[str, np.ndarray]) -> str:
-        """Embedding and first-order weight of a field, `[samples, dim + 1]` float32.
-
-        Args:
-            table: see `stored_rows`.
-        """
-        add, constant = self.graph.add, self.graph.constant
+        """Embedding and first-order weight of a field, `[samples, dim + 1]` float32."""
         rows = self._rows(field)
         if not field["multi"]:
             return self._weights(table, rows)
         # Mask padding, cut to `max_ids`, and add an id for a missing value.
         is_id = self._is_row(rows, field)
         if field["max_ids"] is not None:
-            places = add("CumSum", self.graph.cast(is_id, np.int64), constant(1, np.int64))
-            most = constant(field["max_ids"], np.int64)
-            is_id = add("And", is_id, add("LessOrEqual", places, most))
-        rows = add("Where", is_id, rows, constant(0, np.int64))
+            places = self._add("CumSum", self._cast(is_id, np.int64), self._whole(1))
+            most = self._whole(field["max_ids"])
+            is_id = self._add("And", is_id, self._add("LessOrEqual", places, most))
+        rows = self._add("Where", is_id, rows, self._whole(0))
         if field["missing_row"] is not None:
-            axis = constant([1], np.int64)
-            count = add("ReduceSum", self.graph.cast(is_id, np.int64), axis, keepdims=1)
-            is_missing = add("Equal", count, constant(0, np.int64))
-            values = (constant(field["missing_row"], np.int64), constant(0, np.int64))
-            rows = add("Concat", rows, add("Where", is_missing, *values), axis=1)
-            is_id = add("Concat", is_id, is_missing, axis=1)
-        axis = constant([-1], np.int64)
-        shares = add("Unsqueeze", self.graph.cast(is_id, np.float32), axis)
-        weights = add("Mul", self._weights(table, rows), shares)
-        return add("ReduceSum", weights, constant([1], np.int64), keepdims=0)
+            axis = self._whole([1])
+            count = self._add("ReduceSum", self._cast(is_id, np.int64), axis, keepdims=1)
+            is_missing = self._add("Equal", count, self._whole(0))
+            values = (self._whole(field["missing_row"]), self._whole(0))
+            rows = self._add("Concat", rows, self._add("Where", is_missing, *values), axis=1)
+            is_id = self._add("Concat", is_id, is_missing, axis=1)
+        axis = self._whole([-1])
+        shares = self._add("Unsqueeze", self._cast(is_id, np.float32), axis)
+        weights = self._add("Mul", self._weights(table, rows), shares)
+        return self._add("ReduceSum", weights, self._whole([1]), keepdims=0)
 
     def _rows(self, field: dict[str, Any]) -> str:
         """Rows of a field's table, int64; in fields with several ids, non-rows are padding."""
-        add, constant = self.graph.add, self.graph.constant
         kind, value = self._kind(field), self._input(field)
         if kind == "text":
             return self._rows_of_texts(field, value)
         if kind == "number":
-            one = constant([1], np.int64)
-            below = add("Less", constant(field["edges"], np.float64), add("Unsqueeze", value, one))
-            count = add("ReduceSum", self.graph.cast(below, np.int64), one, keepdims=0)
+            one = self._whole([1])
+            edges = self._constant(field["edges"], np.float64)
+            below = self._add("Less", edges, self._add("Unsqueeze", value, one))
+            count = self._add("ReduceSum", self._cast(below, np.int64), one, keepdims=0)
             # The row for missing numbers comes before the buckets.
-            missing = constant(field["missing_row"], np.int64)
-            row = add("Add", add("Add", count, missing), constant(1, np.int64))
-            return add("Where", self._is_number(value), row, missing)
+            missing = self._whole(field["missing_row"])
+            row = self._add("Add", self._add("Add", count, missing), self._whole(1))
+            return self._add("Where", self._is_number(value), row, missing)
         if field["multi"]:
             return value
         # Without a row for missing values, use a row past the end, which the runtime refuses.
@@ -254,7 +237,7 @@ class Inputs:
         is_row = self._is_row(value, field)
         if kind == "seconds":
             value = self._part_of_time(field["encode"], value)
-        return add("Where", is_row, value, constant(missing, np.int64))
+        return self._add("Where", is_row, value, self._whole(missing))
 
     def _rows_of_texts(self, field: dict[str, Any], value: str) -> str:
         """Rows of ids of a vocabulary; in fields with several ids, missing ones are -1."""
@@ -265,7 +248,7 @@ class Inputs:
         if field["multi"]:
             rows[""] = missing
         self.graph.take(sum(len(text.encode()) + _BYTES_BESIDES for text in rows))
-        return self.graph.add(
+        return self._add(
             "LabelEncoder",
             value,
             domain=LABEL_ENCODERS_DOMAIN,
@@ -276,38 +259,31 @@ class Inputs:
 
     def _is_row(self, value: str, field: dict[str, Any]) -> str:
         """Whether a whole number is a row of the table, an id of the log, or a time."""
-        add, kind = self.graph.add, self._kind(field)
-        is_row = add("GreaterOrEqual", value, self.graph.constant(0, np.int64))
+        kind = self._kind(field)
+        is_row = self._add("GreaterOrEqual", value, self._whole(0))
         if kind == "seconds":
             return is_row
         limit = field["size"] if kind == "integer" else field["rows"]
-        return add("And", is_row, add("Less", value, self.graph.constant(limit, np.int64)))
+        return self._add("And", is_row, self._add("Less", value, self._whole(limit)))
 
     def _part_of_time(self, part: str, seconds: str) -> str:
         """See `part_of_time` of `stampede.data.formulas`; undefined before 1970."""
-        add = self.graph.add
-
-        def number(value: int) -> str:
-            return self.graph.constant(value, np.int64)
-
         if part == "hour_of_day":
-            return add("Div", add("Mod", seconds, number(DAY)), number(HOUR))
-        days = add("Add", add("Div", seconds, number(DAY)), number(THURSDAY))
-        return add("Mod", days, number(WEEK))
+            return self._add("Div", self._add("Mod", seconds, self._whole(DAY)), self._whole(HOUR))
+        days = self._add("Add", self._add("Div", seconds, self._whole(DAY)), self._whole(THURSDAY))
+        return self._add("Mod", days, self._whole(WEEK))
 
     def _weights(self, table: dict[str, np.ndarray], rows: str) -> str:
         """Embedding and first-order weight of rows, `[..., dim + 1]` float32."""
-        add, constant = self.graph.add, self.graph.constant
         first_order = table["first_order"][:, None]
         if "scale" not in table:
             whole = np.concatenate([table["embedding"], first_order], 1)
-            return self.graph.cast(add("Gather", constant(whole), rows), np.float32)
-        parts = {"embedding": table["embedding"], "scale": table["scale"][:, None]}
+            return self._cast(self._add("Gather", self._constant(whole), rows), np.float32)
         embedding, scale, weight = (
-            self.graph.cast(add("Gather", constant(part), rows), np.float32)
-            for part in (*parts.values(), first_order)
+            self._cast(self._add("Gather", self._constant(part), rows), np.float32)
+            for part in (table["embedding"], table["scale"][:, None], first_order)
         )
-        return add("Concat", add("Mul", embedding, scale), weight, axis=-1)
+        return self._add("Concat", self._add("Mul", embedding, scale), weight, axis=-1)
 
 
 def _scale(number: dict[str, Any]) -> tuple[float, float, float, float]:

@@ -113,14 +113,10 @@ class _UnknownError(Exception):
 
 
 def add_program(graph: Graph, program: ExportedProgram, inputs: Sequence[str]) -> str:
-    """Add a program's nodes to a graph.
+    """Add the nodes of a program, see `export_dense_part`; return the name of its result.
 
     Args:
-        program: see `export_dense_part`.
         inputs: names of the values of its inputs.
-
-    Returns:
-        The name of its result.
 
     Raises:
         RunFolderError: an operator has no translation; the message names it.

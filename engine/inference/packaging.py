@@ -57,8 +57,6 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
     field. `load.py` is the loader.
 
     Args:
-        trained: the model.
-        folder: to create.
         rows: how tables are stored, see `stored_rows`.
         overwrite: whether an existing package is replaced.
 
@@ -111,10 +109,6 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
 def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[str, Any]:
     """The description of a model, and how its inputs are made from columns.
 
-    Args:
-        kept: the folder that `inputs_folder` found.
-        rows: how tables are stored.
-
     Raises:
         RunFolderError, DataError: the kept folder belongs to another model, or is damaged.
     """
@@ -149,9 +143,6 @@ def stored_rows(weights: FieldWeights, kind: RowType, field: str) -> dict[str, T
     `fp32` is exact. `fp16` rounds each value to 11 bits. `int8` stores an embedding as whole
     numbers times its row's scale, the largest absolute value / 127, so the error is at most half a
     scale; the row's first-order weight is fp16.
-
-    Args:
-        field: name in the error message.
 
     Returns:
         `embedding` `[rows, dim]`, `first_order` `[rows]`, and for int8 `scale` `[rows]` float32.

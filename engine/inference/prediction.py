@@ -108,7 +108,6 @@ def predict(
     """Score rows, in order, in bounded memory; the file appears once it is complete.
 
     Args:
-        trained: the model.
         inputs: raw files or globs of them; one prepared folder; or `OWN_DATA`.
         output: a `.parquet` file, see `ScoreFile`.
 

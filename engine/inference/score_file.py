@@ -19,12 +19,29 @@ _FILE = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
 
 @contextmanager
-def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
-    """Open a file of scores; it gets its name if the block succeeds, else it is removed.
+def new_output(path: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield a path to write to; it is renamed to `path` if the block succeeds, else removed.
 
-    Args:
-        path: the file.
-        overwrite: whether an existing file is replaced.
+    Raises:
+        RunFolderError: the file already exists, or cannot be written.
+    """
+    try:
+        if path.is_dir():
+            raise RunFolderError(f"{path}: is a folder; write the name of a file")
+        if path.exists() and not overwrite:
+            raise RunFolderError(f"{path}: already exists; write --overwrite, or another name")
+        with new_file(path) as unfinished:
+            yield unfinished
+    except OSError as failure:
+        raise RunFolderError(
+            f"{path}: cannot be written ({failure.strerror or failure}); make room, or write "
+            "another file"
+        ) from None
+
+
+@contextmanager
+def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
+    """Open a file of scores; see `new_output`.
 
     Raises:
         RunFolderError: the file already exists, is not named .parquet, or cannot be written.
@@ -33,11 +50,7 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
         raise RunFolderError(f"{path}: scores are written as Parquet; write a NAME.parquet")
     bad_rows = path.with_suffix(".bad_rows.jsonl")
     try:
-        if path.is_dir():
-            raise RunFolderError(f"{path}: is a folder; write the name of a file")
-        if path.exists() and not overwrite:
-            raise RunFolderError(f"{path}: already exists; write --overwrite, or another name")
-        with new_file(path) as unfinished:
+        with new_output(path, overwrite) as unfinished:
             file = ScoreFile(unfinished, bad_rows)
             # Left by a process that was killed.
             remove(file.unfinished_bad_rows)
@@ -49,11 +62,6 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
             bad_rows.unlink(missing_ok=True)
             if file.unfinished_bad_rows.exists():
                 os.replace(file.unfinished_bad_rows, bad_rows)
-    except OSError as failure:
-        raise RunFolderError(
-            f"{path}: cannot be written ({failure.strerror or failure}); make room, or write "
-            "another file"
-        ) from None
     finally:
         remove(hidden(bad_rows, "tmp"))
 

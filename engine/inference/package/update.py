@@ -163,10 +163,6 @@ def sealed(about: Mapping[str, Any], folder: Path) -> str:
 
     Tables and vocabularies also have a SHA-256 of their content, as other versions of safetensors
     and polars may write the same content as different bytes.
-
-    Args:
-        about: the description.
-        folder: with all of its files.
     """
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -214,13 +210,7 @@ def patched(table: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[
 
 
 def patched_vocabulary(values: pl.Series, changed: pl.DataFrame, size: int) -> pl.Series:
-    """A vocabulary with some lines replaced, and with more lines or fewer.
-
-    Args:
-        values: String, an id in each line.
-        changed: `line` and `value`.
-        size: lines of the updated vocabulary.
-    """
+    """A vocabulary of `size` lines, some of them `changed` (`line` and `value`)."""
     more = pl.Series("value", [None] * max(0, size - len(values)), pl.String)
     return pl.concat([values.head(size), more]).scatter(changed["line"], changed["value"])
 

@@ -162,7 +162,3 @@ def test_everything_may_be_missing_but_the_time(packages):
     missing = {name: [None, None] for name in GOOD} | {"when": GOOD["when"] * 2}
     first, second = loaded(packages / "fp32").score(missing)
     assert first == second
-
-
-def test_the_help_fits(capsys):
-    assert max(map(len, command._parser().format_help().splitlines())) <= 100

@@ -22,18 +22,9 @@ def test_the_error_of_narrow_rows(packages, trainers, kind, least, most):
     assert least < error < most, error
 
 
-def test_narrow_rows_take_less(packages):
-    sizes = {}
-    for kind in ("fp32", "fp16", "int8"):
-        table = load_file(packages / kind / "tables/user.safetensors")
-        sizes[kind] = sum(tensor.nbytes for tensor in table.values()) / len(table["embedding"])
-    # Of an embedding of 10 columns, a first-order weight and, in int8, a scale.
-    assert sizes == {"fp32": 44, "fp16": 22, "int8": 16}
-
-
 def test_no_element_is_off_by_more_than_its_type_says(packages, trained_run):
     checkpoint = open_trained(trained_run).checkpoint
-    for field in ("user", "genres", "city"):
+    for field in ("user", "genres"):
         weights = read_field(checkpoint, field)
         exact, half, int8 = (
             load_file(packages / kind / f"tables/{field}.safetensors")

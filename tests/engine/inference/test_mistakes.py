@@ -1,11 +1,8 @@
 """What cannot be scored is refused with a sentence; nothing half-written is left."""
 
 import io
-import os
 import shutil
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet
@@ -13,8 +10,8 @@ import pytest
 import torch
 import yaml
 
+from stampede.engine import export
 from stampede.engine import predict as command
-from stampede.engine.export import main as export_main
 from stampede.engine.inference.trained import open_trained
 from support.checkpoints import sign, values_of
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
@@ -37,23 +34,18 @@ def refused(tmp_path, *arguments):
 
 
 def test_runs_that_are_not_there(trained_run, tmp_path, log):
-    out = tmp_path / "s.parquet"
-    said = refused(tmp_path, tmp_path / "nowhere", log, out)
-    assert "nowhere: no such run folder or checkpoint" in said
-    (tmp_path / "empty").mkdir()
-    assert "has no checkpoint" in refused(tmp_path, tmp_path / "empty", log, out)
-    for number in (1, 2):
-        (tmp_path / f"empty/period_000{number}").mkdir()
-    found = refused(tmp_path, tmp_path / "empty", log, out)
-    assert f"write {tmp_path}/empty/period_0002, the newest" in found
-    said = refused(tmp_path, trained_run, log, out, "--epoch", "7")
-    assert (
-        "no complete checkpoint of epoch 7; there are: epoch_0001, epoch_0002, epoch_0003" in said
-    )
-    said = refused(tmp_path, trained_run, log, out, "--epoch", "last")
-    assert "write best, newest, or a number" in said
-    said = refused(tmp_path, open_trained(trained_run).checkpoint, log, out, "--epoch", "1")
-    assert "leave --epoch out" in said
+    out, empty = tmp_path / "s.parquet", tmp_path / "empty"
+    empty.mkdir()
+    assert "has no checkpoint" in refused(tmp_path, empty, log, out)
+    (empty / "period_0002").mkdir()
+    for run, epoch, words in (
+        (tmp_path / "nowhere", "1", "nowhere: no such run folder or checkpoint"),
+        (empty, "1", f"write {empty}/period_0002, the newest"),
+        (trained_run, "7", "no complete checkpoint of epoch 7; there are: epoch_0001, epoch_0002"),
+        (trained_run, "last", "write best, newest, or a number"),
+        (open_trained(trained_run).checkpoint, "1", "leave --epoch out"),
+    ):
+        assert words in refused(tmp_path, run, log, out, "--epoch", epoch)
 
 
 def test_a_damaged_checkpoint(tmp_path, log):
@@ -81,7 +73,7 @@ def test_weights_that_are_not_finite_give_no_scores(trained_run, tmp_path, log, 
     sign(checkpoint, values)
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
     assert f"{name.removeprefix('model.')} holds numbers that are not finite" in said
-    status, said = run_command(export_main, run, tmp_path / "package")
+    status, said = run_command(export.main, run, tmp_path / "package")
     assert status == 2 and "holds numbers that are not finite" in said
     assert not (tmp_path / "package").exists()
 
@@ -108,7 +100,7 @@ def test_a_run_without_its_vocabularies(tmp_path):
     assert "the run kept no vocabularies" in said and "not prepared yet" in said
 
 
-@pytest.mark.parametrize("column", ["user", "genres", "age", "when"])
+@pytest.mark.parametrize("column", ["user", "when"])
 def test_a_column_that_is_absent(trained_run, tmp_path, column):
     log = write_movies(tmp_path / "log.csv", rows_of_test_part().drop(columns=column))
     said = refused(tmp_path, trained_run, log, tmp_path / "s.parquet")
@@ -123,11 +115,8 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     assert "write one prepared folder alone, or files" in said
     said = refused(tmp_path, trained_run, "@run", log, out)
     assert "@run: is the run's own data; write it alone" in said
-    said = refused(tmp_path, trained_run, "x" * 300, log, out)
-    assert "no such file or glob" in said
-    for part in ("train", "test"):
-        said = refused(tmp_path, trained_run, log, out, "--part", part)
-        assert f"--part {part}: raw files such as {log} have no parts; leave it out" in said
+    said = refused(tmp_path, trained_run, log, out, "--part", "test")
+    assert f"--part test: raw files such as {log} have no parts; leave it out" in said
 
 
 def test_a_configuration_that_no_run_wrote(trained_run, tmp_path, log):
@@ -135,14 +124,6 @@ def test_a_configuration_that_no_run_wrote(trained_run, tmp_path, log):
     (run / "config.yaml").write_text("")
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
     assert "config.yaml: no run wrote it (model.dropout is missing)" in said
-
-
-@pytest.mark.parametrize("name", ["learned/learned.json", "learned/user.parquet", "manifest.json"])
-def test_what_a_run_kept_is_no_file(trained_run, tmp_path, log, name):
-    run = shutil.copytree(trained_run, tmp_path / "run")
-    (run / "inputs" / name).unlink()
-    os.mkfifo(run / "inputs" / name)
-    assert "is not a file" in refused(tmp_path, run, log, tmp_path / "s.parquet")
 
 
 def test_what_a_run_kept_is_damaged(trained_run, tmp_path, log):
@@ -192,13 +173,8 @@ def test_another_vocabulary(trained_run, tmp_path):
 
 
 def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch):
-    assert refused(tmp_path, trained_run, log, tmp_path / "s").endswith("write a NAME.parquet\n")
     said = refused(tmp_path, trained_run, log, tmp_path / "s.csv")
-    # The command that is named does it.
-    command = said.split("`")[1]
-    assert predict(trained_run, log, tmp_path / "s.parquet")[0] == 0
-    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True)
-    assert (tmp_path / "s.csv").read_text().startswith("file,row,")
+    assert said.endswith("write a NAME.parquet\n")
     (tmp_path / "old.parquet").write_text("old")
     said = refused(tmp_path, trained_run, log, tmp_path / "old.parquet")
     assert "already exists; write --overwrite, or another name" in said
@@ -216,28 +192,21 @@ def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch)
 
     monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", full)
     said = refused(tmp_path, trained_run, log, tmp_path / "old.parquet", "--overwrite")
-    assert "cannot be written (No space left on device)" in said and "are free there" in said
+    assert "cannot be written (No space left on device); make room" in said
     monkeypatch.undo()
     status, _ = predict(trained_run, log, tmp_path / "old.parquet", "--overwrite")
     assert status == 0 and len(pyarrow.parquet.read_table(tmp_path / "old.parquet")) == 60
 
 
-def test_names_that_are_too_long(trained_run, tmp_path, log):
-    for name in ("x" * 247, "x" * 300, "ü" * 125):
-        said = refused(tmp_path, trained_run, log, tmp_path / f"{name}.parquet")
-        assert "cannot be written (" in said and "File name too long" in said
-
-
 def test_options(trained_run, log, tmp_path, capsys):
     with pytest.raises(SystemExit):
         predict(trained_run, log, tmp_path / "s.parquet", "--batch-size", 0)
-    text = command._parser().format_help()
-    assert "@run" in text and max(map(len, text.splitlines())) <= 100
+    for parser in (command._parser(), export._parser()):
+        assert max(map(len, parser.format_help().splitlines())) <= 100
 
 
-@pytest.mark.parametrize("name", ["own.py", "../own.py"])
-def test_code_that_a_run_folder_names_is_not_executed_unasked(trained_run, tmp_path, name):
-    run = tmp_path / "run"
+def test_code_that_a_run_folder_names_is_not_executed_unasked(trained_run, tmp_path):
+    run, name = tmp_path / "run", "own.py"
     shutil.copytree(trained_run, run)
     executed = tmp_path / "executed"
     (run / name).write_text(f"open({str(executed)!r}, 'w').close()\nraise SystemExit(3)")
@@ -245,7 +214,7 @@ def test_code_that_a_run_folder_names_is_not_executed_unasked(trained_run, tmp_p
     config["model"]["import"] = name
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     out, package = tmp_path / "s.parquet", tmp_path / "package"
-    for main, rest in ((command.main, ["@run", out]), (export_main, [package])):
+    for main, rest in ((command.main, ["@run", out]), (export.main, [package])):
         status, said = run_command(main, run, *rest)
         assert status == 2 and not executed.exists()
         assert f"config.yaml: its network is Python code, '{name}', which would be executed" in said

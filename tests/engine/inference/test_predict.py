@@ -17,7 +17,6 @@ from support.movie_runs import (
     prepare_movies,
     rows_of_test_part,
     summary_of,
-    train_on_movies,
 )
 from support.movies import write_movies
 from support.packages import columns_of, loaded
@@ -52,30 +51,15 @@ def test_a_file_has_the_scores_of_its_rows_in_whatever_pieces(trained_run, tmp_p
     assert pyarrow.parquet.ParquetFile(tmp_path / "scores.parquet").num_row_groups > 5
 
 
-def test_rows_without_label_have_the_same_scores(trained_run, tmp_path):
-    frame = rows_of_test_part()
-    whole = scores(trained_run, [write_movies(tmp_path / "log.csv", frame)], tmp_path)
-    bare = write_movies(tmp_path / "bare.csv", frame.drop(columns=["rating", "importance"]))
-    for options in ([bare], [tmp_path / "log.csv", "--ignore-label"]):
-        found = scores(trained_run, options[:1], tmp_path, *options[1:])
-        assert found.columns == ["file", "row", "score"]
-        assert found["score"].to_list() == whole["score"].to_list()
-
-
-def test_the_data_may_be_gone(tmp_path):
-    run = train_on_movies(prepare_movies(tmp_path))
-    shutil.rmtree(tmp_path / "cache")
-    for name in ("log.csv", "schema.yaml"):
-        (tmp_path / name).unlink()
-    found = scores(run, [write_movies(tmp_path / "new.csv", rows_of_test_part())], tmp_path)
-    assert auc_of(found) == pytest.approx(summary_of(run)["best_auc"], abs=1e-6)
-
-
 @pytest.mark.parametrize("world_size, plan", [(2, "data_parallel"), (4, "grid_shard")])
 def test_checkpoints_of_several_ranks(tmp_path, world_size, plan):
     prepare_movies(tmp_path)
     run_ranks(world_size, train_as_ranks, str(tmp_path), plan, world_size, ranks_per_node=2)
     run = tmp_path / "movies"
+    # The data may be gone.
+    shutil.rmtree(tmp_path / "cache")
+    for name in ("log.csv", "schema.yaml"):
+        (tmp_path / name).unlink()
     found = scores(run, [write_movies(tmp_path / "new.csv", rows_of_test_part())], tmp_path)
     assert auc_of(found) == pytest.approx(summary_of(run)["best_auc"], abs=1e-6)
 
@@ -98,32 +82,29 @@ def test_the_epoch_is_chosen(trained_run, tmp_path):
     assert of(trained_run / "checkpoints/epoch_0003") == last
 
 
-def test_a_prepared_folder(trained_run, tmp_path):
-    path = write_movies(tmp_path / "log.csv", rows_of_test_part())
+def test_labels_and_prepared_folders_make_no_difference(trained_run, tmp_path):
+    frame = rows_of_test_part()
+    path = write_movies(tmp_path / "log.csv", frame)
     raw = scores(trained_run, [path], tmp_path)
-    apply_learned(trained_run / "inputs", str(path), WritingOptions(), tmp_path / "prepared")
-    found = scores(trained_run, [tmp_path / "prepared"], tmp_path)
-    assert found.columns == ["row", "score", "label", "weight"]
-    assert found.equals(raw.drop("file"))
-
-
-def test_labels_are_ignored_wherever_they_are(trained_run, tmp_path):
-    path = write_movies(tmp_path / "log.csv", rows_of_test_part())
-    apply_learned(trained_run / "inputs", str(path), WritingOptions(), tmp_path / "prepared")
+    bare = write_movies(tmp_path / "bare.csv", frame.drop(columns=["rating", "importance"]))
+    found = scores(trained_run, [bare], tmp_path)
+    assert found.columns == ["file", "row", "score"]
+    assert found["score"].to_list() == raw["score"].to_list()
+    prepared = tmp_path / "prepared"
+    apply_learned(trained_run / "inputs", str(path), WritingOptions(), prepared)
+    assert scores(trained_run, [prepared], tmp_path).equals(raw.drop("file"))
     run_small(tmp_path, [])
     for run, given in (
-        (trained_run, tmp_path / "prepared"),
+        (trained_run, path),
+        (trained_run, prepared),
         (trained_run, "@run"),
         (tmp_path / "small", "@run"),
     ):
         labelled = scores(run, [given], tmp_path)
-        found = scores(run, [given], tmp_path, "--ignore-label")
-        assert found.columns == ["row", "score"]
-        assert found.equals(labelled.select("row", "score"))
-        status, said = predict(
-            run, given, tmp_path / "bare.parquet", "--ignore-label", "--overwrite"
-        )
+        output = tmp_path / "bare.parquet"
+        status, said = predict(run, given, output, "--ignore-label", "--overwrite")
         assert status == 0 and "AUC" not in said
+        assert pl.read_parquet(output).equals(labelled.drop("label", "weight", strict=False))
 
 
 def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch):
@@ -221,11 +202,8 @@ def test_bad_values_are_missing_on_request(trained_run, packages, tmp_path):
     assert model.bad_values == {"age": 1, "slot": 2, "when": 1}
     with pytest.raises(ValueError, match="column slot: found 'ninety'"):
         model.score(columns)
-    with pytest.raises(ValueError, match="on_bad_value: found 'skip'; write 'error' or 'missing'"):
-        model.score(columns, on_bad_value="skip")
-    # Of several ids only the bad one is left out; ids that are floats may be bad, too.
+    # Of several ids only the bad one is left out.
     one = {name: values[:1] for name, values in columns.items()}
-    for name, values, without in [("user", [1.5], [None]), ("genres", [[2.5, 3.0]], [[3.0]])]:
-        lenient_score = model.score({**one, name: values}, on_bad_value="missing")
-        assert model.bad_values == {name: 1}
-        np.testing.assert_array_equal(lenient_score, model.score({**one, name: without}))
+    lenient_score = model.score({**one, "genres": [[2.5, 3.0]]}, on_bad_value="missing")
+    assert model.bad_values == {"genres": 1}
+    np.testing.assert_array_equal(lenient_score, model.score({**one, "genres": [[3.0]]}))
