@@ -160,6 +160,7 @@ def test_a_damaged_checkpoint_is_left_out(runs, tmp_path):
     drawing = draw_embedding_norms(settings_of([damaged, runs[1]]))
     assert drawing.left_out[-1].startswith("damaged is not shown: ")
     assert "damaged checkpoint" in drawing.left_out[-1]
+    assert not any(sentence.endswith(": damaged.") for sentence in drawing.left_out)
     assert curves(drawing).keys() == {"b512"}
 
 
