@@ -23,7 +23,6 @@ from stampede.settings import cut, shown
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
 _TIMES = ("time", "timestamp", "ts", "date", "datetime", "event_time", "unix_time")
-_WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
 _FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
 _AVAZU = {"click", "hour", "C1", "banner_pos", "site_id", "device_ip", "C21"}
 
@@ -96,9 +95,8 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
     ]
     if left_out:
         reason.append(f"left out: {_listed(left_out)}")
-    for name, options in (ids | numbers).items():
-        key = f"{'ids' if name in ids else 'numbers'}.{name}"
-        reason += _hint(head[options.get("column", name)], key, bool(time))
+    if time is None:
+        reason.append("found no time; if a column is one, write it as `time` of the schema")
     schema = {**written, "label": label, "ids": ids, "numbers": numbers}
     return Guess("table", {**schema, "time": time} if time else schema, reason)
 
@@ -159,19 +157,6 @@ def _time(head: pl.DataFrame) -> dict[str, str] | None:
                 if not present.str.strptime(kind, format, strict=False).null_count():
                     return {"column": series.name, "format": format}
     return None
-
-
-def _hint(series: pl.Series, key: str, has_time: bool) -> list[str]:
-    """What a column may be instead of the guessed input."""
-    present, name = series.drop_nulls(), series.name.lower()
-    in_seconds = present.dtype.is_integer() and present.is_between(*_SECONDS).all()
-    if name in _WEIGHTS:
-        what = "has the weights of samples, write it as `weight` of the schema"
-    elif not has_time and len(present) and (in_seconds or name in _TIMES):
-        what = "is a time, write it as `time` of the schema (its format, or whole seconds)"
-    else:
-        return []
-    return [f"column {shown(series.name)} became {key}; if it {what}, and delete {key}"]
 
 
 def _separator(series: pl.Series, between_columns: str) -> dict[str, str]:

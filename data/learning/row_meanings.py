@@ -20,7 +20,7 @@ import polars as pl
 
 from stampede.data.formulas import stable_hashes
 from stampede.data.learning.learned import NumberRange, Saved, read_ids, read_saved
-from stampede.data.learning.vocabulary import FIRST_ROW, UNSEEN_ROW, RowsOfIds
+from stampede.data.learning.vocabulary import FIRST_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
     REMEDY,
@@ -111,9 +111,7 @@ def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
         raise OtherMeaningError(f"encode was {saved.encode}, now {now.encode}")
     found = np.full(now.entry.rows, -1, dtype=np.int64)
     if isinstance(now.field, Vocabulary):
-        rows = RowsOfIds(saved.values())(now.values())
-        rows[rows == UNSEEN_ROW] = -1
-        found[FIRST_ROW:] = rows
+        found[FIRST_ROW:] = RowsOfIds(saved.values())(now.values())
     elif isinstance(now.field, Quantiles):
         row_of = {bucket: row for row, bucket in enumerate(saved.buckets, _FIRST_BUCKET)}
         found[_FIRST_BUCKET:] = [row_of.get(bucket, -1) for bucket in now.buckets]
@@ -127,7 +125,8 @@ def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
                 )
         common = min(saved.entry.rows, now.entry.rows)
         found[:common] = np.arange(common)
-    # Rows of missing and unseen values match by their kind, wherever they are.
+    # Rows of missing and unseen values match by their kind, wherever they are; an id that `saved`
+    # has not seen matches no row.
     found[np.isin(found, saved.entry.unknown_rows)] = -1
     found[list(now.entry.unknown_rows)] = -1
     for kind in ("missing_row", "unseen_row"):

@@ -72,6 +72,8 @@ PERIODS = st.lists(st.lists(IDS, max_size=25), min_size=1, max_size=30)
     min_count=st.integers(1, 3),
 )
 @example(periods=[["id2"], ["id0", "id1"]], window=1, most=2, evict="lru", min_count=1)
+# Among equals, the largest text loses its row.
+@example(periods=[["id0", "id1"], ["id2"]], window=1, most=2, evict="lru", min_count=1)
 def test_growth_is_that_of_dictionaries(periods, window, most, evict, min_count):
     options = GrowthOptions(admission_periods=window, max_rows=most, evict=evict)
     oracle, state = Oracle(window, most, evict, min_count), nothing_known()

@@ -36,6 +36,7 @@ def test_a_table_is_guessed_from_its_types(log):
     folder, frame = log
     found = guess([folder / "log_0.csv"])
     assert found.kind == "table"
+    assert "found no time" in found.reason[-1]
     assert found.schema == {
         "separator": ",",
         "label": "clicked",
@@ -56,22 +57,6 @@ def test_a_table_is_guessed_from_its_types(log):
     found = guess([folder / "log.parquet"])
     assert found.schema["time"] == {"column": "timestamp"}
     assert found.schema["ids"]["tags"] == {"separator": "|"}
-
-
-def test_columns_that_may_be_weights_or_times_are_named(log, tmp_path):
-    _, frame = log
-    frame = frame[:50].rename(columns={"price": "Weight", "seen": "seen, utc"})
-    frame["date"] = 20240501
-    frame.to_csv(tmp_path / "log.csv", index=False)
-    said = guess([tmp_path / "log.csv"]).reason[1:]
-    time = "if it is a time, write it as `time` of the schema"
-    for name, key, what in (
-        ("seen, utc", "ids.seen__utc", time),
-        ("date", "ids.date", time),
-        ("Weight", "numbers.Weight", "if it has the weights of samples, write it as `weight`"),
-    ):
-        (hint,) = (sentence for sentence in said if f"column '{name}'" in sentence)
-        assert f"became {key}; {what}" in hint and hint.endswith(f"and delete {key}")
 
 
 SCHEMA_WITH_OPEN_KEYS = """
