@@ -38,16 +38,10 @@ def test_a_run_goes_on_compiled_to_the_same(tmp_path):
             assert other[key] == pytest.approx(one[key], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "overrides, why",
-    [
-        (["run.device=cpu"], "run.device is 'cpu'"),
-        (["optim.embedding.optimizer=helen"], "a step of .*'helen' has two passes"),
-    ],
-)
-def test_impossible_cuda_graphs_are_refused_before_data_are_read(tmp_path, overrides, why):
-    with pytest.raises(SettingsError, match=f"train.compile: found 'cuda_graphs', but {why}"):
-        small_config(tmp_path, "train.compile=cuda_graphs", *overrides)
+@pytest.mark.parametrize("override", ["run.device=cpu", "optim.embedding.optimizer=helen"])
+def test_impossible_cuda_graphs_are_refused_before_data_are_read(tmp_path, override):
+    with pytest.raises(SettingsError, match="train.compile: found 'cuda_graphs', which works"):
+        small_config(tmp_path, "train.compile=cuda_graphs", override)
 
 
 def test_without_a_compiler_it_says_what_to_write(tmp_path, monkeypatch, capsys):
