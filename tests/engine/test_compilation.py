@@ -40,7 +40,7 @@ def test_a_run_goes_on_compiled_to_the_same(tmp_path):
 
 @pytest.mark.parametrize("override", ["run.device=cpu", "optim.embedding.optimizer=helen"])
 def test_impossible_cuda_graphs_are_refused_before_data_are_read(tmp_path, override):
-    with pytest.raises(SettingsError, match="train.compile: found 'cuda_graphs', which works"):
+    with pytest.raises(SettingsError, match=r"train.compile: found 'cuda_graphs', which works"):
         small_config(tmp_path, "train.compile=cuda_graphs", override)
 
 
