@@ -209,9 +209,7 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
                 streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output}
                 ranks.append(subprocess.Popen(command, env=environment, **streams))
             # Not `wait`: Polars makes system calls resume after a signal.
-            while any(rank.poll() is None for rank in ranks) and not any(
-                rank.returncode for rank in ranks
-            ):
+            while None in (found := [rank.poll() for rank in ranks]) and not any(found):
                 time.sleep(_POLL_SECONDS)
             # A rank killed by a signal is the cause, not one that lost a connection.
             return min((rank.returncode for rank in ranks if rank.returncode), default=0)
