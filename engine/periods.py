@@ -348,10 +348,14 @@ class _Periods:
 
     def _keep_output(self, run: Path, printed: str) -> None:
         """Append a run's output to its file, even if the run failed; errors here are ignored."""
-        # It may have failed before it had a folder.
-        if self.here.is_main and run.is_dir():
+        if not self.here.is_main:
+            return
+        if run.is_dir():
             with suppress(OSError):
                 append(run / OUTPUT, printed.encode())
+        else:
+            # It failed before it had a folder.
+            print(printed, end="", flush=True)
 
     def _config(self, period: Period) -> Config:
         own = {
