@@ -102,7 +102,7 @@ def test_workers_that_sleep_or_are_killed_are_replaced(tmp_path, undisturbed):
     for rank, place in enumerate(("train_step", "sleep_in_python")):
         told = (tmp_path / f"small/hang_rank_{rank}.txt").read_text()
         assert f"in {place}" in told
-        assert f"\nrank {rank} at step {6 - rank}, " in told
+        assert f"\nrank {rank} makes no progress: at step {6 - rank}, " in told
     # The logs of all ranks are whole, and tell of all starts.
     for rank in range(2):
         log = logged(tmp_path / "small", rank)
