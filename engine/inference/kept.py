@@ -272,6 +272,10 @@ def check_unexecuted(run: Path, config_file: Path) -> None:
             f"model.import: {file}, the network of {run}, is missing; the run has a copy, {copy}: "
             "copy it back, and the files it imports beside it"
         ) from None
+    except OSError as failure:
+        raise RunFolderError(
+            f"{file}: cannot be read ({failure.strerror or failure}); check its permissions"
+        ) from None
     _check(file, found, copy)
 
 

@@ -65,7 +65,10 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
     """
     # "." has no name, and a link could not be replaced.
     folder = folder.resolve()
-    is_there = folder.exists()
+    try:
+        is_there = folder.exists()
+    except OSError as failure:
+        raise RunFolderError(f"{folder}: cannot be written ({failure.strerror})") from None
     if is_there and not overwrite:
         raise RunFolderError(f"{folder}: already exists; write --overwrite, or another folder")
     if is_there and not (folder / PACKAGE).is_file():
