@@ -26,8 +26,8 @@ from report import ROOT, begin
 from timing import Stopwatch, seconds_of
 from training import DEEPFM, Training, training
 
-from stampede.engine.checkpoint import Checkpoints
 from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.checkpoint.saving import Checkpoints
 
 # Seconds between two checkpoints, and their largest share of the training time.
 WINDOW, BAR = 30.0, 0.03

@@ -63,7 +63,7 @@ class Training:
         rates = learning_rates(
             self.config, self.job.scaling.scaled, self.steps, epoch, epoch * 1000
         )
-        self.job.set_learning_rates(rates)
+        self.job.set_learning_rates(*rates)
         self.steps += 1
         train_step(self.job, sent, self.steps, self.processes)
 

@@ -186,7 +186,7 @@ class Run:
         Raises:
             RunFolderError: as `summary`.
         """
-        from stampede.engine.summary import selected_metrics
+        from stampede.engine.metrics import selected_metrics
 
         return selected_metrics(self.summary)
 

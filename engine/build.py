@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
@@ -15,13 +12,13 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.data import Dataset
 from stampede.engine.config import Config
-from stampede.engine.job import Job
+from stampede.engine.job import Job, build_model, move_dense
 from stampede.engine.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
 from stampede.engine.planning.planner import make_plan, sharding_types
 from stampede.engine.planning.workload import passes, planned_data, workload
 from stampede.engine.precision import choose_precision, compile_network
 from stampede.engine.processes import Processes
-from stampede.models import CTRModel, cpu
+from stampede.models import cpu
 from stampede.optim import TableInit, cowclip_sharders, table_update
 
 
@@ -89,27 +86,3 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         config.run.seed,
         config.train.on_nonfinite == "skip_batch",
     )
-
-
-def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: int) -> CTRModel:
-    """The model before sharding: its tables, with the rows of `vocabulary_sizes`, are on `meta`."""
-    return CTRModel(
-        config.model.name,
-        vocabulary_sizes,
-        numbers,
-        config.model.dim,
-        config.model.hidden,
-        config.run.seed,
-        config.model.options,
-        first_order_scale=config.model.first_order_scale,
-        dropout=config.model.dropout,
-        normalization=config.model.normalization,
-    )
-
-
-def move_dense(model: CTRModel, device: torch.device) -> None:
-    """Move all but the tables, which get their memory in sharding."""
-    for child in model.children():
-        if child is not model.front:
-            child.to(device)
-    model.bias.data = model.bias.data.to(device)

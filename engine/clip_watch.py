@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stampede.data import Batch
-from stampede.engine.job import TrainingRun
+from stampede.engine.training_run import TrainingRun
 from stampede.optim.clip import row_threshold
 
 _ABSENT, _SEVERAL = -1, -2

@@ -20,11 +20,11 @@ from stampede.engine.config import Config, EvaluateSection
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.errors import DivergedError, TrainingStoppedError
-from stampede.engine.job import TrainingRun
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.step import aligned
+from stampede.engine.training_run import TrainingRun
 
 T = TypeVar("T")
 

@@ -1,26 +1,19 @@
-"""The job: model and optimizers; and the run that trains it."""
+"""The model of a configuration, and the job that trains it with both optimizers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from stampede.data import Dataset
 from stampede.engine.config import Config
-from stampede.engine.optimizers import LearningRates
 from stampede.engine.precision import DensePrecision
-from stampede.engine.processes import Processes
-from stampede.engine.run_folder import RunFolder
 from stampede.models import CTRModel, EmbeddingFront
-from stampede.optim import BackwardUpdate, DenseAdam, Scaled, local_cowclip_tables
-
-if TYPE_CHECKING:
-    from stampede.engine.checkpoint.manifest import Progress
+from stampede.optim import BackwardUpdate, DenseAdam, Scaled
 
 
 @dataclass
@@ -64,43 +57,53 @@ class Job:
         """The module with the tables."""
         return self.ctr_model.front
 
-    def set_learning_rates(self, rates: LearningRates) -> None:
-        """Set the rates of both optimizers for the next step."""
+    def set_learning_rates(self, embedding: float, dense: float) -> None:
+        """Set the rates of the tables and of the dense layers for the next step."""
         for group in self.dense_optimizer.param_groups:
-            group["lr"] = rates.dense
+            group["lr"] = dense
         for group in self.model.fused_optimizer.param_groups:
-            group["lr"] = rates.embedding
+            group["lr"] = embedding
         # Fused tables are updated in backward; step() only passes on the rate.
         self.model.fused_optimizer.step()
 
+    def state(self, rank: int) -> dict[str, Any]:
+        """All trained tensors, to be read and written in place, and the random state.
 
-@dataclass
-class TrainingRun:
-    """A run in training, as seen by this process; rank 0 writes its folder."""
+        Brings all rows of the tables up to date. All ranks must call it at the same point.
 
-    config: Config
-    processes: Processes
-    folder: RunFolder
-    dataset: Dataset
-    job: Job
-    progress: Progress
-
-    def log(self, line: dict[str, object]) -> None:
-        """Append a line to `metrics.jsonl`; all ranks must call it."""
-        self.processes.on_main(lambda: self.folder.log(line))
-        self.progress.metrics_lines = self.folder.metrics_lines
-
-    def add_row_counts(self) -> None:
-        """Add the rows touched, clipped and skipped since the last call to the progress.
-
-        All ranks must call it.
+        Args:
+            rank: of this process; its random state is copied.
         """
-        counts = torch.zeros(3, dtype=torch.int64, device=self.processes.device)
-        for tables in local_cowclip_tables(self.job.model):
-            counts += tables.row_counts
-            tables.row_counts.zero_()
-        dist.all_reduce(counts)
-        touched, clipped, skipped = counts.tolist()
-        self.progress.touched_rows += touched
-        self.progress.clipped_rows += clipped
-        self.progress.skipped_rows += skipped
+        return {
+            "model": self.model.state_dict(),
+            "fused": self.model.fused_optimizer.state_dict()["state"],
+            "dense": {
+                name: self.dense_optimizer.state[parameter]
+                for name, parameter in self.dense_parameters.items()
+            },
+            "random": {f"rank_{rank}": torch.get_rng_state()},
+        }
+
+
+def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: int) -> CTRModel:
+    """The model before sharding: its tables, with the rows of `vocabulary_sizes`, are on `meta`."""
+    return CTRModel(
+        config.model.name,
+        vocabulary_sizes,
+        numbers,
+        config.model.dim,
+        config.model.hidden,
+        config.run.seed,
+        config.model.options,
+        first_order_scale=config.model.first_order_scale,
+        dropout=config.model.dropout,
+        normalization=config.model.normalization,
+    )
+
+
+def move_dense(model: CTRModel, device: torch.device) -> None:
+    """Move all but the tables, which get their memory in sharding."""
+    for child in model.children():
+        if child is not model.front:
+            child.to(device)
+    model.bias.data = model.bias.data.to(device)

@@ -12,6 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# Metrics of one number, and how they are shown.
+METRICS = {
+    "auc": "AUC",
+    "logloss": "logloss",
+    "pr_auc": "PR-AUC",
+    "normalized_entropy": "norm. entropy",
+    "calibration": "calibration",
+    "gauc": "GAUC",
+}
+PARTS = ("validation", "test")
+
 # Sorted samples per chunk, so that intermediate results stay in the caches.
 CHUNK = 1 << 17
 
@@ -416,3 +427,10 @@ class _CalibrationBuckets:
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
+
+
+def selected_metrics(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Metrics of the selected epoch in a `summary.json`, by part."""
+    test = {name: summary[name] for name in summary["last"]["test"]}
+    validation = {"validation": summary["validation"]} if "validation" in summary else {}
+    return {**validation, "test": test}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import threading
 import time
 import traceback
@@ -26,7 +25,7 @@ from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes, say_given_up
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.heartbeat import EXCHANGES, PHASES, READING
-from stampede.engine.processes import Processes, restarts
+from stampede.engine.processes import Processes, peak_memory_bytes, restarts
 from stampede.engine.profiler import StepTrace
 from stampede.files import append, to_json
 
@@ -264,13 +263,6 @@ def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak so far in bytes: of torch's tensors on a GPU, of the resident set on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def log_file(folder: Path, rank: int) -> Path:

@@ -22,7 +22,7 @@ from pydantic import Field
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.raw.files import expand, naturally
-from stampede.engine.checkpoint import delete_all
+from stampede.engine.checkpoint.retention import delete_all
 from stampede.engine.config import Config
 from stampede.engine.config.data import RawSection
 from stampede.engine.config.load import load_config

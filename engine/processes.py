@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import tempfile
 import time
@@ -135,6 +136,13 @@ def choose_device(asked: str, key: str) -> torch.device:
     chosen = torch.device("cuda", local_rank)
     torch.cuda.set_device(chosen)
     return chosen
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak so far in bytes: of torch's tensors on a GPU, of the resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextmanager

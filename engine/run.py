@@ -19,15 +19,14 @@ from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.hang import watched
 from stampede.engine.inference.kept import keep_inputs, keep_network
-from stampede.engine.job import TrainingRun
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import PATIENCE, Processes, processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.recipe import described, with_recipe
 from stampede.engine.resume import begin, find_beginning
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.summary import describe, summarize
 from stampede.engine.trainer import Trainer
+from stampede.engine.training_run import TrainingRun, describe, summarize
 
 
 def run(config: Config) -> None:

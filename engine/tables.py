@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stampede.engine.checkpoint import check_finite, read_manifest, read_tensors, weights_name
+from stampede.engine.checkpoint.manifest import read_manifest, weights_name
+from stampede.engine.checkpoint.tensors import check_finite, read_tensors
 from stampede.engine.errors import RunFolderError
 from stampede.models import StoredColumns, table_name
 

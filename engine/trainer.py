@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stampede.engine.advice import on_first_epoch, tell
-from stampede.engine.checkpoint import Checkpoints
 from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.clip_watch import ClipWatch
 from stampede.engine.config import DivergenceSection
 from stampede.engine.console import progress_bar
@@ -27,13 +27,12 @@ from stampede.engine.evaluate import (
     is_evaluated,
     stops_early,
 )
-from stampede.engine.job import TrainingRun
 from stampede.engine.monitor import Monitor
 from stampede.engine.optimizers import LearningRates, learning_rates
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.stop import Agreement, StopSignals
-from stampede.engine.summary import clipped_share
+from stampede.engine.training_run import TrainingRun, clipped_share
 from stampede.optim import begin_tables_again
 
 # After this many non-finite losses in a row, single batches are not the cause.
@@ -132,7 +131,7 @@ class Trainer:
         """Take a step, log what is due, and return the loss."""
         run, progress, train = self._run, self._progress, self._config.train
         rates = self._learning_rates()
-        run.job.set_learning_rates(rates)
+        run.job.set_learning_rates(*rates)
         watch = self._clip_watch if self._clip_watch.watches(progress.step + 1) else None
         loss = train_step(run.job, sent, progress.step + 1, run.processes, watch)
         progress.step += 1

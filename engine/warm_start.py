@@ -26,22 +26,22 @@ from stampede.data.learning.row_meanings import (
     row_meanings,
 )
 from stampede.data.prepared.manifest import FieldEntry
-from stampede.engine.checkpoint import (
+from stampede.engine.checkpoint.manifest import (
+    DTYPES,
+    TABLES,
     Manifest,
-    being_read,
-    flat_keys,
+    Progress,
     read_manifest,
-    read_tensors,
-    verify,
+    weights_key,
+    weights_name,
 )
-from stampede.engine.checkpoint.loading import TABLES
-from stampede.engine.checkpoint.manifest import DTYPES, Progress, weights_key, weights_name
-from stampede.engine.checkpoint.tensors import contents, together
+from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
+from stampede.engine.checkpoint.tensors import read_tensors, together
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
+from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, kept_inputs, remedy
-from stampede.engine.inference.trained import choose_checkpoint
 from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.reading import data_folder
@@ -142,7 +142,7 @@ def load_matching(
         RunFolderError, DataError: the checkpoint or a vocabulary is damaged.
     """
     # Rows that wait take their steps, on all ranks at the same point.
-    state = contents(job, processes.rank)
+    state = job.state(processes.rank)
     del state["random"]
     load = _Load(source, config, sizes, job, flat_keys(state))
     manifest, group = load.manifest, processes.group(PATIENCE)

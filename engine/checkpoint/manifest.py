@@ -32,6 +32,9 @@ MANIFEST = "manifest.json"
 # Names of checkpoint folders.
 NAME = re.compile(r"epoch_\d{4,}|step_\d{8,}", re.ASCII)
 
+# Prefix of the names of table tensors in a model; a process may hold only some of them.
+TABLES = "front."
+
 # What to do about a damaged checkpoint of the user's own run.
 REMEDY = "delete it to use the previous one"
 

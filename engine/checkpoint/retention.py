@@ -1,9 +1,10 @@
-"""The checkpoints of a run: their names, the newest one, which to keep, which are intact."""
+"""The checkpoints of a run: their names, which to use, which to keep, which are intact."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Callable
 from itertools import chain, count
 from pathlib import Path
@@ -20,7 +21,11 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.run_folder import RunFolder
 from stampede.files import check_files, delete_folder, hidden, recover_folders
+
+# Which checkpoint of a run folder to use, besides an epoch's number.
+BEST, NEWEST = "best", "newest"
 
 
 def name_of(progress: Progress) -> str:
@@ -45,6 +50,86 @@ def newest(folder: Path) -> Path | None:
 def readable(folder: Path) -> list[tuple[Path, Progress]]:
     """All checkpoints with a readable manifest, newest first."""
     return [(path, progress) for path, progress in _newest_first(folder) if progress is not None]
+
+
+def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None = None) -> Path:
+    """Choose a checkpoint by reading manifests only.
+
+    Args:
+        path: absolute: a run folder, its `checkpoints` folder, a checkpoint, or a link to one.
+        epoch: which one of a run folder: `best` (default), `newest`, or an epoch's number.
+        remedy: advice for the error if the newest manifest is damaged; None: use the newest
+            readable one and say so.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    path = _in_its_run(path)
+    if path.parent == RunFolder(path.parent.parent).checkpoints:
+        if epoch is not None:
+            raise RunFolderError(
+                f"{path} is a checkpoint of one epoch; leave --epoch out, or write the run folder "
+                f"{path.parent.parent}"
+            )
+        return path
+    folder = RunFolder(path).checkpoints
+    last = newest(folder)
+    if last is None:
+        if periods := sorted(path.glob("period_*")):
+            raise RunFolderError(
+                f"{path}: each period of stampede incremental has its own run folder; write "
+                f"{periods[-1]}, the newest"
+            )
+        siblings = sorted(path.parent.glob("period_*"))
+        others = [one.name for one in siblings if newest(RunFolder(one).checkpoints)]
+        if path.name.startswith("period_") and others and path.name < others[-1]:
+            raise RunFolderError(
+                f"{path}: its checkpoint was deleted, as only the newest periods keep theirs "
+                f"(checkpoint.keep); there are: {', '.join(others)}"
+            )
+        raise RunFolderError(
+            f"{path}: has no checkpoint ({folder} holds none); write a run folder such as "
+            "runs/quickstart, trained for at least one epoch"
+        )
+    if epoch == NEWEST:
+        return last
+    if epoch in (None, BEST):
+        try:
+            best = read_manifest(last, remedy or REMEDY).progress.best_epoch
+        except DamagedCheckpointError as failure:
+            others = readable(folder)
+            if remedy or not others:
+                raise
+            last, progress = others[0]
+            best = progress.best_epoch
+            print(f"{failure}; {last} is the newest that can be read", file=sys.stderr)
+        # There is no best epoch before the first evaluation.
+        return _existing(folder, best) if best else last
+    if not epoch.isdecimal():
+        raise RunFolderError(f"--epoch: found {epoch!r}; write best, newest, or a number")
+    return _existing(folder, int(epoch))
+
+
+def _in_its_run(path: Path) -> Path:
+    """The run folder, or the checkpoint at its place in the run folder."""
+    for found in (path, path.resolve()):
+        if found == RunFolder(found.parent).checkpoints:
+            return found.parent
+        is_checkpoint = found.parent == RunFolder(found.parent.parent).checkpoints
+        if is_checkpoint or RunFolder(found).checkpoints.is_dir():
+            return found
+    return path
+
+
+def _existing(folder: Path, epoch: int) -> Path:
+    found = checkpoint_of(folder, epoch)
+    if found is None:
+        there = ", ".join(sorted(path.name for path in folder.glob("epoch_*"))) or "none"
+        raise RunFolderError(
+            f"{folder}: no complete checkpoint of epoch {epoch}; there are: {there} "
+            "(checkpoint.keep says how many a run keeps)"
+        )
+    return found
 
 
 def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:

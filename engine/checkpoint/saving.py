@@ -25,7 +25,6 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.checkpoint.retention import name_of, prune
 from stampede.engine.checkpoint.tensors import (
     FailedSomewhereError,
-    contents,
     on_cpu,
     reason,
     together,
@@ -113,7 +112,7 @@ class Checkpoints:
         if before is not None and self._processes.is_main:
             tqdm.write(f"{before}; training continues, and the current state is written now")
         self._check_finite(progress.step)
-        state, failure = contents(self._job, self._processes.rank), None
+        state, failure = self._job.state(self._processes.rank), None
         try:
             state = on_cpu(state, copy=self._settings.asynchronous)
         except (MemoryError, RuntimeError) as lack:

@@ -29,6 +29,7 @@ from torch.futures import Future
 from stampede.engine.checkpoint.manifest import (
     DTYPES,
     REMEDY,
+    TABLES,
     ChunkEntry,
     DamagedCheckpointError,
     Manifest,
@@ -36,31 +37,11 @@ from stampede.engine.checkpoint.manifest import (
     read_manifest,
 )
 from stampede.engine.errors import RunFolderError, lacks_memory
-from stampede.engine.job import Job
 from stampede.files import check_files
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 T = TypeVar("T")
-
-
-def contents(job: Job, rank: int) -> dict[str, Any]:
-    """All trained tensors, to be read and written in place, and the random state.
-
-    Brings all rows of the tables up to date. All ranks must call it at the same point.
-
-    Args:
-        rank: of this process; its random state is copied.
-    """
-    return {
-        "model": job.model.state_dict(),
-        "fused": job.model.fused_optimizer.state_dict()["state"],
-        "dense": {
-            name: job.dense_optimizer.state[parameter]
-            for name, parameter in job.dense_parameters.items()
-        },
-        "random": {f"rank_{rank}": torch.get_rng_state()},
-    }
 
 
 @torch.no_grad()
@@ -146,6 +127,33 @@ def read_tensors(
         raise DamagedCheckpointError(
             f"{path}: damaged checkpoint ({reason(failure)}); {REMEDY}"
         ) from None
+
+
+def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tensor]) -> None:
+    """Refuse a model other than the trained one, before anything is read into it.
+
+    Args:
+        path: the checkpoint, for the message.
+        manifest: its manifest.
+        model: the model's `state_dict`; tensors may be sharded and on any device.
+
+    Raises:
+        RunFolderError: a tensor is missing on one side, or the sizes differ.
+    """
+    now = {name: list(tensor.size()) for name, tensor in model.items()}
+    saved = {
+        name.removeprefix("model."): entry.size
+        for name, entry in manifest.tensors.items()
+        if name.startswith("model.")
+    }
+    for name in [*now, *(name for name in saved if not name.startswith(TABLES))]:
+        if saved.get(name) != now.get(name):
+            raise RunFolderError(
+                f"{path}: the network differs from the trained one ({name}: "
+                f"{saved.get(name, 'absent')} in the checkpoint, {now.get(name, 'absent')} now). "
+                "Keep the checkpoint, which is intact; restore the configuration's section model "
+                "and the file of model.import, or train from scratch with another run.name"
+            )
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -95,3 +95,13 @@ def at(values: Any, key: str) -> Any:
     for name in key.split("."):
         values = values.get(name) if isinstance(values, dict) else None
     return values
+
+
+def flat_keys(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Values of nested sections by dotted key, such as `train.batch_size`."""
+    if not isinstance(values, dict):
+        return {prefix[:-1]: values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(flat_keys(value, f"{prefix}{key}."))
+    return flat

@@ -13,32 +13,19 @@ import torch
 from torch import Tensor
 
 from stampede.data import Batch, GlobalBatches, Part
-from stampede.engine.build import build_model, move_dense
-from stampede.engine.checkpoint import (
-    DamagedCheckpointError,
-    being_read,
-    check_finite,
-    check_same_network,
-    checkpoint_of,
-    newest,
-    read_manifest,
-    read_tensors,
-    readable,
-    verify,
-)
-from stampede.engine.checkpoint.loading import TABLES
-from stampede.engine.checkpoint.manifest import REMEDY, DataEntry
+from stampede.engine.checkpoint.manifest import TABLES, DataEntry, read_manifest
+from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
+from stampede.engine.checkpoint.tensors import check_finite, check_same_network, read_tensors
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_unexecuted, imported_by
+from stampede.engine.job import build_model, move_dense
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import TILE_ROWS
 from stampede.models import CTRModel
 from stampede.settings import shown
-
-BEST, NEWEST = "best", "newest"
 
 
 @dataclass(frozen=True)
@@ -104,85 +91,6 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
     epoch = manifest.progress.epoch
     return Trained(run.path, checkpoint, epoch, config, manifest.data, held)
-
-
-def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None = None) -> Path:
-    """Choose a checkpoint's folder by reading manifests only; see `open_trained`.
-
-    Args:
-        path: absolute; may also be a run's `checkpoints` folder, or a link.
-        remedy: advice for the error if the newest manifest is damaged; None: use the newest
-            readable one and say so.
-
-    Raises:
-        RunFolderError: there is none.
-    """
-    path = _in_its_run(path)
-    if path.parent == RunFolder(path.parent.parent).checkpoints:
-        if epoch is not None:
-            raise RunFolderError(
-                f"{path} is a checkpoint of one epoch; leave --epoch out, or write the run folder "
-                f"{path.parent.parent}"
-            )
-        return path
-    folder = RunFolder(path).checkpoints
-    last = newest(folder)
-    if last is None:
-        if periods := sorted(path.glob("period_*")):
-            raise RunFolderError(
-                f"{path}: each period of stampede incremental has its own run folder; write "
-                f"{periods[-1]}, the newest"
-            )
-        siblings = sorted(path.parent.glob("period_*"))
-        others = [one.name for one in siblings if newest(RunFolder(one).checkpoints)]
-        if path.name.startswith("period_") and others and path.name < others[-1]:
-            raise RunFolderError(
-                f"{path}: its checkpoint was deleted, as only the newest periods keep theirs "
-                f"(checkpoint.keep); there are: {', '.join(others)}"
-            )
-        raise RunFolderError(
-            f"{path}: has no checkpoint ({folder} holds none); write a run folder such as "
-            "runs/quickstart, trained for at least one epoch"
-        )
-    if epoch == NEWEST:
-        return last
-    if epoch in (None, BEST):
-        try:
-            best = read_manifest(last, remedy or REMEDY).progress.best_epoch
-        except DamagedCheckpointError as failure:
-            others = readable(folder)
-            if remedy or not others:
-                raise
-            last, progress = others[0]
-            best = progress.best_epoch
-            print(f"{failure}; {last} is the newest that can be read", file=sys.stderr)
-        # There is no best epoch before the first evaluation.
-        return _existing(folder, best) if best else last
-    if not epoch.isdecimal():
-        raise RunFolderError(f"--epoch: found {epoch!r}; write best, newest, or a number")
-    return _existing(folder, int(epoch))
-
-
-def _in_its_run(path: Path) -> Path:
-    """The run folder, or the checkpoint at its place in the run folder."""
-    for found in (path, path.resolve()):
-        if found == RunFolder(found.parent).checkpoints:
-            return found.parent
-        is_checkpoint = found.parent == RunFolder(found.parent.parent).checkpoints
-        if is_checkpoint or RunFolder(found).checkpoints.is_dir():
-            return found
-    return path
-
-
-def _existing(folder: Path, epoch: int) -> Path:
-    found = checkpoint_of(folder, epoch)
-    if found is None:
-        there = ", ".join(sorted(path.name for path in folder.glob("epoch_*"))) or "none"
-        raise RunFolderError(
-            f"{folder}: no complete checkpoint of epoch {epoch}; there are: {there} "
-            "(checkpoint.keep says how many a run keeps)"
-        )
-    return found
 
 
 def dense_model(trained: Trained) -> CTRModel:

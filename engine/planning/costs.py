@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stampede.engine.planning.memory import FLOAT
-from stampede.engine.planning.workload import INT, LONG, PlacedShard, Workload
+from stampede.engine.planning.workload import FLOAT, INT, LONG, PlacedShard, Workload
 
 MEMORY = ("weights", "optimizer_state", "activations")
 COMMUNICATION = ("ids", "pooled_rows", "gradients", "dense", "row_sums")

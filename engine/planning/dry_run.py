@@ -20,17 +20,16 @@ from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.engine.build import build_model
 from stampede.engine.config import Config
 from stampede.engine.config.optim import EmbeddingOptimSection
 from stampede.engine.config.presets import with_preset
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
+from stampede.engine.job import build_model
 from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.planning.costs import PlanCosts, plan_costs
-from stampede.engine.planning.memory import TableStates
 from stampede.engine.planning.planner import Cluster, no_plan, search_plan, sharding_types
-from stampede.engine.planning.workload import Workload, planned_data, workload
+from stampede.engine.planning.workload import TableStates, Workload, planned_data, workload
 from stampede.engine.recipe import LARGE_LOG, with_recipe
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
-from stampede.engine.checkpoint import read_manifest
+from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import RunFolderError
 from stampede.engine.heartbeat import PHASES

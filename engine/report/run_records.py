@@ -13,10 +13,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from stampede.engine.checkpoint import checkpoint_of, flat_keys, newest, read_manifest
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.retention import checkpoint_of, newest
+from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
+from stampede.engine.metrics import selected_metrics
 from stampede.engine.run_folder import PERIODS, TRIALS, RunFolder, period_folder
-from stampede.engine.summary import selected_metrics
 from stampede.files import read_file
 from stampede.settings import read_yaml, reading
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from stampede.engine.console import readable_bytes
 from stampede.engine.heartbeat import READING
+from stampede.engine.metrics import METRICS, PARTS
 from stampede.engine.report.run_records import (
     RunRecord,
     Setting,
@@ -20,7 +21,6 @@ from stampede.engine.report.run_records import (
     readable,
     settings_of,
 )
-from stampede.engine.summary import METRICS, PARTS
 
 # A column: its heading, and what gives its cell for a setting.
 _Column = tuple[str, Callable[[Setting], str]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stampede.engine.config import Config
-from stampede.engine.summary import METRICS, selected_metrics
+from stampede.engine.metrics import METRICS, selected_metrics
 from stampede.engine.sweep.spec import Point, Sweep, Trial, shown_as
 
 _WIDTH = 100

@@ -17,17 +17,17 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from stampede.engine.checkpoint import flat_keys
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
+from stampede.engine.config.presets import flat_keys
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.errors import INTERRUPTED, RunFolderError, TrainingStoppedError
 from stampede.engine.inference.kept import check_executed
+from stampede.engine.metrics import selected_metrics
 from stampede.engine.processes import start_ranks
 from stampede.engine.reading import check_files
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.summary import selected_metrics
 from stampede.engine.sweep.pictures import draw
 from stampede.engine.sweep.results import Outcome, best_of, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as

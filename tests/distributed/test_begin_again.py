@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import newest
 from stampede.optim import begin_tables_again
 from support import parity
 from support.jobs import run_small, without_times

@@ -12,7 +12,8 @@ from subprocess import PIPE
 
 import pytest
 
-from stampede.engine.checkpoint import newest, read_manifest, verify
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.retention import newest, verify
 from support.jobs import SMALL, run_small, without_times
 from support.monitored import logged
 from support.paths import ROOT

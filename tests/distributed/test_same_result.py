@@ -10,7 +10,7 @@ from torchrec.distributed import embeddingbag
 
 from stampede.data import Batch
 from stampede.engine import build
-from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import newest
 from stampede.optim import CowClipTables
 from support.jobs import losses_and_weights, run_small
 from support.ranks import run_ranks

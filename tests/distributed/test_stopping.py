@@ -2,7 +2,8 @@
 
 import pytest
 
-from stampede.engine.checkpoint import newest, read_manifest
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.retention import newest
 from stampede.optim import native
 from support.jobs import run_small, without_times
 from support.ranks import run_ranks

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run import run

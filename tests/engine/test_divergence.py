@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stampede.engine import trainer
-from stampede.engine.checkpoint import newest, read_manifest
-from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.checkpoint.manifest import Progress, read_manifest
+from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.trainer import check_logged_loss

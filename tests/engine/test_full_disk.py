@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from stampede.engine.checkpoint import newest, verify
+from stampede.engine.checkpoint.retention import newest, verify
 from stampede.engine.errors import exit_status
 from stampede.engine.start_up import quiet_libraries
 from support.full_disk import files_of_at_most

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stampede.data import click_share
-from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import newest
 from support.jobs import run_small, small_config
 from support.movie_runs import ROWS, train_on_movies
 from support.movies import movies

@@ -10,7 +10,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.job import Job
-from stampede.engine.optimizers import LearningRates
 from stampede.engine.processes import processes
 from stampede.optim import CowClipAdam, DenseAdam, Schedule, cowclip_sharders, learning_rate
 from support.checkpoints import small_job
@@ -69,9 +68,9 @@ def test_the_rate_reaches_tables_with_torchrecs_own_optimizer_too():
     with processes("cpu") as here:
         model = DistributedModelParallel(ebc, device=here.device, sharders=cowclip_sharders())
         job = Job(model, {}, DenseAdam(layer.parameters()), None, None)
-        for rates in (LearningRates(0.25, 0.125), LearningRates(0.0, 0.0)):
-            job.set_learning_rates(rates)
-            assert [group["lr"] for group in job.dense_optimizer.param_groups] == [rates.dense]
+        for embedding, dense in ((0.25, 0.125), (0.0, 0.0)):
+            job.set_learning_rates(embedding, dense)
+            assert [group["lr"] for group in job.dense_optimizer.param_groups] == [dense]
             tbes = [
                 kernel.emb_module
                 for module in model.modules()
@@ -79,7 +78,7 @@ def test_the_rate_reaches_tables_with_torchrecs_own_optimizer_too():
                 for lookup in module._lookups
                 for kernel in lookup._emb_modules
             ]
-            assert [tbe.get_learning_rate() for tbe in tbes] == [rates.embedding] * 3
+            assert [tbe.get_learning_rate() for tbe in tbes] == [embedding] * 3
 
 
 def decays(folder, *overrides):

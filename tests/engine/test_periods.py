@@ -18,7 +18,7 @@ import torch
 
 from stampede.data import DataError, prepare
 from stampede.engine import api, evaluate, incremental, periods, reading, trainer
-from stampede.engine.checkpoint import being_read, newest
+from stampede.engine.checkpoint.retention import being_read, newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained

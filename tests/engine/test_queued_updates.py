@@ -12,7 +12,6 @@ from stampede.engine import step as step_module
 from stampede.engine.build import build
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.optimizers import LearningRates
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.step import send, train_step
@@ -107,7 +106,7 @@ def test_a_step_does_not_wait_for_the_device_nor_for_other_processes(
         exchanges = []
         monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: exchanges.append(1))
         with noted_waits(on_cpu) as waits:
-            job.set_learning_rates(LearningRates(dense=1e-3, embedding=1e-4))
+            job.set_learning_rates(embedding=1e-4, dense=1e-3)
             loss = train_step(job, second, 2, here)
             job.skips_nonfinite and count_if_skipped(loss, Progress())
     assert bool(waits) == (way == "kernels")

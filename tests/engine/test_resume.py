@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from stampede.engine import metrics, run_folder
-from stampede.engine.checkpoint import newest, read_manifest
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.retention import newest
 from stampede.engine.errors import TrainingStoppedError
 from support.checkpoints import sign, values_of
 from support.jobs import run_small, without_times

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stampede.engine.evaluate as made_by
-from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.evaluate import Evaluation, Plateau
-from stampede.engine.summary import PARTS
+from stampede.engine.metrics import PARTS
 from stampede.engine.tables import read_field
 from stampede.settings import SettingsError
 from support.checkpoints import sign, values_of

@@ -9,7 +9,8 @@ import pytest
 
 from stampede.engine import evaluate as evaluation
 from stampede.engine import stop
-from stampede.engine.checkpoint import newest, read_manifest
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.retention import newest
 from stampede.engine.cli import main
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop import StopSignals

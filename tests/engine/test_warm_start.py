@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from stampede.data import DataError
-from stampede.engine.checkpoint import newest
-from stampede.engine.checkpoint.retention import delete_all
+from stampede.engine.checkpoint.retention import delete_all, newest
 from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
 from stampede.engine.warm_start import open_source

@@ -13,12 +13,15 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from stampede.engine.build import build
-from stampede.engine.checkpoint import Checkpoints, load, newest_whole, saving
+from stampede.engine.checkpoint import saving
 from stampede.engine.checkpoint.manifest import DataEntry, Manifest, Progress, TableEntry, as_text
+from stampede.engine.checkpoint.retention import newest_whole
+from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import write_tensors
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
+from stampede.engine.resume import load
 from stampede.files import file_entry
 from support.forked import START_METHOD
 from support.jobs import small_config

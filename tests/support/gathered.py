@@ -3,7 +3,7 @@
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from stampede.engine.checkpoint import weights_name
+from stampede.engine.checkpoint.manifest import weights_name
 from stampede.engine.tables import FieldWeights
 from stampede.models import StoredColumns
 

@@ -191,7 +191,7 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
                 jagged(ids, fields), numbers, label, torch.ones(local), golden.meta["batch"]
             )
             full = job.scaling.scaled
-            job.set_learning_rates(learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
+            job.set_learning_rates(*learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
             train_step(job, send(batch, job.front, here.device), step, here)
             if step in CHECKED_STEPS:
                 weights: Weights = {

@@ -5,7 +5,7 @@ import random
 
 import torch
 
-from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import newest
 from stampede.engine.periods import train_incrementally
 from support.warm_starts import tensors_of
 

@@ -1,7 +1,7 @@
 """Workloads and configurations for tests of plans."""
 
-from stampede.engine.build import build_model
 from stampede.engine.config.load import load_config
+from stampede.engine.job import build_model
 from stampede.engine.planning.costs import plan_costs
 from stampede.engine.planning.planner import Cluster
 from stampede.engine.planning.workload import planned_data, workload

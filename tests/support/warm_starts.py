@@ -8,8 +8,10 @@ import torch
 
 from stampede.data.prepared.manifest import read_manifest as read_prepared
 from stampede.engine.build import build
-from stampede.engine.checkpoint import Checkpoints, newest, read_manifest, read_tensors
-from stampede.engine.checkpoint.manifest import DTYPES
+from stampede.engine.checkpoint.manifest import DTYPES, read_manifest
+from stampede.engine.checkpoint.retention import newest
+from stampede.engine.checkpoint.saving import Checkpoints
+from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config.load import load_config
 from stampede.engine.processes import processes
 from stampede.engine.reading import data_folder, open_dataset

@@ -6,10 +6,13 @@ import pytest
 import torch
 import yaml
 
-from stampede.engine.checkpoint import changes, check_same_network, newest, read_manifest
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.retention import newest
+from stampede.engine.checkpoint.tensors import check_same_network
 from stampede.engine.config.load import load_config, load_config_of_run, with_defaults
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
+from stampede.engine.resume import changes
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
 from support.checkpoints import sign, values_of

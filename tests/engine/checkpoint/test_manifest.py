@@ -8,12 +8,9 @@ import pickle
 import pytest
 import torch
 
-from stampede.engine.checkpoint import (
-    DamagedCheckpointError,
-    newest_whole,
-    read_manifest,
-    read_tensors,
-)
+from stampede.engine.checkpoint.manifest import DamagedCheckpointError, read_manifest
+from stampede.engine.checkpoint.retention import newest_whole
+from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from support.checkpoints import WEIGHTS, sign, values_of, weights_of_table, write_checkpoint

@@ -5,19 +5,24 @@ import shutil
 import pytest
 import torch
 
-from stampede.engine import checkpoint
-from stampede.engine.checkpoint import (
+from stampede.engine.checkpoint import retention, tensors
+from stampede.engine.checkpoint.manifest import (
+    NAME,
     DamagedCheckpointError,
     Progress,
-    newest_whole,
     read_manifest,
-    read_tensors,
-    retention,
-    tensors,
+)
+from stampede.engine.checkpoint.retention import (
+    being_read,
+    checkpoint_of,
+    name_of,
+    newest,
+    newest_whole,
+    prune,
+    set_aside,
     verify,
 )
-from stampede.engine.checkpoint.manifest import NAME
-from stampede.engine.checkpoint.retention import being_read, name_of, prune, set_aside
+from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
@@ -56,28 +61,28 @@ def test_names(progress, name):
 
 
 def test_the_newest_has_the_most_steps_whatever_its_name(tmp_path):
-    assert checkpoint.newest(tmp_path / "nowhere") is None
-    assert checkpoint.newest(tmp_path) is None
+    assert newest(tmp_path / "nowhere") is None
+    assert newest(tmp_path) is None
     write_position(tmp_path, 2, 20)
     write_position(tmp_path, 10, 100)
-    assert checkpoint.newest(tmp_path).name == "epoch_0010"
+    assert newest(tmp_path).name == "epoch_0010"
     write_position(tmp_path, 1, 15, samples=8)
-    assert checkpoint.newest(tmp_path).name == "epoch_0010"
+    assert newest(tmp_path).name == "epoch_0010"
     write_position(tmp_path, 10, 105, samples=8)
-    assert checkpoint.newest(tmp_path).name == "step_00000105"
+    assert newest(tmp_path).name == "step_00000105"
     # More digits than the name has room for.
     write_position(tmp_path, 10, 123_456_789, samples=8)
-    assert checkpoint.newest(tmp_path).name == "step_123456789"
+    assert newest(tmp_path).name == "step_123456789"
     write_position(tmp_path, 11, 123_456_789)
-    assert checkpoint.newest(tmp_path).name == "epoch_0011"
+    assert newest(tmp_path).name == "epoch_0011"
     write_position(tmp_path, 13, 999_999_999).rename(tmp_path / ".epoch_0013.tmp")
-    assert checkpoint.newest(tmp_path).name == "epoch_0011"
+    assert newest(tmp_path).name == "epoch_0011"
     # One that cannot be read may be newer; who reads it is told.
     (write_position(tmp_path, 5, 50) / "manifest.json").write_text("{}")
-    assert checkpoint.newest(tmp_path).name == "epoch_0005"
+    assert newest(tmp_path).name == "epoch_0005"
     # So may one whose manifest is lost.
     (tmp_path / "epoch_0012").mkdir()
-    assert checkpoint.newest(tmp_path).name == "epoch_0012"
+    assert newest(tmp_path).name == "epoch_0012"
 
 
 def fill(folder, epochs):
@@ -95,8 +100,8 @@ def test_the_newest_the_best_and_every_third_epoch_are_kept(tmp_path):
     prune(tmp_path, settings(keep=2, keep_every=3), best_epoch=2)
     kept = {"epoch_0002", "epoch_0003", "epoch_0006", "epoch_0009"}
     assert names(tmp_path) == {*kept, "step_00000076", "epoch_0008"}
-    assert checkpoint.checkpoint_of(tmp_path, 3) == tmp_path / "epoch_0003"
-    assert checkpoint.checkpoint_of(tmp_path, 4) is None
+    assert checkpoint_of(tmp_path, 3) == tmp_path / "epoch_0003"
+    assert checkpoint_of(tmp_path, 4) is None
     # A step whose number is that of the best epoch is none.
     write_position(tmp_path, 8, 82, samples=8)
     prune(tmp_path, settings(keep=1), best_epoch=8)
@@ -134,7 +139,7 @@ def test_one_that_is_deleted_while_others_are_read_is_not_the_newest(tmp_path, m
         return read_manifest(path)
 
     monkeypatch.setattr(retention, "read_manifest", deleted_meanwhile)
-    assert checkpoint.newest(tmp_path).name == "epoch_0002"
+    assert newest(tmp_path).name == "epoch_0002"
 
 
 def test_copies_by_other_names_are_their_owners(tmp_path):
@@ -143,7 +148,7 @@ def test_copies_by_other_names_are_their_owners(tmp_path):
     for name in others:
         shutil.copytree(tmp_path / "epoch_0002", tmp_path / name)
     (tmp_path / "epoch_archive/manifest.json").unlink()
-    assert checkpoint.newest(tmp_path).name == "epoch_0002"
+    assert newest(tmp_path).name == "epoch_0002"
     prune(tmp_path, settings(keep=2), best_epoch=0)
     assert names(tmp_path) == {"epoch_0002", "step_00000016", *others}
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from stampede.engine import checkpoint
 from stampede.engine.build import build
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
+from stampede.engine.resume import load
 from stampede.engine.tables import read_field
 from support.gathered import gather_field
 from support.jobs import run_small, small_config, without_times
@@ -36,7 +36,7 @@ def test_a_checkpoint_is_read_without_a_model(tmp_path):
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)
-        checkpoint.load(folder, job, dataset)
+        load(folder, job, dataset)
         for field in ("C1", "C3"):
             gathered = gather_field(job.model, field, 10, here)
             for one, other in zip(read_field(folder, field), gathered, strict=True):

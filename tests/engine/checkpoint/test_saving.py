@@ -7,10 +7,14 @@ import math
 import pytest
 import torch
 
-from stampede.engine.checkpoint import Checkpoints, Progress, load, newest_whole, saving
+from stampede.engine.checkpoint import saving
+from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.checkpoint.retention import newest_whole
+from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import on_cpu, reason
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import processes
+from stampede.engine.resume import load
 from support.checkpoints import (
     WEIGHTS,
     change_weights,

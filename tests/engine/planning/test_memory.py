@@ -8,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from stampede.engine.build import build
-from stampede.engine.planning.memory import activation_bytes_per_sample
+from stampede.engine.planning.workload import activation_bytes_per_sample
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.step import send, train_step

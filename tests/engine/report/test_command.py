@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import pytest
 
 from stampede.engine.errors import RunFolderError
+from stampede.engine.metrics import PARTS
 from stampede.engine.report.__main__ import main
 from stampede.engine.report.page import best
 from stampede.engine.report.run_records import baseline_of, open_runs
-from stampede.engine.summary import PARTS
 from support.jobs import run_small
 
 NAMES = {

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from stampede.engine.checkpoint import newest
+from stampede.engine.checkpoint.retention import newest
 from stampede.engine.checkpoint.saving import Checkpoints
 from support.diverging import poisoned
 from support.permissions import read_only

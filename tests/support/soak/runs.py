@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from stampede.engine.checkpoint import newest, read_manifest, read_tensors, verify
-from stampede.engine.checkpoint.manifest import DTYPES
-from stampede.engine.checkpoint.retention import readable
+from stampede.engine.checkpoint.manifest import DTYPES, read_manifest
+from stampede.engine.checkpoint.retention import newest, readable, verify
+from stampede.engine.checkpoint.tensors import read_tensors
 from support.jobs import untimed, without_times
 from support.paths import ROOT
 

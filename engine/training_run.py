@@ -1,7 +1,8 @@
-"""The result of a run, for machines and for people."""
+"""A run in training: what its parts share, and its result for machines and for people."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -9,22 +10,47 @@ import torch
 import torch.distributed as dist
 
 import stampede
+from stampede.data import Dataset
 from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes, readable_metric, table
-from stampede.engine.job import TrainingRun
-from stampede.engine.monitor import peak_memory_bytes
+from stampede.engine.job import Job
+from stampede.engine.metrics import METRICS, PARTS, selected_metrics
+from stampede.engine.processes import Processes, peak_memory_bytes
 from stampede.engine.run_folder import RunFolder
+from stampede.optim import local_cowclip_tables
 
-# Metrics of one number, and how they are shown.
-METRICS = {
-    "auc": "AUC",
-    "logloss": "logloss",
-    "pr_auc": "PR-AUC",
-    "normalized_entropy": "norm. entropy",
-    "calibration": "calibration",
-    "gauc": "GAUC",
-}
-PARTS = ("validation", "test")
+
+@dataclass
+class TrainingRun:
+    """A run in training, as seen by this process; rank 0 writes its folder."""
+
+    config: Config
+    processes: Processes
+    folder: RunFolder
+    dataset: Dataset
+    job: Job
+    progress: Progress
+
+    def log(self, line: dict[str, object]) -> None:
+        """Append a line to `metrics.jsonl`; all ranks must call it."""
+        self.processes.on_main(lambda: self.folder.log(line))
+        self.progress.metrics_lines = self.folder.metrics_lines
+
+    def add_row_counts(self) -> None:
+        """Add the rows touched, clipped and skipped since the last call to the progress.
+
+        All ranks must call it.
+        """
+        counts = torch.zeros(3, dtype=torch.int64, device=self.processes.device)
+        for tables in local_cowclip_tables(self.job.model):
+            counts += tables.row_counts
+            tables.row_counts.zero_()
+        dist.all_reduce(counts)
+        touched, clipped, skipped = counts.tolist()
+        self.progress.touched_rows += touched
+        self.progress.clipped_rows += clipped
+        self.progress.skipped_rows += skipped
 
 
 def summarize(run: TrainingRun) -> dict[str, Any]:
@@ -102,13 +128,6 @@ def clipped_share(progress: Progress) -> float | None:
     if not progress.touched_rows:
         return None
     return progress.clipped_rows / progress.touched_rows
-
-
-def selected_metrics(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Metrics of the selected epoch in a `summary.json`, by part."""
-    test = {name: summary[name] for name in summary["last"]["test"]}
-    validation = {"validation": summary["validation"]} if "validation" in summary else {}
-    return {**validation, "test": test}
 
 
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
