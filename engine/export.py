@@ -81,12 +81,16 @@ def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> 
 
 def _export_onnx(given: argparse.Namespace, trained: Trained, path: Path) -> None:
     try:
+        # torch.onnx imports it only after all tables have been read.
+        import onnxscript  # noqa: F401
+
         from stampede.engine.inference.onnx_file import MOST_IDS, export_onnx
     except ModuleNotFoundError as failure:
-        if failure.name != "onnx":
+        if failure.name not in ("onnx", "onnxscript"):
             raise
         raise RunFolderError(
-            "--format onnx needs the package onnx, which is not installed; run: pip install onnx"
+            f"--format onnx needs the package {failure.name}, which is not installed; run: pip "
+            "install onnxscript"
         ) from None
     rows = given.rows or "fp32"
     most_ids = MOST_IDS if given.most_ids is None else given.most_ids
@@ -145,7 +149,8 @@ def _parser() -> argparse.ArgumentParser:
         "--format",
         choices=["package", "onnx"],
         default="package",
-        help="package (default): a folder with load.py; onnx: one file (needs the package onnx)",
+        help="package (default): a folder with load.py; onnx: one file (needs the package "
+        "onnxscript)",
     )
     add(
         "--most-ids",

@@ -28,6 +28,7 @@ _LEVELS = {
     "fbgemm_gpu": logging.ERROR,
     "torch": logging.ERROR,
     "torch.fx._symbolic_trace": logging.ERROR,
+    "torch.onnx._internal.exporter": logging.ERROR,
     "stampede": logging.WARNING,
 }
 

@@ -130,7 +130,7 @@ def test_commands_in_prose_exist_with_their_options(page, words):
         rest = ["-m"] * given.module + [given.training_script, *given.training_script_args]
     options = {word.partition("=")[0] for word in rest if word.startswith("--")}
     if program == "pip":
-        assert rest in (["install", "."], ["install", "onnx"])
+        assert rest in (["install", "."], ["install", "onnxscript"])
     elif program == "pytest":
         assert all((ROOT / word).exists() for word in rest if word.startswith("tests/"))
     elif program == "stampede" and rest != ["--help"]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+import torch
+from onnx import compose, helper, numpy_helper
+from torch.export import ExportedProgram
 
 from stampede.data.formulas import DAY, HOUR, THURSDAY, WEEK
 from stampede.data.learning.row_meanings import RowMeanings, row_meanings
@@ -15,7 +19,6 @@ from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import inputs_folder, remedy
-from stampede.engine.inference.onnx_operators import LABEL_ENCODERS_DOMAIN, Graph, add_program
 from stampede.engine.inference.packaging import (
     RowType,
     described_model,
@@ -26,6 +29,13 @@ from stampede.engine.inference.score_file import new_output
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import read_stored_field
 from stampede.files import to_json
+
+# Supported by onnxruntime since 1.14.
+_OPSET, _LABEL_ENCODERS_OPSET, _IR_VERSION = 18, 2, 8
+_LABEL_ENCODERS_DOMAIN = "ai.onnx.ml"
+
+# The limit of a protobuf message, less room for nodes and names.
+MOST_BYTES = 2**31 - 2**24
 
 # The most ids of a vocabulary, and edges of buckets, that a file looks up itself.
 MOST_IDS, _MOST_EDGES = 1_000_000, 1024
@@ -41,7 +51,8 @@ _BYTES_BESIDES = 12
 
 PROBABILITY, LOGIT = "probability", "logit"
 
-_SAMPLES = "samples"
+# The first axis of inputs and outputs, and what names of the dense part start with.
+_SAMPLES, _DENSE = "samples", "dense/"
 
 
 def export_onnx(
@@ -88,9 +99,9 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
     shape = graph.constant([0, len(found), about["dim"] + 1], np.int64)
     looked_up = graph.add("Reshape", one_after_the_other, shape)
     values = [looked_up, inputs.numbers(looked_up)]
-    logit = add_program(graph, export_dense_part(dense_model(trained)), values)
+    logit = graph.add_program(export_dense_part(dense_model(trained)), values)
     for name, value in ((PROBABILITY, graph.add("Sigmoid", logit)), (LOGIT, logit)):
-        graph.model.graph.node.append(helper.make_node("Identity", [value], [name]))
+        graph.rename(value, name)
         kind = onnx.TensorProto.FLOAT
         graph.model.graph.output.append(helper.make_tensor_value_info(name, kind, [_SAMPLES]))
     graph.model.graph.name = about["network"]
@@ -101,6 +112,107 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
     texts = {key: one if isinstance(one, str) else to_json(one) for key, one in about.items()}
     helper.set_model_props(graph.model, texts)
     return graph.model, about
+
+
+class Graph:
+    """Nodes and constants; a value is referred to by its name.
+
+    Attributes:
+        model: the ONNX model that holds the graph.
+    """
+
+    def __init__(self) -> None:
+        self.model = onnx.ModelProto(
+            ir_version=_IR_VERSION,
+            opset_import=[
+                helper.make_opsetid("", _OPSET),
+                helper.make_opsetid(_LABEL_ENCODERS_DOMAIN, _LABEL_ENCODERS_OPSET),
+            ],
+        )
+        self._names: set[str] = set()
+        self._bytes = 0
+
+    def name(self, wanted: str) -> str:
+        """An unused name."""
+        while wanted in self._names:
+            wanted += "_"
+        self._names.add(wanted)
+        return wanted
+
+    def take(self, size: int) -> None:
+        """Count bytes of the file.
+
+        Raises:
+            RunFolderError: the file would be too large.
+        """
+        self._bytes += size
+        if self._bytes > MOST_BYTES:
+            raise RunFolderError(
+                f"the tables and vocabularies have more than {MOST_BYTES:,} bytes, the limit of "
+                "an ONNX file; write --rows fp16 or int8, or leave out --format onnx"
+            )
+
+    def constant(self, values: Any, kind: type[np.generic] | None = None) -> str:
+        """A constant tensor of a numpy type."""
+        array = np.asarray(values, dtype=kind)
+        self.take(array.nbytes)
+        name = self.name(f"constant_{len(self.model.graph.initializer)}")
+        self.model.graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node with one result; return the result's name."""
+        name = self.name(f"{kind}_{len(self.model.graph.node)}")
+        self.model.graph.node.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def rename(self, value: str, name: str) -> None:
+        """Give a value a further name."""
+        self.model.graph.node.append(helper.make_node("Identity", [value], [name]))
+
+    def cast(self, value: str, kind: type[np.generic]) -> str:
+        """A value cast to a numpy type."""
+        return self.add("Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+
+    def add_program(self, program: ExportedProgram, inputs: Sequence[str]) -> str:
+        """Add the nodes of a program, see `export_dense_part`; return the name of its result.
+
+        Args:
+            inputs: names of the values of its inputs.
+
+        Raises:
+            RunFolderError: torch.onnx cannot translate an operator; the message names it.
+        """
+        dense = _translated(program).graph
+        # A prefix, as its values may have names of columns. Those of weights are given here:
+        # `compose` itself leaves them out in the branches of a condition.
+        names = {weight.name: _DENSE + weight.name for weight in dense.initializer}
+        compose.add_prefix_graph(dense, _DENSE, inplace=True, name_map=names)
+        for value, given in zip(inputs, dense.input, strict=True):
+            self.rename(value, given.name)
+        for node in dense.node:
+            # They tell where the network's Python files are.
+            node.ClearField("metadata_props")
+        self.take(sum(weight.ByteSize() for weight in dense.initializer))
+        self.model.graph.initializer.extend(dense.initializer)
+        self.model.graph.node.extend(dense.node)
+        return self.cast(dense.output[0].name, np.float32)
+
+
+def _translated(program: ExportedProgram) -> onnx.ModelProto:
+    try:
+        # Of the attention of torch itself, torch.onnx knows only that of four dimensions.
+        program = program.run_decompositions()
+        found = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False)
+        return found.model_proto
+    except torch.onnx.OnnxExporterError as failure:
+        # The text has a line for the node: `call_function[target=torch.ops.NAME](args = ...`.
+        node = re.search(r"\[target=(?:torch\.ops\.)?([\w.]+)\]", str(failure))
+        raise RunFolderError(
+            "the network cannot be written as ONNX: torch.onnx cannot translate "
+            f"{node[1] if node else repr(failure.__cause__)}; use other torch functions in its "
+            "forward, or leave out --format onnx"
+        ) from failure
 
 
 class Inputs:
@@ -251,7 +363,7 @@ class Inputs:
         return self._add(
             "LabelEncoder",
             value,
-            domain=LABEL_ENCODERS_DOMAIN,
+            domain=_LABEL_ENCODERS_DOMAIN,
             keys_strings=list(rows),
             values_int64s=list(rows.values()),
             default_int64=field["unseen_row"],

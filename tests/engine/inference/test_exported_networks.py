@@ -156,6 +156,41 @@ def test_what_a_network_may_be_written_with():
         np.testing.assert_allclose(written, found, atol=1e-5, rtol=0)
 
 
+class Branching(nn.Module):
+    """Attention of three dimensions, and branches with constants; packages know no branches."""
+
+    def forward(self, embeddings, dense):
+        found = nn.functional.scaled_dot_product_attention(embeddings, embeddings, embeddings)
+        branches = (lambda x: x + 0.3), (lambda x: x * 0.7)
+        return torch.cond(dense.sum() > 0, *branches, (found.sum((1, 2)),))
+
+
+@pytest.mark.slow
+def test_what_a_network_in_onnx_may_have_besides():
+    model = CTRModel("deepfm", {"a": 7, "b": 5}, 2, 10, [8], 0).eval()
+    model.network = Branching()
+    exported = export_dense_part(model)
+    session, rows = dense_session(exported, 2), torch.randn(9, 2, 11)
+    for given in (torch.ones(9, 2), -torch.ones(9, 2)):
+        with torch.no_grad():
+            expected = exported.module()(rows, given)
+        written = session.run(None, {"rows": rows.numpy(), "numbers": given.numpy()})[0]
+        np.testing.assert_allclose(written, expected, atol=1e-5, rtol=0)
+
+
+class Singular(nn.Module):
+    def forward(self, embeddings, dense):
+        return torch.linalg.svdvals(embeddings).sum(1) + dense.sum(1)
+
+
+def test_what_onnx_does_not_support_is_named():
+    model = CTRModel("deepfm", {"a": 7}, 2, 10, [8], 0).eval()
+    model.network = Singular()
+    words = "written as ONNX: torch.onnx cannot translate aten._linalg_svd.default; use"
+    with pytest.raises(RunFolderError, match=words):
+        dense_session(export_dense_part(model), 2)
+
+
 class Rare(nn.Module):
     def forward(self, embeddings, dense):
         return torch.linalg.det(embeddings[:, :, :1]) + dense.sum(1)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from stampede.engine import export as command
-from stampede.engine.inference import onnx_operators
+from stampede.engine.inference import onnx_file
 from stampede.engine.inference.onnx_file import Inputs
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
@@ -313,22 +313,24 @@ def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
     assert path.read_text() == "mine"
     written(trained_run, tmp_path, "--overwrite")
     onnx.checker.check_model(str(path), full_check=True)
+    # Nor does it tell where the network's Python files are.
+    assert b".py" not in path.read_bytes()
 
 
 @pytest.mark.parametrize("most", [100, 9000])
 def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most):
     """A small bound in place of the 2 GB of a protobuf message: of vocabularies and of tables."""
-    monkeypatch.setattr(onnx_operators, "MOST_BYTES", most)
+    monkeypatch.setattr(onnx_file, "MOST_BYTES", most)
     said = refused(tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
     assert f"have more than {most:,} bytes, the limit of an ONNX file" in said
 
 
-def test_without_the_package_onnx(trained_run, tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("stampede.engine.inference.onnx")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "onnx", None)
+@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_without_a_package(trained_run, tmp_path, monkeypatch, package):
+    monkeypatch.delitem(sys.modules, "stampede.engine.inference.onnx_file")
+    monkeypatch.setitem(sys.modules, package, None)
     said = refused(tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
-    assert "needs the package onnx, which is not installed; run: pip install onnx" in said
+    assert f"needs the package {package}, which is not installed; run: pip install onnxs" in said
     # Nothing else does.
     assert run_command(command.main, trained_run, tmp_path / "package")[0] == 0
 
