@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from tqdm.auto import tqdm
 
@@ -56,13 +54,3 @@ def readable_bytes(count: float) -> str:
         if count >= 0.9995 * size:
             return f"{count / size:.{2 if count < 100 * size else 1}f} {unit}"
     return f"{count:.0f} B"
-
-
-def say_given_up(rank: int, path: Path, what: str, failure: BaseException | None) -> None:
-    """Warn that training continues without a record, such as a `trace`, in the file `path`."""
-    why = getattr(failure, "strerror", None) or failure
-    print(
-        f"rank {rank}: {path}: the {what} cannot be written ({why}); training continues without it",
-        file=sys.stderr,
-        flush=True,
-    )

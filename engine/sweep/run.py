@@ -28,8 +28,7 @@ from stampede.engine.processes import start_ranks
 from stampede.engine.reading import check_files
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.sweep.pictures import draw
-from stampede.engine.sweep.results import Outcome, best_of, results, to_csv, to_markdown
+from stampede.engine.sweep.results import Outcome, best_of, draw, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
 from stampede.files import to_json, write_file
 from stampede.settings import SettingsError, reading

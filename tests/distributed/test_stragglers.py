@@ -2,7 +2,7 @@
 
 import pytest
 
-from stampede.engine.profiler import trace_file
+from stampede.engine.monitor import trace_file
 from support.jobs import lines
 from support.monitored import logged, run_with_a_slow_rank
 from support.ranks import run_ranks

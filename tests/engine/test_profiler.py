@@ -7,7 +7,7 @@ import pytest
 from torch.profiler import profile
 
 from stampede.engine.errors import InterruptedRunError
-from stampede.engine.profiler import trace_file
+from stampede.engine.monitor import trace_file
 from support.jobs import lines, run_small
 from support.stopping import ask_to_stop, before_step
 

@@ -2,7 +2,7 @@
 
 from stampede.engine.config.load import load_config
 from stampede.engine.job import build_model
-from stampede.engine.planning.costs import plan_costs
+from stampede.engine.planning.dry_run import plan_costs
 from stampede.engine.planning.planner import Cluster
 from stampede.engine.planning.workload import planned_data, workload
 from support.paths import ROOT

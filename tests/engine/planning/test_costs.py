@@ -2,7 +2,7 @@
 
 import pytest
 
-from stampede.engine.planning.costs import plan_costs
+from stampede.engine.planning.dry_run import plan_costs
 from stampede.engine.planning.workload import PlacedShard
 from support.planning import planned_config, work_of
 

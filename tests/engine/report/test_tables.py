@@ -3,13 +3,8 @@
 import math
 from dataclasses import replace
 
+from stampede.engine.report.page import about_table, configuration_table, result_tables, step_table
 from stampede.engine.report.run_records import by_data, settings_of
-from stampede.engine.report.tables import (
-    about_table,
-    configuration_table,
-    result_tables,
-    step_table,
-)
 
 
 def cells(table):

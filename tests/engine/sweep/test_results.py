@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stampede.engine.plots import to_png
-from stampede.engine.sweep import pictures
+from stampede.engine.sweep import results as module
 from stampede.engine.sweep.results import Outcome, mean, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import load_sweep
 from support.sweeping import write_sweep
@@ -159,9 +159,9 @@ def test_a_tuned_axis_has_the_value_that_the_validation_part_chose(tmp_path, mon
 def drawn(sweep, monkeypatch, folder, found=None):
     """The pictures, drawn to the end, by name of the file."""
     figures = []
-    monkeypatch.setattr(pictures, "to_png", lambda one: figures.append(one) or to_png(one))
+    monkeypatch.setattr(module, "to_png", lambda one: figures.append(one) or to_png(one))
     found = found or results(sweep, outcomes_of(sweep, "validation"))
-    files = pictures.draw(sweep, found, folder)
+    files = module.draw(sweep, found, folder)
     return {file.name: figure for file, figure in zip(files, figures, strict=True)}
 
 
