@@ -68,31 +68,14 @@ class Found:
     Attributes:
         newest: the checkpoint to continue; None for a new run.
         saved: its configuration.
-        changed: changes of the configuration since then, one line each.
         source: of the weights of a new run.
-        lost: what the user loses if a run to be continued has no checkpoint; else empty.
+        lines: for the user: changed settings, or what a run without a checkpoint loses.
     """
 
     newest: Path | None = None
     saved: dict[str, Any] | None = None
-    changed: list[str] = field(default_factory=list)
     source: Source | None = None
-    lost: str = ""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """Where training starts.
-
-    Attributes:
-        progress: of the run.
-        lines: for the user.
-        report: on the weights loaded from another run.
-    """
-
-    progress: Progress
     lines: list[str] = field(default_factory=list)
-    report: LoadReport | None = None
 
 
 def find_beginning(
@@ -108,28 +91,31 @@ def find_beginning(
     """
 
     def to_continue(newest: Path) -> Found:
-        changed = changes(newest, config, processes)
+        lines = [f"new setting: {line}" for line in changes(newest, config, processes)]
         check_executed(config, folder.path)
-        return Found(newest, read_manifest(newest).config, changed)
+        return Found(newest, read_manifest(newest).config, lines=lines)
 
     newest = newest_whole(folder.checkpoints, processes) if continued else None
     if newest is not None:
         return processes.on_main(lambda: to_continue(newest))
     lost = processes.on_main(folder.begin_anew) if continued else ""
-    given = config.checkpoint.init_from
-    if not given:
-        return Found(lost=lost)
-    source = processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)
-    return Found(source=source, lost=lost)
+    given, source = config.checkpoint.init_from, None
+    if given:
+        source = processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)
+    return Found(source=source, lines=[lost] if lost else [])
 
 
-def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: Processes) -> Begun:
+def begin(
+    found: Found, config: Config, job: Job, dataset: Dataset, processes: Processes
+) -> tuple[Progress, list[str], LoadReport | None]:
     """Put the job into the state in which training starts; all ranks must call it.
+
+    Returns:
+        The progress of the run, lines for the user, and a report on weights of another run.
 
     Raises:
         RunFolderError, DataError: the checkpoint or weights do not fit this job.
     """
-    lines = [found.lost] if found.lost else []
     if found.newest is None:
         draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
     if found.source is not None:
@@ -141,10 +127,12 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
         if takes_all:
             _check_all_was_taken(report, before, config)
         what = "state" if takes_all else "weights"
-        lines += [f"{what} from {report.checkpoint}, after step {report.step:,}", *report.lines()]
-        return Begun(progress_after(before) if takes_all else Progress(), lines, report)
+        loaded = f"{what} from {report.checkpoint}, after step {report.step:,}"
+        progress = progress_after(before) if takes_all else Progress()
+        return progress, [*found.lines, loaded, *report.lines()], report
     if found.newest is None:
-        return Begun(Progress(), [*lines, *_set_initial_bias(config, job, dataset, processes)])
+        lines = [*found.lines, *_set_initial_bias(config, job, dataset, processes)]
+        return Progress(), lines, None
     progress = load(found.newest, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]
     if progress.epoch >= config.train.epochs:
@@ -152,10 +140,10 @@ def begin(found: Found, config: Config, job: Job, dataset: Dataset, processes: P
             f"all {config.train.epochs} epochs are already trained; to train more, raise "
             "train.epochs"
         )
-    lines += [f"new setting: {line}" for line in found.changed]
+    lines += found.lines
     if config.checkpoint.init_from:
         lines.append("checkpoint.init_from is not used: the run has its own checkpoint")
-    return Begun(progress, lines)
+    return progress, lines, None
 
 
 def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -> None:

@@ -61,17 +61,16 @@ def run_here(config: Config, here: Processes) -> None:
                 check_batch_size(config.train.batch_size, rows, here.world_size)
         here.heartbeat.beat("loading")
         job = build(config, dataset, here)
-        begun = begin(found, config, job, dataset, here)
+        progress, lines, report = begin(found, config, job, dataset, here)
         here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
-        if begun.report is not None:
-            report = asdict(begun.report)
-            here.on_main(lambda: folder.write_report("init_from.json", report))
+        if report is not None:
+            here.on_main(lambda: folder.write_report("init_from.json", asdict(report)))
         here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
         here.on_main(lambda: keep_network(config, folder.path, replace=is_new))
         # A killed run may have logged steps that are repeated now.
-        lost = here.on_main(lambda: folder.keep_lines(begun.progress.metrics_lines))
-        this = TrainingRun(config, here, folder, dataset, job, begun.progress)
-        _print_beginning(this, described(choices) if choices else "", [*begun.lines, *lost])
+        lost = here.on_main(lambda: folder.keep_lines(progress.metrics_lines))
+        this = TrainingRun(config, here, folder, dataset, job, progress)
+        _print_beginning(this, described(choices) if choices else "", [*lines, *lost])
         with watched(here, config.run, folder.path):
             found_off = []
             if not dataset.period:

@@ -37,7 +37,8 @@ def read_field(checkpoint: Path, field: str) -> FieldWeights:
         RunFolderError: it is not a whole checkpoint, or has no such field.
     """
     stored = read_stored_field(checkpoint, field, finite=False)
-    return _true(stored, read_manifest(checkpoint).first_order_scale)
+    scale = read_manifest(checkpoint).first_order_scale
+    return stored._replace(first_order=stored.first_order * scale)
 
 
 def read_stored_field(checkpoint: Path, field: str, finite: bool = True) -> FieldWeights:
@@ -56,7 +57,3 @@ def read_stored_field(checkpoint: Path, field: str, finite: bool = True) -> Fiel
     if finite:
         check_finite(checkpoint, {weights_name(field): stored})
     return FieldWeights(*StoredColumns(table.columns["embedding"][1]).split(stored))
-
-
-def _true(stored: FieldWeights, scale: float) -> FieldWeights:
-    return stored._replace(first_order=stored.first_order * scale)

@@ -12,8 +12,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.data.synthetic import NUMBERS
-from stampede.engine.job import Job
-from stampede.engine.precision import choose_precision, compile_network
+from stampede.engine.job import Job, choose_precision, compile_network
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
     CowClip,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stampede.engine.precision import DensePrecision
+from stampede.engine.job import DensePrecision
 from support.networks import OURS, VARIANTS, train_networks, variant_id
 from support.ranks import run_ranks
 

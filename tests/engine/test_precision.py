@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from stampede.engine import precision
-from stampede.engine.precision import choose_precision
+from stampede.engine.job import _speed_of_bf16, choose_precision
 from support.jobs import small_config, train_an_epoch
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -12,7 +11,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.mark.parametrize("speed, is_bf16", [(2.5, True), (0.4, False)])
 def test_bf16_is_taken_where_it_is_faster(monkeypatch, speed, is_bf16):
-    monkeypatch.setattr(precision, "_speed_of_bf16", lambda: speed)
+    monkeypatch.setattr("stampede.engine.job._speed_of_bf16", lambda: speed)
     chosen = choose_precision("bf16", CPU)
     assert chosen.is_bf16 == is_bf16
     assert "2.5 times" in chosen.reason
@@ -42,8 +41,8 @@ def test_tf32_is_for_gpus_and_does_not_stay(monkeypatch):
 @pytest.mark.slow
 def test_bf16_trains_to_nearly_the_same(tmp_path, monkeypatch):
     exact = train_an_epoch(small_config(tmp_path))
-    assert 0 < precision._speed_of_bf16(rows=64, width=32, repeats=1) < 1e3
-    monkeypatch.setattr(precision, "_speed_of_bf16", lambda: 3.0)
+    assert 0 < _speed_of_bf16(rows=64, width=32, repeats=1) < 1e3
+    monkeypatch.setattr("stampede.engine.job._speed_of_bf16", lambda: 3.0)
     rounded = train_an_epoch(small_config(tmp_path, "train.precision=bf16"))
     assert rounded.losses != exact.losses
     assert rounded.losses == pytest.approx(exact.losses, rel=2e-2)

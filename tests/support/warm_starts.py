@@ -58,12 +58,12 @@ def begun_in(here, folder, overrides, name):
     found = find_beginning(config, run, config.checkpoint.resume == "auto", here)
     dataset = open_dataset(config, here)
     trained = build(config, dataset, here)
-    start = begin(found, config, trained, dataset, here)
+    progress, lines, report = begin(found, config, trained, dataset, here)
     target = folder / name
     here.on_main(lambda: target.mkdir(exist_ok=True))
     with Checkpoints(target, trained, config, dataset, here) as checkpoints:
-        checkpoints.save(start.progress)
-    return newest(target), start.lines, start.report and asdict(start.report)
+        checkpoints.save(progress)
+    return newest(target), lines, report and asdict(report)
 
 
 def tensors_of(checkpoint):
