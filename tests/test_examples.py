@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from support.forked import run_program
 from support.paths import ROOT
 from support.waiting import HANG
 
@@ -19,19 +20,18 @@ EVERY_EXAMPLE = pytest.mark.parametrize("name", EXAMPLES)
 @functools.cache
 def output_of(name, processes=None):
     """What an example prints, alone or under torchrun; each is run once."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    done = subprocess.run(
-        [
-            sys.executable,
-            *("-W", "ignore"),
-            *(torchrun if processes else ()),
-            str(ROOT / "examples" / name),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
+    program = ROOT / "examples" / name
+    if processes is None:
+        done = run_program(program, [], ROOT, HANG)
+    else:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", *torchrun, str(processes), str(program)],
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

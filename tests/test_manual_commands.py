@@ -12,11 +12,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from test_manual import PAGES
 
 from stampede.engine.cli import main, stampede
+from support.forked import run_program
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
 from support.paths import ROOT
@@ -43,9 +45,14 @@ BEFORE = {
         "run.name=shop",
     ],
 }
-# Commands that do not run here: make's targets are checked by name, the notebook and the tests are
-# run by tests, a sweep takes minutes, and nothing is downloaded.
-NOT_RUN = ("make ", ". .venv", "stampede sweep", "pip install", "jupyter lab", "python -m pytest")
+# Commands that do not run here: make's targets are checked by name, the notebook, the examples and
+# the tests are run by tests, a sweep takes minutes, another page has such a plan, and nothing is
+# downloaded.
+NOT_RUN = (
+    *("make ", ". .venv", "stampede sweep", "pip install", "jupyter lab", "python -m pytest"),
+    "torchrun --nproc_per_node 2 examples/torchrec_training.py",
+    "python launch.py --plan --world-size 128 --device-memory 80GB configs/plan_10b.yaml",
+)
 COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")
 # Blocks of other kinds that have a test of their own, by how they begin.
 OTHER = ("g = sum", "Q1 = ", 'name: "shop"')
@@ -184,8 +191,9 @@ def compare_output(shown, printed):
 def run_session(block):
     """Run the lines of a block with `>>>`; compare what the others show."""
     code = [line.removeprefix(">>> ") for line in block if line.startswith(">>> ")]
-    program = "\n".join([*code[:-1], f"print(repr({code[-1]}))"])
-    done = as_printed(f"python -W ignore -c {shlex.quote(program)}")
+    program = Path("session.py")
+    program.write_text("\n".join([*code[:-1], f"print(repr({code[-1]}))"]))
+    done = run_program(program, [], Path.cwd(), HANG)
     assert done.returncode == 0, done.stderr
     compare_output([line for line in block if not line.startswith(">>> ")], done.stdout)
 
@@ -237,4 +245,7 @@ def test_a_command_for_torchrun_runs_as_it_is_printed(desk):
     assert done.returncode == 0, done.stderr
     summary = json.loads((desk / "runs/two/summary.json").read_text(encoding="utf-8"))
     assert summary["world_size"] == 2
+    # By one of them.
+    assert done.stdout.count("learning curve") == 1
+    assert "samples/s" in done.stderr  # the progress bar
     assert "Traceback" not in done.stderr

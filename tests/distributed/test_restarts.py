@@ -39,6 +39,8 @@ def undisturbed(tmp_path_factory):
 def start(folder, fault, *overrides, ranks=2, restarts=2, torchrun=("--standalone",), seconds="5"):
     """The launcher with a fault, under torchrun, which gives workers so many seconds to end.
 
+    Workers are forked, or most of the time would go into their imports.
+
     Args:
         seconds: None for torchrun's own number, 30.
     """
@@ -50,7 +52,7 @@ def start(folder, fault, *overrides, ranks=2, restarts=2, torchrun=("--standalon
     if seconds is not None:
         environment[timeout] = seconds
     command = [
-        sys.executable, "-m", "torch.distributed.run", *torchrun,
+        sys.executable, str(ROOT / "tests/support/forking_torchrun.py"), *torchrun,
         "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
         str(ROOT / "tests/support/failing_launch.py"), fault,
         str(folder / "small.yaml"), f"run.dir={folder}", *SMALL, *LONG, *overrides,

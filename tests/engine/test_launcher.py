@@ -1,9 +1,6 @@
 """The launcher as a user starts it."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,11 +11,8 @@ from stampede.engine.cli import main
 from support.jobs import SMALL
 from support.paths import ROOT
 from support.predicting import run_command
-from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -29,23 +23,6 @@ def _in_the_checkout(monkeypatch):
 def launch(*arguments):
     """Exit status of the launcher in this process, and what it said."""
     return run_command(main, *arguments)
-
-
-def test_torchrun_trains_on_two_ranks(tmp_path):
-    done = subprocess.run(
-        [*TORCHRUN, "launch.py", "configs/quickstart.yaml", f"run.dir={tmp_path}", *SMALL,
-         "data.scale=0.001"],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        env={key: of for key, of in os.environ.items() if key not in ("RANK", "WORLD_SIZE")},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "quickstart/summary.json").read_text())
-    assert summary["world_size"] == 2
-    assert done.stdout.count("attainable AUC") == 1
-    assert "samples/s" in done.stderr  # the progress bar
-    assert "Traceback" not in done.stderr
 
 
 TABLE = """

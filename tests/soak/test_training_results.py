@@ -1,18 +1,16 @@
 """The results that the project promises, from whole runs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from support.forked import run_program
 from support.paths import ROOT, shared
+from support.waiting import HANG
 
 
 def launch(*arguments):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "launch.py"), *arguments], capture_output=True, text=True
-    )
+    done = run_program(ROOT / "launch.py", arguments, ROOT, HANG)
     assert done.returncode == 0, done.stderr
 
 
