@@ -60,7 +60,7 @@ def test_what_a_killed_compilation_left_is_no_obstacle(compiled, tmp_path):
 def train(cache=None, environment=()):
     """Whether the kernels are there, a sum of trained weights, and what this process was told."""
     os.environ.update(environment)
-    told = build(Path(native.__file__).parent / "rows.cpp", cache)[1] if cache else ""
+    told = build(Path(native.__file__).parent / "lookup.cpp", cache)[1] if cache else ""
     table = torch.nn.Embedding(50, 8, sparse=True)
     torch.nn.init.constant_(table.weight, 0.1)
     optimizer = CowClipAdam(table.parameters(), lr=1e-2, l2=1e-3)

@@ -14,7 +14,7 @@ from stampede.optim.rows import RowGradients
 
 _HERE = Path(__file__).parent
 _ROWS = Library(
-    *(_HERE / name for name in ("rows.cpp", "adam.cpp", "waiting_rows.cpp")),
+    *(_HERE / name for name in ("lookup.cpp", "adam.cpp", "waiting_rows.cpp")),
     headers=[_HERE / name for name in ("lookup.h", "adam.h")],
 )
 available, handles = _ROWS.available, _ROWS.handles
