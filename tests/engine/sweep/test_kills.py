@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import RunFolderError
 from stampede.engine.sweep.run import run_sweep, start_trial
 from stampede.engine.sweep.spec import load_sweep
 from support.jobs import without_times
@@ -28,7 +28,7 @@ overrides: [train.epochs=2]
 keep_checkpoints: false
 """
 FAILED = ["too-high-256-seed1", "too-high-256-seed2"]
-FAILS = "grid: {optim.dense.lr: [1e38]}\noverrides: [optim.dense.schedule.warmup=0]"
+ONE_FAILS = "grid: {optim.dense.lr: [1e38, 1e-4]}\noverrides: [optim.dense.schedule.warmup=0]"
 
 
 def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys):
@@ -126,13 +126,12 @@ def is_gone(process):
         return True
 
 
-def test_a_trial_on_two_processes_that_fails_is_recorded_with_its_sentence(tmp_path):
-    with pytest.raises(TrainingStoppedError, match=r"all 1 trials failed, .* the loss is nan"):
-        sweep(tmp_path, FAILS, partial(start_trial, 2))
-    assert [row["failed"] for row in rows_of(tmp_path)] == ["1"]
+def test_trials_on_two_processes_that_fail_are_recorded_with_their_sentence(tmp_path):
+    sweep(tmp_path, ONE_FAILS, partial(start_trial, 2))
+    assert sorted(row["failed"] for row in rows_of(tmp_path)) == ["0", "1"]
     table = (tmp_path / "out/results.md").read_text()
     assert "-seed1`: the loss is nan" in table
     assert "ChildFailedError" not in table
     # Not how one process has them.
-    (log,) = (tmp_path / "out/trials").glob("*.log")
-    assert "tables row_wise" in log.read_text()
+    for log in (tmp_path / "out/trials").glob("*.log"):
+        assert "tables row_wise" in log.read_text()
