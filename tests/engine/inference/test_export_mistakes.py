@@ -44,6 +44,11 @@ def full(tmp_path, run, name, *options):
     assert "File too large" in said and list(tmp_path.iterdir()) == []
 
 
+def test_a_name_that_is_too_long(trained_run, tmp_path):
+    status, said = export(trained_run, tmp_path / ("long" * 100))
+    assert status == 2 and "longlong: cannot be written (File name too long)" in said
+
+
 def test_a_full_disk_leaves_nothing(trained_run, tmp_path):
     with files_of_at_most(5000):
         full(tmp_path, trained_run, "package")
