@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,9 +10,15 @@ from stampede.optim.lookup import Lookup, SortedRuns
 from stampede.optim.nonfinite import LATE, NonFiniteFlag
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
-from stampede.optim.triton import MAX_COLUMNS
-from stampede.optim.triton.steps import catch_up_range_, catch_up_rows_, update_rows_
-from stampede.optim.triton.sum_runs import RowSums, sum_runs
+from stampede.optim.triton import MAX_COLUMNS, RowSums
+from stampede.optim.triton.steps import (
+    Missed,
+    State,
+    catch_up_range_,
+    catch_up_rows_,
+    update_rows_,
+)
+from stampede.optim.triton.sum_runs import sum_runs
 from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 
@@ -67,17 +71,9 @@ class TritonBackend(TorchBackend):
 
         Adds the number of rows with a non-finite gradient to the flag.
         """
-        array = self.array
-        sums = sum_runs(
-            lookup.runs,
-            # A pooled output also holds columns of arrays of other widths.
-            grad.contiguous().view(-1, array.weights.shape[1]),
-            array.weights,
-            clipped=array.local_width,
-            l2=array.settings.l2,
-            nonfinite=self._flag,
-        )
-        return lookup.runs, sums
+        # A pooled output also holds columns of arrays of other widths.
+        grad = grad.contiguous().view(-1, self.array.weights.shape[1])
+        return lookup.runs, sum_runs(lookup.runs, grad, self.array, self._flag)
 
     @torch.no_grad()
     def step_queued_(
@@ -93,21 +89,17 @@ class TritonBackend(TorchBackend):
             measured: of `measure_queued`; None for a batch without ids.
             row_counts: `[2]` or more, int64, on the device; touched and clipped rows are added.
         """
-        array, settings, waiting = self.array, self.array.settings, self.waiting
+        settings, waiting = self.array.settings, self.waiting
         if waiting is not None:
             waiting.set_step(step - 1)
             waiting.begin_step(lr)
         if measured is not None:
             update_rows_(
-                *array.adam_tensors(),
+                self.array,
                 *measured,
-                clip=settings.clip,
-                width=array.width,
-                clipped=array.local_width,
-                betas=settings.rule.betas,
                 constants=step_constants(settings.rule, lr, step, settings.weight_decay),
                 nonfinite=self._flag,
-                row_counts=row_counts if array.counts_rows else None,
+                row_counts=row_counts,
                 last=None if waiting is None else waiting.last,
                 step=step,
             )
@@ -138,23 +130,14 @@ class _WaitingRows(WaitingRows):
         self._flag = flag.tensor
 
     def replay_range(self, first_row: int, stop_row: int) -> None:
-        catch_up_range_(
-            *self.array.adam_tensors(), self.last, first_row, stop_row, **self._schedule()
-        )
+        catch_up_range_(self._state(), first_row, stop_row, self._missed())
 
     def replay_lookup(self, lookup: Lookup) -> None:
-        runs = lookup.runs
-        catch_up_rows_(
-            *self.array.adam_tensors(), self.last, runs.rows, runs.count, **self._schedule()
-        )
+        catch_up_rows_(self._state(), lookup.runs.rows, lookup.runs.count, self._missed())
 
-    def _schedule(self) -> dict[str, Any]:
-        settings = self.array.settings
-        return {
-            "steps": self.steps,
-            "first_step": self.first,
-            "now": self.now,
-            "betas": settings.rule.betas,
-            "l2": settings.l2,
-            "nonfinite": self._flag,
-        }
+    def _state(self) -> State:
+        return *self.array.adam_tensors(), self.last
+
+    def _missed(self) -> Missed:
+        betas, l2 = self.array.settings.rule.betas, self.array.settings.l2
+        return Missed(self.steps, self.first, self.now, betas, l2, self._flag)

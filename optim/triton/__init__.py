@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -42,6 +43,19 @@ class BlockSizes:
     row_warps: int
     elements: int
     element_warps: int
+
+
+class RowSums(NamedTuple):
+    """Gradients of distinct rows; entries beyond the number of runs are undefined.
+
+    Attributes:
+        grads: `[capacity, dim]` float32, L2 term included.
+        squares: `[3, capacity]` float32 squared norms: of the gradient over the clipped columns,
+            of the gradient over the others, of the weights over the clipped columns.
+    """
+
+    grads: Tensor
+    squares: Tensor
 
 
 def block_sizes(dim: int, occurrences: int) -> BlockSizes:

@@ -7,15 +7,16 @@ alone or replayed with others. Only the C++ kernel's replay with AVX-512 differs
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from stampede.optim.clip import CowClip
 from stampede.optim.lookup import SortedRuns
-from stampede.optim.triton import block_sizes
-from stampede.optim.triton.sum_runs import RowSums
+from stampede.optim.table_array import TableArray
+from stampede.optim.triton import RowSums, block_sizes
 
 
 @triton.jit
@@ -40,54 +41,43 @@ def adam_step(
 
 
 def update_rows_(
-    weights: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
+    array: TableArray,
     runs: SortedRuns,
     sums: RowSums,
     *,
-    clip: CowClip,
-    width: int,
-    clipped: int,
-    betas: tuple[float, float],
     constants: tuple[float, float, float],
     nonfinite: Tensor,
-    row_counts: Tensor | None,
+    row_counts: Tensor,
     last: Tensor | None,
     step: int,
 ) -> None:
     """Clip and step the rows of a batch, in place; nothing is written if `nonfinite` is not 0.
 
     Args:
-        weights, exp_avg, exp_avg_sq: `[rows, dim]` float32, contiguous.
+        array: float32, of an Adam that clips by row or not at all.
         runs: the occurrences, for rows and counts.
         sums: gradients and squared norms of the rows, over all their columns.
-        clip: granularity `none`, `row` or `cowclip`.
-        width: number of clipped columns of the whole tables.
-        clipped: how many of the array's first columns are clipped.
         constants: of this step, see `step_constants`.
         nonfinite: `[1]` int32, rows whose gradient is not finite.
-        row_counts: `[2]` or more, int64; touched and clipped rows are added to the first two.
+        row_counts: `[2]` or more, int64; touched and clipped rows are added to the first two, if
+            the array counts rows.
         last: `[rows]` int32; set to `step` in the rows of the batch.
     """
     if not runs.capacity:
         return
-    dim = weights.shape[1]
-    sizes = block_sizes(dim, runs.occurrences)
+    dim, clip = array.weights.shape[1], array.settings.clip
+    sizes, betas = block_sizes(dim, runs.occurrences), array.settings.rule.betas
     clips = clip.granularity != "none"
-    ratio, lowest = clip.row_bounds(width) if clips else (0.0, 0.0)
+    ratio, lowest = clip.row_bounds(array.width) if clips else (0.0, 0.0)
     _update_rows[(triton.cdiv(runs.capacity, sizes.rows),)](
-        weights,
-        exp_avg,
-        exp_avg_sq,
-        sums.grads,
-        sums.squares,
+        *array.adam_tensors(),
+        *sums,
         runs.capacity,
         runs.rows,
         runs.starts,
         runs.count,
         nonfinite,
-        row_counts,
+        row_counts if array.counts_rows else None,
         last,
         step,
         float(ratio),
@@ -98,9 +88,9 @@ def update_rows_(
         1.0 - betas[1],
         *map(float, constants),
         CLIPS=clips,
-        COUNTS=row_counts is not None,
+        COUNTS=array.counts_rows,
         MARKS=last is not None,
-        CLIPPED=clipped,
+        CLIPPED=array.local_width,
         DIM=dim,
         COLUMNS=sizes.columns,
         ROWS=sizes.rows,
@@ -182,93 +172,72 @@ def _update_rows(
                     tl.atomic_add(row_counts + 1, above)
 
 
-def catch_up_range_(
-    weights: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    last: Tensor,
-    first_row: int,
-    stop_row: int,
-    steps: Tensor,
-    first_step: int,
-    now: int,
-    betas: tuple[float, float],
-    l2: float,
-    nonfinite: Tensor,
-) -> None:
-    """Bring rows `first_row` up to `stop_row` to step `now`, in place.
+class Missed(NamedTuple):
+    """Adam's steps after `first_step` up to `now`, which rows may have missed.
 
-    Args:
-        weights, exp_avg, exp_avg_sq: `[rows, dim]` float32, contiguous.
-        last: `[rows]` int32, the step each row is at, at least `first_step`; becomes `now`.
+    Attributes:
         steps: `[window, 3]` float32, contiguous: constants of the steps after `first_step`.
-        first_step: the step before `steps[0]`.
         nonfinite: `[1]` int32; if not 0, nothing is written.
     """
-    state, which = (weights, exp_avg, exp_avg_sq, last), (None, None, first_row)
-    schedule = (steps, first_step, now)
-    _catch_up_(state, which, stop_row - first_row, schedule, betas, l2, nonfinite)
+
+    steps: Tensor
+    first_step: int
+    now: int
+    betas: tuple[float, float]
+    l2: float
+    nonfinite: Tensor
+
+
+# Weights and both moments, `[rows, dim]` float32, contiguous; the step each row is at, `[rows]`
+# int32, at least `Missed.first_step`.
+State = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def catch_up_range_(state: State, first_row: int, stop_row: int, missed: Missed) -> None:
+    """Bring rows `first_row` up to `stop_row` to step `now`, in place."""
+    _catch_up_(state, (None, None, first_row), stop_row - first_row, missed)
+    last = state[3]
     # Set last: several programs update the columns of one row, and all read it.
-    reached = torch.where(nonfinite == 0, now, 0).to(last.dtype)
+    reached = torch.where(missed.nonfinite == 0, missed.now, 0).to(last.dtype)
     last[first_row:stop_row].clamp_(min=reached)
 
 
-def catch_up_rows_(
-    weights: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    last: Tensor,
-    rows: Tensor,
-    count: Tensor,
-    steps: Tensor,
-    first_step: int,
-    now: int,
-    betas: tuple[float, float],
-    l2: float,
-    nonfinite: Tensor,
-) -> None:
-    """Bring the rows of a batch to step `now`, in place; see `catch_up_range_`.
+def catch_up_rows_(state: State, rows: Tensor, count: Tensor, missed: Missed) -> None:
+    """Bring the rows of a batch to step `now`, in place.
 
     Args:
         rows: `[capacity]` int64 distinct rows, see `SortedRuns`.
         count: `[1]` int32, the number of distinct rows.
     """
-    state, capacity, schedule = (
-        (weights, exp_avg, exp_avg_sq, last),
-        rows.numel(),
-        (steps, first_step, now),
-    )
-    _catch_up_(state, (rows, count, 0), capacity, schedule, betas, l2, nonfinite)
+    capacity = rows.numel()
+    _catch_up_(state, (rows, count, 0), capacity, missed)
     if capacity:
-        block = 256
-        _mark_rows[(triton.cdiv(capacity, block),)](last, rows, count, now, nonfinite, BLOCK=block)
+        block, now, nonfinite = 256, missed.now, missed.nonfinite
+        grid = (triton.cdiv(capacity, block),)
+        _mark_rows[grid](state[3], rows, count, now, nonfinite, BLOCK=block)
 
 
 def _catch_up_(
-    state: tuple[Tensor, Tensor, Tensor, Tensor],
-    which: tuple[Tensor | None, Tensor | None, int],
-    number: int,
-    schedule: tuple[Tensor, int, int],
-    betas: tuple[float, float],
-    l2: float,
-    nonfinite: Tensor,
+    state: State, which: tuple[Tensor | None, Tensor | None, int], number: int, missed: Missed
 ) -> None:
     dim = state[0].shape[1]
     sizes = block_sizes(dim, number)
     programs = triton.cdiv(number * dim, sizes.elements)
-    _, first_step, now = schedule
+    steps, first_step, now, (beta1, beta2), l2, nonfinite = missed
     if not programs or now <= first_step:
         return
     _replay[(programs,)](
         *state,
         *which,
         number,
-        *schedule,
+        steps,
+        first_step,
+        now,
         2.0 * l2,
-        float(betas[0]),
-        1.0 - betas[0],
-        float(betas[1]),
-        1.0 - betas[1],
+        float(beta1),
+        1.0 - beta1,
+        float(beta2),
+        1.0 - beta2,
         nonfinite,
         LISTED=which[0] is not None,
         DIM=dim,

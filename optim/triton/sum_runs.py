@@ -7,49 +7,26 @@ its windows and its tail, always in this order, so the bits never vary.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from stampede.optim.lookup import SortedRuns
-from stampede.optim.triton import block_sizes
+from stampede.optim.table_array import TableArray
+from stampede.optim.triton import RowSums, block_sizes
 
 
-class RowSums(NamedTuple):
-    """Gradients of distinct rows; entries beyond the number of runs are undefined.
-
-    Attributes:
-        grads: `[capacity, dim]` float32, L2 term included.
-        squares: `[3, capacity]` float32 squared norms: of the gradient over the clipped columns,
-            of the gradient over the others, of the weights over the clipped columns.
-    """
-
-    grads: Tensor
-    squares: Tensor
-
-
-def sum_runs(
-    runs: SortedRuns,
-    grad: Tensor,
-    weights: Tensor,
-    *,
-    clipped: int,
-    l2: float,
-    nonfinite: Tensor,
-) -> RowSums:
+def sum_runs(runs: SortedRuns, grad: Tensor, array: TableArray, nonfinite: Tensor) -> RowSums:
     """Sum the gradient of a lookup by row, add `2*l2*w` and compute squared norms.
 
     Args:
         runs: the occurrences.
         grad: `[n, dim]` float, contiguous rows, which `runs.source` picks from.
-        weights: `[rows, dim]` float32, contiguous.
-        clipped: how many of the first columns are clipped.
+        array: the tables, float32.
         nonfinite: `[1]` int32; the number of rows whose gradient norm is not finite is added to it.
     """
-    dim = weights.shape[1]
+    weights, dim = array.weights, array.weights.shape[1]
     sizes = block_sizes(dim, runs.occurrences)
     grads = torch.empty(runs.capacity, dim, dtype=torch.float32, device=weights.device)
     squares = torch.empty(3, runs.capacity, dtype=torch.float32, device=weights.device)
@@ -77,12 +54,12 @@ def sum_runs(
         runs.count,
         joined,
         weights,
-        2.0 * l2,
+        2.0 * array.settings.l2,
         grads,
         squares,
         runs.capacity,
         nonfinite,
-        CLIPPED=clipped,
+        CLIPPED=array.local_width,
         RUNS=sizes.runs,
         UNROLL=sizes.unroll,
         WEIGHTED=weighted,

@@ -16,17 +16,13 @@ from stampede.optim.table_array import TableArray, TableShard
 from support.lookups import dense, lookups, random_gradient, random_lookup
 from support.threads import torch_threads
 
+pytestmark = pytest.mark.usefixtures("cpp_kernels")
 KERNELS = torch.ops.stampede
 
 
 def summed(ids, offsets, first_rows, rows, grad, dim, pooled, mean=False, weights=None):
     lookup = Lookup(ids, offsets, first_rows, rows, pooled, mean, weights)
     return native.sum_by_row(lookup, grad, dim)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled():
-    assert native.available()
 
 
 def test_the_number_of_threads_changes_no_bit_of_a_replay():

@@ -13,17 +13,9 @@ from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rules import SGD, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
-from stampede.optim.triton import steps, sum_runs
-from support.lookups import DEVICE, dense, random_gradient, random_lookup, small_blocks
+from support.lookups import DEVICE, dense, random_gradient, random_lookup
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _small():
-    """Several programs for a handful of rows."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (steps, sum_runs):
-            patch.setattr(module, "block_sizes", lambda dim, _: small_blocks(dim))
-        yield
+pytestmark = pytest.mark.usefixtures("small_triton_blocks")
 
 
 def fused_update_(backend, lookup, grad, lr, step, row_counts):
@@ -134,5 +126,5 @@ def test_a_batch_without_ids():
         (UpdateSettings(), 260, torch.float32, "260 columns"),
     ],
 )
-def test_what_the_kernels_cannot_do_is_told(setting, dim, dtype, words):
+def test_why_the_kernels_cannot_update_an_array(setting, dim, dtype, words):
     assert words in fused.why_not(make_array(12, dim, setting, dtype))

@@ -14,12 +14,17 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stampede.optim.lookup import sorted_runs
+from stampede.optim import CowClip
 from stampede.optim.rules import Adam, step_constants
-from stampede.optim.triton import MANY_OCCURRENCES, block_sizes, steps, sum_runs
-from stampede.optim.triton.steps import catch_up_range_, catch_up_rows_
-from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.triton import MANY_OCCURRENCES, block_sizes
+from stampede.optim.triton.steps import Missed, catch_up_range_, catch_up_rows_
+from stampede.optim.triton.sum_runs import sum_runs
+from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup
 from support.paths import ROOT
+
+pytestmark = pytest.mark.usefixtures("small_triton_blocks")
 
 
 def test_tiles_are_powers_of_two_that_hold_a_row():
@@ -38,22 +43,13 @@ def test_tiles_are_powers_of_two_that_hold_a_row():
             assert elements // (32 * warps) <= 16
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _small():
-    """Several programs for a handful of rows."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (steps, sum_runs):
-            patch.setattr(module, "block_sizes", lambda dim, _: small_blocks(dim))
-        yield
-
-
 def assert_sums(lookup, dim, clipped, l2, grad=None):
     grad = random_gradient(lookup, dim) if grad is None else grad
     weights = torch.randn(lookup.rows, dim, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    setting = UpdateSettings(clip=CowClip(columns=clipped), l2=l2)
+    array = TableArray.create([TableShard("t", lookup.rows)], weights, setting, dim)
     nonfinite = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    runs = sorted_runs(lookup)
-    given = runs, grad.reshape(-1, dim), weights
-    found = sum_runs.sum_runs(*given, clipped=clipped, l2=l2, nonfinite=nonfinite)
+    found = sum_runs(lookup.runs, grad.reshape(-1, dim), array, nonfinite)
     expected, counts = dense(lookup, grad, dim)
     rows = counts.nonzero().flatten()
     number = len(rows)
@@ -99,14 +95,13 @@ def test_a_gradient_in_half_precision():
 def test_bits_do_not_vary():
     lookup = random_lookup(batch=40, hot=1)
     one, other = (assert_sums(lookup, 12, 12, 0.1) for _ in range(2))
-    number = int(sorted_runs(lookup).count)
+    number = int(lookup.runs.count)
     assert torch.equal(one.grads[:number], other.grads[:number])
     assert torch.equal(one.squares[:, :number], other.squares[:, :number])
 
 
 BETAS = (0.9, 0.99)
 ROWS = 11
-FINITE = torch.zeros(1, dtype=torch.int32, device=DEVICE)
 
 
 def rate(step):
@@ -114,28 +109,26 @@ def rate(step):
     return 1e-2 * (1 + step % 3) / 3
 
 
-def steps_after(first, count, placement="keras", decay=0.1):
+def steps_after(first, until, now, l2, placement="keras", decay=0.1):
+    """The steps after `first` up to `now`, and more, up to `until`, that no row takes yet."""
     rule = Adam(BETAS, 1e-5, placement)
     constants = [
-        step_constants(rule, rate(step), step, decay)
-        for step in range(first + 1, first + count + 1)
+        step_constants(rule, rate(step), step, decay) for step in range(first + 1, until + 1)
     ]
-    return torch.tensor(constants, dtype=torch.float32, device=DEVICE).reshape(-1, 3)
+    steps = torch.tensor(constants, dtype=torch.float32, device=DEVICE).reshape(-1, 3)
+    return Missed(steps, first, now, BETAS, l2, torch.zeros(1, dtype=torch.int32, device=DEVICE))
 
 
-def random_state(dim, seed=0):
+def random_state(dim, since, seed=0):
     draw = torch.Generator().manual_seed(seed)
     w, m, v = (torch.randn(ROWS, dim, generator=draw) * 0.1 for _ in range(3))
-    return [t.to(DEVICE) for t in (w, m, v.square())]
+    return [t.to(DEVICE) for t in (w, m, v.square(), since.int())]
 
 
-def marks(value):
-    return torch.full((ROWS,), value, dtype=torch.int32, device=DEVICE)
-
-
-def dense_loop(state, since, now, l2, placement="keras", decay=0.1):
+def dense_loop(state, now, l2, placement="keras", decay=0.1):
     """In float64, every row on its own; Adam as it is written in the papers."""
-    w, m, v = (t.cpu().double() for t in state)
+    *moving, since = state
+    w, m, v = (t.cpu().double() for t in moving)
     for row, first in enumerate(since.tolist()):
         for step in range(first + 1, now + 1):
             g = 2 * l2 * w[row]
@@ -147,7 +140,7 @@ def dense_loop(state, since, now, l2, placement="keras", decay=0.1):
                 w[row] -= rate(step) * two**0.5 / one * m[row] / (v[row].sqrt() + 1e-5)
             else:
                 w[row] -= rate(step) * (m[row] / one) / ((v[row] / two).sqrt() + 1e-5)
-    return w, m, v
+    return w, m, v, torch.full((ROWS,), now, dtype=torch.float64)
 
 
 def assert_close(state, expected):
@@ -160,25 +153,22 @@ def assert_close(state, expected):
 @pytest.mark.parametrize("placement", ["keras", "torch"])
 @pytest.mark.parametrize("dim", [4, 12, 20])
 def test_replay_is_the_dense_loop_with_changing_learning_rates(dim, placement):
-    state, last = random_state(dim), (torch.arange(ROWS) % 4 + 2).int().to(DEVICE)
-    expected = dense_loop(state, last, 9, l2=0.05, placement=placement)
-    window = steps_after(2, 10, placement)
-    catch_up_range_(*state, last, 0, ROWS, window, 2, 9, BETAS, 0.05, FINITE)
+    state = random_state(dim, torch.arange(ROWS) % 4 + 2)
+    expected = dense_loop(state, 9, l2=0.05, placement=placement)
+    catch_up_range_(state, 0, ROWS, steps_after(2, 12, 9, 0.05, placement))
     assert_close(state, expected)
-    assert (last == 9).all()
 
 
 def test_only_the_rows_of_a_range_move():
-    state, last = random_state(12), marks(0)
+    state = random_state(12, torch.zeros(ROWS))
     before = [t.clone() for t in state]
-    expected = dense_loop(state, last, 3, l2=0.05)
-    catch_up_range_(*state, last, 2, 7, steps_after(0, 3), 0, 3, BETAS, 0.05, FINITE)
+    expected = dense_loop(state, 3, l2=0.05)
+    catch_up_range_(state, 2, 7, steps_after(0, 3, 3, 0.05))
     inside = torch.zeros(ROWS, dtype=torch.bool)
     inside[2:7] = True
     assert_close([t[2:7] for t in state], [t[2:7] for t in expected])
     for found, was in zip(state, before, strict=True):
         assert torch.equal(found[~inside], was[~inside])
-    assert torch.equal(last.cpu(), torch.where(inside, 3, 0).int())
 
 
 @pytest.mark.slow
@@ -193,22 +183,18 @@ def test_pieces_give_the_same_bits(cuts, dim, l2, seed):
     """At once or in pieces, of a range or of listed rows, with rows at different steps."""
     draw = torch.Generator().manual_seed(seed)
     since = torch.randint(0, 5, (ROWS,), generator=draw).int().to(DEVICE)
-    at_once, in_pieces = random_state(dim, seed), random_state(dim, seed)
-    last = since.clone()
-    catch_up_range_(*at_once, last, 0, ROWS, steps_after(0, 12), 0, 12, BETAS, l2, FINITE)
-    last = since.clone()
+    at_once, in_pieces = (random_state(dim, since.clone(), seed) for _ in range(2))
+    catch_up_range_(at_once, 0, ROWS, steps_after(0, 12, 12, l2))
+    last = in_pieces[3]
     listed = torch.randperm(ROWS, generator=draw)[:6].sort().values.to(DEVICE)
     count = torch.tensor([4], dtype=torch.int32, device=DEVICE)
     for now in [*sorted(cuts), 12]:
-        window = steps_after(0, 12)
-        catch_up_rows_(*in_pieces, last, listed, count, window, 0, now, BETAS, l2, FINITE)
+        catch_up_rows_(in_pieces, listed, count, steps_after(0, 12, now, l2))
         assert (last[listed[:4]] == torch.clamp(since[listed[:4]], min=now)).all()
         assert torch.equal(last[listed[4:]], since[listed[4:]])
     # A window of steps that begins later.
     earliest = int(last.min())
-    window = steps_after(earliest, 12 - earliest)
-    catch_up_range_(*in_pieces, last, 0, ROWS, window, earliest, 12, BETAS, l2, FINITE)
-    assert (last == 12).all()
+    catch_up_range_(in_pieces, 0, ROWS, steps_after(earliest, 12, 12, l2))
     assert all(map(torch.equal, at_once, in_pieces))
 
 
