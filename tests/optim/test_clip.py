@@ -6,9 +6,6 @@ import torch
 from stampede.optim import CowClip
 from stampede.optim.clip import norm_histogram, quantile_of, row_factor, table_factor
 
-CONSTANTS = ("global", "field", "row")
-WITHOUT_CONSTANT = ("none", "field_adaptive", "cowclip")
-
 
 @pytest.mark.parametrize(
     "arguments, expected",
@@ -109,6 +106,19 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
 @pytest.mark.parametrize(
     "arguments, words",
     [
+        *(
+            ({"granularity": constant, "threshold": wrong}, f"threshold is {wrong}")
+            for constant in ("global", "field", "row")
+            for wrong in (0.0, -1.0, float("nan"), float("inf"))
+        ),
+        *(
+            ({"granularity": constant}, f"'{constant}' needs a threshold")
+            for constant in ("global", "field", "row")
+        ),
+        *(
+            ({"granularity": other, "threshold": 1.0}, f"'{other}' has no threshold")
+            for other in ("none", "field_adaptive", "cowclip")
+        ),
         ({"ratio": 0}, "ratio is 0"),
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"bound": -1}, "bound is -1"),
@@ -124,19 +134,3 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
 def test_settings_out_of_range_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         CowClip(**arguments)
-
-
-@pytest.mark.parametrize("granularity", CONSTANTS)
-def test_a_constant_threshold_must_be_given_and_make_sense(granularity):
-    assert CowClip(granularity, threshold=0.5).threshold == 0.5
-    with pytest.raises(ValueError, match=f"'{granularity}' needs a threshold"):
-        CowClip(granularity)
-    for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"threshold is {wrong}"):
-            CowClip(granularity, threshold=wrong)
-
-
-@pytest.mark.parametrize("granularity", WITHOUT_CONSTANT)
-def test_a_threshold_without_meaning_is_refused(granularity):
-    with pytest.raises(ValueError, match=f"'{granularity}' has no threshold"):
-        CowClip(granularity, threshold=1.0)
