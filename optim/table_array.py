@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,6 +150,18 @@ class TableArray:
         columns = facts[:, 2, None] + torch.arange(values.shape[1], device=device)
         unit = random_unit(facts[:, 0], rows - starts[shard] + facts[:, 1], columns, step)
         return round_stochastically(values, unit, self.weights.dtype)
+
+
+class ValuesOfRows(NamedTuple):
+    """Values `[k, n]` of some rows of an array.
+
+    Attributes:
+        rows: `[n]`, sorted; None for all.
+    """
+
+    array: TableArray
+    rows: Tensor | None
+    values: Tensor
 
 
 def clipped_columns(

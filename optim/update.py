@@ -20,19 +20,7 @@ from stampede.optim.clip import (
 )
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
-from stampede.optim.table_array import TableArray
-
-
-@dataclass
-class Outcome:
-    """Counts of the batch's rows of one array: int64 scalars on its device.
-
-    A row in several column shards or copies is counted in the first one only.
-    """
-
-    touched: Tensor
-    clipped: Tensor
-    skipped: Tensor
+from stampede.optim.table_array import TableArray, ValuesOfRows
 
 
 class Reduction:
@@ -41,27 +29,22 @@ class Reduction:
     # For a rank without tables.
     device = torch.device("cpu")
 
-    def sum_columns_(
-        self,
-        arrays: Sequence[TableArray],
-        rows: Sequence[Tensor | None],
-        values: Sequence[Tensor],
-    ) -> None:
-        """Add up `[k, n]` values of rows over the column shards of their table, in place.
-
-        Args:
-            rows: for each array, its rows, sorted; None for all.
-        """
+    def sum_columns_(self, each: Sequence[ValuesOfRows]) -> None:
+        """Add up the values of rows over the column shards of their table, in place."""
 
     def sum_tables_(self, sums: TableSums) -> None:
         """Add up over ranks, in place."""
 
 
 @torch.no_grad()
-def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Outcome]:
-    """One step of several arrays of tables, in place; returns the counts of each.
+def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Tensor]:
+    """One step of several arrays of tables, in place.
 
     No dense gradient of a table is made. Tables clipped together (`global`) must be in one call.
+
+    Returns:
+        For each array `[3]` int64, how many of the batch's rows were touched, clipped and skipped.
+        A row in several column shards or copies is counted in the first one only.
 
     Raises:
         NonFiniteGradientError: a gradient is not finite, and the settings do not allow it.
@@ -152,15 +135,14 @@ def _measure(update: PendingUpdate) -> _Measured:
 def _sum_columns(measured: Sequence[_Measured], reduction: Reduction) -> None:
     """Sum the values of rows over all their columns."""
     reduction.sum_columns_(
-        [one.array for one in measured],
-        [one.batch.rows for one in measured],
-        [one.values.matrix for one in measured],
+        [ValuesOfRows(one.array, one.batch.rows, one.values.matrix) for one in measured]
     )
-    whole = [one for one in measured if one.everything is not None]
     reduction.sum_columns_(
-        [one.array for one in whole],
-        [None for _ in whole],
-        [one.everything.matrix for one in whole],
+        [
+            ValuesOfRows(one.array, None, one.everything.matrix)
+            for one in measured
+            if one.everything is not None
+        ]
     )
 
 
@@ -227,23 +209,20 @@ def _shard_histograms(one: _Measured) -> list[Tensor]:
     return [norm_histogram(norms[a:b]) for a, b in pairwise(bounds)]
 
 
-def _step_at_once(update: PendingUpdate) -> Outcome:
+def _step_at_once(update: PendingUpdate) -> Tensor:
     clipped = update.backend.step_at_once_(update.batch, update.lr, update.step)
-    counted = int(update.array.counts_rows)
-    numbers = len(update.batch.rows), clipped, 0
-    return Outcome(*(torch.tensor(number * counted) for number in numbers))
+    return torch.tensor([len(update.batch.rows), clipped, 0]) * update.array.counts_rows
 
 
-def _clip_and_step(one: _Measured, sums: TableSums) -> Outcome:
+def _clip_and_step(one: _Measured, sums: TableSums) -> Tensor:
     update, batch = one.update, one.batch
     factor, swept_factor = _factors(one, sums)
     clipped = torch.zeros_like(one.skipped) if factor is None else (factor < 1).sum()
     update.backend.step_(
         ClippedRows(batch, one.values, factor, update.lr, update.step, one.everything, swept_factor)
     )
-    counted = int(one.array.counts_rows)
     touched = torch.full_like(one.skipped, len(batch.rows))
-    return Outcome(touched * counted, clipped * counted, one.skipped * counted)
+    return torch.stack([touched, clipped, one.skipped]) * one.array.counts_rows
 
 
 def _factors(one: _Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:

@@ -27,7 +27,6 @@ from stampede.optim.sharded.reduction import (
     BackwardReduction,
     CollectionGroups,
     CollectionLayout,
-    group_of,
 )
 from stampede.optim.sharded.tables import CowClipTables, LookupGradient
 from stampede.optim.update import update_
@@ -80,7 +79,6 @@ class BackwardUpdate:
         self._next = 0
         self._pass: int | None = None
         self._reached: Counter[tuple[int, int]] = Counter()
-        self._everything: dist.ProcessGroup | None = None
         self._queue: UpdateQueue | None = None
 
     def add_collection(
@@ -117,13 +115,12 @@ class BackwardUpdate:
         clips_everything = any(s.clip.granularity == "global" for s in settings.values())
         number = self._next
         self._next += 1
-        self._everything = group_of(tuple(range(env.world_size)))
         unable = why_not_queued(tables, bool(helen))
-        is_queued = can_be_queued_everywhere(unable is None, device, self._everything)
+        is_queued = not groups.any(unable is not None)
         if unable is not None and device.type == "cuda":
             _LOG.warning("every update waits for the GPU: %s", unable)
         if is_queued and self._queue is None:
-            self._queue = UpdateQueue(device, self._everything)
+            self._queue = UpdateQueue(device, groups.everyone)
         self._collections[number] = _Collection(
             weakref.ref(module),
             [weakref.ref(tbe) for tbe in tables],
@@ -243,10 +240,9 @@ class BackwardUpdate:
                 return
             updates = self._helen.second_pass(updates, groups)
         together = any(collection.clips_everything for collection in present)
-        reduction = BackwardReduction(groups, self._everything if together else None)
-        outcomes = update_(updates, reduction)
-        for (tbe, _), outcome in zip(pending, outcomes, strict=True):
-            tbe.row_counts += torch.stack([outcome.touched, outcome.clipped, outcome.skipped])
+        row_counts = update_(updates, BackwardReduction(groups, together))
+        for (tbe, _), counts in zip(pending, row_counts, strict=True):
+            tbe.row_counts += counts
         for tbe in {tbe for tbe, _ in pending}:
             tbe.step_count += 1
 
@@ -318,8 +314,7 @@ class UpdateQueue:
         measured = {}
         for tbe, (parts, grad, _) in lookups.items():
             measured[tbe] = parts[0].backend.measure_queued(parts[0].lookup, grad)
-        if self._everyone is not None:
-            dist.all_reduce(self.flag.tensor, op=dist.ReduceOp.MAX, group=self._everyone)
+        self._share_flag()
         self._updates += 1
         self._unchecked[self._updates] = [(tbe, int(tbe.step_count)) for tbe in tables]
         for tbe in tables:
@@ -337,11 +332,15 @@ class UpdateQueue:
             NonFiniteGradientError: see `check`; or the flag is set for the coming step.
         """
         self.check(up_to_now=True)
-        if self._everyone is not None:
-            dist.all_reduce(self.flag.tensor, op=dist.ReduceOp.MAX, group=self._everyone)
+        self._share_flag()
         if self.flag.tensor.item():
             self.flag.tensor.zero_()
             raise NonFiniteGradientError("the loss is not finite; no table was changed")
+
+    def _share_flag(self) -> None:
+        """Set the flag on all ranks if it is set on one."""
+        if self._everyone is not None:
+            dist.all_reduce(self.flag.tensor, op=dist.ReduceOp.MAX, group=self._everyone)
 
     def check(self, *, up_to_now: bool = False) -> None:
         """See `BackwardUpdate.check_queued`."""
@@ -364,17 +363,6 @@ class UpdateQueue:
             "as before that step, and the steps queued after it were not taken",
             ago,
         )
-
-
-def can_be_queued_everywhere(
-    here: bool, device: torch.device, everyone: dist.ProcessGroup | None
-) -> bool:
-    """Whether all ranks can queue a collection's updates; `here` is this rank's answer."""
-    if everyone is None:
-        return here
-    able = torch.tensor(int(here), device=device)
-    dist.all_reduce(able, op=dist.ReduceOp.MIN, group=everyone)
-    return bool(able)
 
 
 def why_not_queued(tables: Sequence[CowClipTables], has_helen: bool) -> str | None:

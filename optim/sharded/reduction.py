@@ -16,7 +16,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from stampede.optim.clip import HISTOGRAM_SIZE, TableSums
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.table_array import TableArray
+from stampede.optim.table_array import ValuesOfRows
 
 Block = tuple[str, int]
 """A range of rows of a table, by the table's name and its first row."""
@@ -77,6 +77,9 @@ class CollectionGroups:
     """The process groups of one collection, and the sums that run in them.
 
     All groups are made here. Processes without tables take part in sums over tables too.
+
+    Attributes:
+        everyone: all ranks; None if there is only one.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class CollectionGroups:
             for ranks, blocks in sorted(by_ranks.items())
         ]
         self._world_size = env.world_size
-        self._everyone = group_of(tuple(range(env.world_size)))
+        self.everyone = group_of(tuple(range(env.world_size)))
         sizes = {"field": 2, "field_adaptive": 2, "quantile": HISTOGRAM_SIZE}
         self._tables = {
             table: sizes[setting.clip.granularity]
@@ -111,40 +114,35 @@ class CollectionGroups:
         Every rank gets the same sums, added in the order of ranks. `set_gradient_division(False)`
         of TorchRec leaves out the division by the number of ranks.
         """
-        if self._everyone is None:
+        if self.everyone is None:
             return rows
         size = torch.tensor([len(rows.rows)], device=rows.rows.device)
         sizes = [torch.empty_like(size) for _ in range(self._world_size)]
-        dist.all_gather(sizes, size, group=self._everyone)
+        dist.all_gather(sizes, size, group=self.everyone)
         lengths = torch.cat(sizes).tolist()
         parts = []
         for values in rows:
             padded = values.new_zeros((max(lengths), *values.shape[1:]))
             padded[: len(values)] = values
             gathered = [torch.empty_like(padded) for _ in range(self._world_size)]
-            dist.all_gather(gathered, padded, group=self._everyone)
+            dist.all_gather(gathered, padded, group=self.everyone)
             parts.append([part[:n] for part, n in zip(gathered, lengths, strict=True)])
         merged = merge_rows([RowGradients(*part) for part in zip(*parts, strict=True)])
         if not get_gradient_division():
             return merged
         return merged._replace(grads=merged.grads / self._world_size)
 
-    def sum_columns_(
-        self,
-        arrays: Sequence[TableArray],
-        rows: Sequence[Tensor | None],
-        values: Sequence[Tensor],
-    ) -> None:
+    def sum_columns_(self, each: Sequence[ValuesOfRows]) -> None:
         """See `Reduction.sum_columns_`."""
         pieces: dict[Block, list[Tensor]] = defaultdict(list)
-        for array, which, matrix in zip(arrays, rows, values, strict=True):
+        for array, rows, values in each:
             blocks = [(shard.table, shard.row_offset) for shard in array.shards]
             if not any(block in self.layout.split_blocks for block in blocks):
                 continue
-            bounds = array.starts if which is None else array.bounds_of(which)
+            bounds = array.starts if rows is None else array.bounds_of(rows)
             for block, first, stop in zip(blocks, bounds, bounds[1:], strict=False):
                 if block in self.layout.split_blocks:
-                    pieces[block].append(matrix[:, first:stop])
+                    pieces[block].append(values[:, first:stop])
         for blocks, group, is_member in self._by_ranks:
             present = [block for block in blocks if block in pieces]
             if not is_member or not present:
@@ -162,34 +160,34 @@ class CollectionGroups:
 
     def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
         """See `perturb_`."""
-        if self._everyone is None:
+        if self.everyone is None:
             return
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
         total = torch.stack([squares.get(table, zero) for table in self.layout.tables])
         largest = torch.stack([counts.get(table, zero) for table in self.layout.tables])
-        dist.all_reduce(total, group=self._everyone)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._everyone)
+        dist.all_reduce(total, group=self.everyone)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.everyone)
         squares.update(zip(self.layout.tables, total, strict=True))
         counts.update(zip(self.layout.tables, largest, strict=True))
 
     def any(self, found: bool) -> bool:
         """Whether any rank found something."""
-        if self._everyone is None:
+        if self.everyone is None:
             return found
         flag = torch.tensor(int(found), device=self.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._everyone)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.everyone)
         return bool(flag)
 
     def sum_tables_(self, sums: TableSums) -> None:
         """See `Reduction.sum_tables_`; without the sum over everything."""
-        if self._everyone is None or not (self._tables or self._refuses_nonfinite):
+        if self.everyone is None or not (self._tables or self._refuses_nonfinite):
             return
         parts = [
             sums.by_table.get(table, sums.nonfinite.new_zeros(size))
             for table, size in self._tables.items()
         ]
         whole = torch.cat([*parts, sums.nonfinite[None]])
-        dist.all_reduce(whole, group=self._everyone)
+        dist.all_reduce(whole, group=self.everyone)
         *parts, nonfinite = whole.split([*self._tables.values(), 1])
         sums.by_table.update(zip(self._tables, parts, strict=True))
         sums.nonfinite = nonfinite[0]
@@ -199,31 +197,24 @@ class BackwardReduction:
     """Sums of all collections of one backward pass, one after the other.
 
     Args:
-        everything: the group of sums over all tables; None if no clip needs them.
+        together: whether some tables of several collections are clipped together.
     """
 
-    def __init__(
-        self, groups: Sequence[CollectionGroups], everything: dist.ProcessGroup | None
-    ) -> None:
+    def __init__(self, groups: Sequence[CollectionGroups], together: bool) -> None:
         self._groups = groups
-        self._everything = everything
+        self._together = groups[0].everyone if together else None
         self.device = groups[0].device
 
-    def sum_columns_(
-        self,
-        arrays: Sequence[TableArray],
-        rows: Sequence[Tensor | None],
-        values: Sequence[Tensor],
-    ) -> None:
+    def sum_columns_(self, each: Sequence[ValuesOfRows]) -> None:
         """See `Reduction.sum_columns_`."""
         for groups in self._groups:
-            groups.sum_columns_(arrays, rows, values)
+            groups.sum_columns_(each)
 
     def sum_tables_(self, sums: TableSums) -> None:
         """See `Reduction.sum_tables_`."""
         for groups in self._groups:
             groups.sum_tables_(sums)
-        if self._everything is not None:
+        if self._together is not None:
             if sums.everything is None:
                 sums.everything = sums.nonfinite.new_zeros(2)
-            dist.all_reduce(sums.everything, group=self._everything)
+            dist.all_reduce(sums.everything, group=self._together)

@@ -81,11 +81,8 @@ class Parts:
                 grads.append(values[here, left : left + columns])
             batch = sum_by_row(torch.cat(ids), torch.cat(grads))
             updates.append(PendingUpdate(choose_backend(array), batch, lr, step))
-        outcomes = update_(updates, self.groups)
-        return {
-            name: sum(int(getattr(outcome, name)) for outcome in outcomes)
-            for name in ("touched", "clipped", "skipped")
-        }
+        row_counts = sum(update_(updates, self.groups)).tolist()
+        return dict(zip(("touched", "clipped", "skipped"), row_counts, strict=True))
 
     def gathered(self, pick=lambda array: array.weights):
         """What `pick` returns for each array, as whole tables."""
