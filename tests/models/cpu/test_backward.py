@@ -72,7 +72,7 @@ def test_a_gradient_that_is_to_be_differentiated_is_refused(function):
     trained=st.lists(st.booleans(), min_size=8, max_size=8).filter(any),
     precision=st.sampled_from(list(PRECISIONS)),
 )
-def test_gradients_of_what_is_trained_only(trained, precision):
+def test_only_trained_tensors_get_gradients(trained, precision):
     mlp, inputs = mlp_and_inputs()
     with autocast(precision):
         mlp(inputs).float().sum().backward()
@@ -95,7 +95,7 @@ def test_second_derivatives_of_the_second_order():
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_what_layers_gave_is_not_overwritten(precision):
+def test_backward_does_not_overwrite_the_output(precision):
     layers = hidden_layers(6, [5, 4], torch.Generator().manual_seed(0))
     with autocast(precision):
         output = layers(torch.randn(70, 6))

@@ -86,7 +86,7 @@ def test_rows_and_numbers_may_lie_in_memory_as_they_like():
 
 
 @pytest.mark.parametrize("trained", ["rows", "weights"])
-def test_gradients_of_what_is_trained_only(trained):
+def test_only_trained_tensors_get_gradients(trained):
     stored, weights = torch.randn(70, 3, 4), torch.randn(1, 5)
     {"rows": stored, "weights": weights}[trained].requires_grad_()
     _, orders = joined_with_orders(stored, 2, torch.ones(70, 5), weights)

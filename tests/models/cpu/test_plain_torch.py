@@ -66,7 +66,7 @@ def test_hooks_of_all_modules_are_called():
     assert seen.count(nn.Linear) == 4
 
 
-def test_operations_that_are_watched_are_torchs():
+def test_torch_computes_when_operations_are_watched():
     mlp, inputs = mlp_and_inputs()
     expected = mlp(inputs)
     with FlopCounterMode(display=False) as counter:

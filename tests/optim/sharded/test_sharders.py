@@ -46,7 +46,7 @@ def test_a_width_that_fbgemm_does_not_know_is_refused_with_its_own_optimizers():
         shard(with_cowclip(Bags(a=10, b=10), only="a"))
 
 
-def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
+def test_an_id_outside_its_table_is_refused_by_a_fatal_check():
     fatal = {"bounds_check_mode": BoundsCheckMode.FATAL}
     with pytest.raises(RuntimeError, match="idx < num_rows"):
         step(shard(with_cowclip(Bags(a=8)), sharders=cowclip_sharders(fused_params=fatal)), [2, 99])
@@ -60,7 +60,7 @@ def test_an_id_outside_its_table_is_as_fbgemms_check_has_it():
 
 
 @pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
-def test_by_default_an_id_outside_its_table_is_the_first_row_and_counted(data_type):
+def test_by_default_an_id_outside_its_table_is_counted_and_means_the_first_row(data_type):
     # In the memory, row 25 of the first table would be one of the second.
     model = shard(with_cowclip(Bags(a=8, b=8, data_type=data_type), rows="touched"))
     (tables,) = local_cowclip_tables(model)
@@ -71,7 +71,7 @@ def test_by_default_an_id_outside_its_table_is_the_first_row_and_counted(data_ty
         assert (after != before[name]).any(1).nonzero().flatten().tolist() == [0, 2]
 
 
-def test_all_that_torchrecs_default_sharders_know_is_sharded():
+def test_there_is_a_sharder_for_every_module_that_torchrec_shards():
     ours, theirs = (
         [sharder.module_type for sharder in sharders]
         for sharders in (cowclip_sharders(), get_default_sharders())
@@ -117,7 +117,7 @@ def test_a_default_that_the_sharders_were_given_is_no_surprise(caplog):
     ]
 
 
-def test_the_log_says_what_becomes_of_replicated_tables(caplog):
+def test_the_log_says_who_updates_replicated_tables(caplog):
     left = "are left to the program's own optimizer, as TorchRec does for data_parallel"
     assert lines_about(Bags(a=8), caplog, kind=PLANS["copies"]) == [("INFO", f"tables a {left}")]
     model = Bags(a=8)
@@ -133,7 +133,7 @@ def test_the_log_says_what_becomes_of_replicated_tables(caplog):
     assert "no optimizer of the program may have them" in line[1]
 
 
-def test_an_optimizer_of_replicated_tables_that_is_left_without_any_says_so():
+def test_an_optimizer_left_without_parameters_says_that_tables_need_none():
     model = shard(with_cowclip(Bags(a=8)), PLANS["copies"])
     left = dict(in_backward_optimizer_filter(model.named_parameters()))
     with pytest.raises(ValueError, match=r"CowClipAdam got no parameters.*data_parallel ones too"):
@@ -180,7 +180,7 @@ def states_of(model):
 
 
 @pytest.mark.parametrize("mode", ["MOMENTUM_DIFF", "ROWWISE_ADAGRAD"])
-def test_what_rows_add_to_their_squared_gradients_is_tracked(mode):
+def test_changes_of_the_sums_of_squared_gradients_are_tracked(mode):
     found, (start, _, end) = tracked(optim.CowClipRowWiseAdagrad, mode)
     for rows, before, after in zip(found, start, end, strict=True):
         assert rows.ids.tolist() == [1, 3, 4]

@@ -161,7 +161,7 @@ def looked_up(plan):
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_it_may_be_changed_in_place(plan):
+def test_the_output_may_be_changed_in_place(plan):
     found = []
     for in_place in (True, False):
         model, output = looked_up(plan)
@@ -173,7 +173,7 @@ def test_it_may_be_changed_in_place(plan):
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_its_gradient_alone_may_be_asked_for(plan):
+def test_the_gradient_of_the_output_alone_may_be_asked_for(plan):
     model, output = looked_up(plan)
     before = weights_of(model)["a"]
     values = output.values()

@@ -84,7 +84,7 @@ def wrapped_by_ddp(model):
     return [lookup for lookup in lookups if isinstance(lookup, DistributedDataParallel)]
 
 
-def test_no_other_optimizer_gets_the_tables():
+def test_no_other_optimizer_gets_replicated_tables():
     model = shard(with_cowclip(Bags(a=8, b=4)), COPIES)
     parameters = dict(model.named_parameters())
     assert set(parameters) == {f"ebc.embedding_bags.{name}.weight" for name in "ab"}
@@ -98,7 +98,7 @@ def test_no_other_optimizer_gets_the_tables():
 @pytest.mark.parametrize(
     "kind", ["CowClipAdam", "CowClipRowWiseAdam", "CowClipAdagrad", "CowClipSGD"]
 )
-def test_a_backward_moves_them_once_and_as_sharded_tables(kind):
+def test_a_backward_moves_replicated_tables_once_and_like_sharded_ones(kind):
     found = []
     for plan in (COPIES, WHOLE):
         model = with_cowclip(Bags(a=8, b=4), getattr(optim, kind))

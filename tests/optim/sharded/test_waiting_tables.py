@@ -113,20 +113,20 @@ def waiting(request):
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_who_uses_a_table_finds_its_rows_up_to_date(waiting, use):
+def test_using_a_table_brings_its_rows_up_to_date(waiting, use):
     parameter, arrays = waiting
     use(parameter)
     assert not any(array.waiting.behind for array in arrays)
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_who_looks_at_its_shape_does_not_make_rows_step(waiting, look):
+def test_reading_the_shape_of_a_table_leaves_rows_behind(waiting, look):
     parameter, arrays = waiting
     assert type(look(parameter)) is type(look(torch.nn.Parameter(torch.zeros(20, 8))))
     assert all(array.waiting.behind for array in arrays)
 
 
-def test_a_saved_or_copied_one_is_an_ordinary_tensor(waiting):
+def test_a_saved_or_copied_table_is_an_ordinary_tensor(waiting):
     parameter, _ = waiting
     for one in (parameter, parameter.data):
         file = io.BytesIO()
