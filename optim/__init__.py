@@ -30,31 +30,24 @@ if TYPE_CHECKING:
     from stampede.optim.table_init import TableInit, drawn_by_id
 
 # Imported lazily: plain PyTorch does not need TorchRec, and a configuration needs neither.
-_MODULES = {
-    "BackwardUpdate": "sharded.backward_update",
-    "CowClip": "clip",
-    "CowClipAdagrad": "optimizers",
-    "CowClipAdam": "optimizers",
-    "CowClipRowWiseAdagrad": "optimizers",
-    "CowClipRowWiseAdam": "optimizers",
-    "CowClipSGD": "optimizers",
-    "CowClipTables": "sharded.tables",
-    "DenseAdam": "dense_adam",
-    "Helen": "helen",
-    "Hyperparameters": "scaling",
-    "NonFiniteGradientError": "nonfinite",
-    "Scaled": "scaling",
-    "ScalingRule": "scaling",
-    "Schedule": "schedules",
-    "TableInit": "table_init",
-    "cowclip_sharders": "sharded.sharders",
-    "drawn_by_id": "table_init",
-    "learning_rate": "schedules",
-    "begin_tables_again": "sharded.collections",
-    "local_cowclip_tables": "sharded.collections",
-    "scale": "scaling",
-    "table_update": "sharded.collections",
+_NAMES = {
+    "clip": ("CowClip",),
+    "dense_adam": ("DenseAdam",),
+    "helen": ("Helen",),
+    "nonfinite": ("NonFiniteGradientError",),
+    "optimizers": (
+        *("CowClipAdagrad", "CowClipAdam", "CowClipRowWiseAdagrad", "CowClipRowWiseAdam"),
+        "CowClipSGD",
+    ),
+    "scaling": ("Hyperparameters", "Scaled", "ScalingRule", "scale"),
+    "schedules": ("Schedule", "learning_rate"),
+    "sharded.backward_update": ("BackwardUpdate",),
+    "sharded.collections": ("begin_tables_again", "local_cowclip_tables", "table_update"),
+    "sharded.sharders": ("cowclip_sharders",),
+    "sharded.tables": ("CowClipTables",),
+    "table_init": ("TableInit", "drawn_by_id"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)
 
 

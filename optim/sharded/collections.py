@@ -317,12 +317,7 @@ def tell_when_reached(
 
 def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
     """All `CowClipTables` of this rank in a model, in the order of its modules."""
-    return [
-        tables
-        for module in model.modules()
-        if isinstance(module, CowClipCollection)
-        for tables in module.cowclip_tables()
-    ]
+    return [tables for found in _collections_of(model) for tables in found.cowclip_tables()]
 
 
 def begin_tables_again(model: nn.Module, seed: int) -> None:
@@ -335,17 +330,17 @@ def begin_tables_again(model: nn.Module, seed: int) -> None:
         model: sharded; all tables of its collections with CowClip are reset.
         seed: of the initial values, instead of `TableInit.seed`.
     """
-    for module in model.modules():
-        if isinstance(module, CowClipCollection):
-            module.begin_again(seed)
+    for found in _collections_of(model):
+        found.begin_again(seed)
 
 
 def table_update(model: nn.Module) -> BackwardUpdate | None:
     """The update of a model's tables, on every rank; None if no table has CowClip."""
-    for module in model.modules():
-        if isinstance(module, CowClipCollection):
-            return module.owner
-    return None
+    return next((found.owner for found in _collections_of(model)), None)
+
+
+def _collections_of(model: nn.Module) -> Iterator[CowClipCollection]:
+    return (module for module in model.modules() if isinstance(module, CowClipCollection))
 
 
 def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Parameter]]:
