@@ -48,13 +48,6 @@ class SortedRuns:
         """Number of ids of the lookup."""
         return self.ordered.numel()
 
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keep the memory until what is queued on a stream is done."""
-        for name in ("rows", "starts", "count", "ordered", "source", "coefficient"):
-            tensor = getattr(self, name)
-            if tensor is not None:
-                tensor.record_stream(stream)
-
 
 @dataclass(frozen=True)
 class Lookup:
@@ -114,24 +107,31 @@ class Lookup:
         """`[n]` int64, the bag of each position; bags are counted by feature, then by sample."""
         return torch.searchsorted(self.offsets, positions.to(self.offsets.dtype), right=True) - 1
 
+    def source_of(self, bags: Tensor) -> Tensor:
+        """`[n]`, each bag's row in the gradient seen as `[batch * features, dim]`."""
+        feature = bags // self.batch
+        return (bags - feature * self.batch) * self.features + feature
+
+    def share_of(self, bags: Tensor) -> Tensor:
+        """`[n]` float32, the share that an id of each bag has in the bag's mean."""
+        return self.offsets.diff().float().reciprocal()[bags]
+
     @cached_property
     def runs(self) -> SortedRuns:
-        """The occurrences sorted by row, for the Triton kernels; sorted when first asked for."""
-        return sorted_runs(self)
+        """The occurrences sorted by row, for the Triton kernels; sorted when first asked for.
+
+        By FBGEMM on a GPU, otherwise by torch.
+        """
+        return runs_from_fbgemm(self) if self.indices.is_cuda else runs_from_sort(self)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory until what is queued on a stream is done."""
-        for tensor in (self.indices, self.offsets, self.first_rows, self.per_sample_weights):
+        held = [self.indices, self.offsets, self.first_rows, self.per_sample_weights]
+        if "runs" in self.__dict__:
+            held += vars(self.runs).values()
+        for tensor in held:
             if tensor is not None:
                 tensor.record_stream(stream)
-        if "runs" in self.__dict__:
-            self.runs.record_stream(stream)
-
-
-@torch.no_grad()
-def sorted_runs(lookup: Lookup) -> SortedRuns:
-    """Sort a lookup by row: with FBGEMM on a GPU, otherwise with torch."""
-    return runs_from_fbgemm(lookup) if lookup.indices.is_cuda else runs_from_sort(lookup)
 
 
 @torch.no_grad()
@@ -152,16 +152,12 @@ def runs_from_sort(lookup: Lookup) -> SortedRuns:
     ).scatter_(0, run, positions.to(torch.int32))
     found = ordered.new_zeros(lookup.capacity + 2).scatter_(0, run, ordered)
     bags = bags[order]
-    source = order
-    if lookup.pooled:
-        feature = bags // lookup.batch
-        source = (bags - feature * lookup.batch) * lookup.features + feature
     return SortedRuns(
         found[: lookup.capacity],
         starts[: lookup.capacity + 1],
         is_first.sum(0, keepdim=True, dtype=torch.int32),
         ordered,
-        source,
+        lookup.source_of(bags) if lookup.pooled else order,
         _coefficient(lookup, order, bags),
     )
 
@@ -197,12 +193,10 @@ def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
     )
     positions = bags = None
     if by_position:
-        positions = infos // lookup.features
-        source = positions
+        source = positions = infos // lookup.features
         if lookup.pooled:
-            feature = infos - positions * lookup.features
             bags = lookup.bags_of(positions)
-            source = (bags - feature * lookup.batch) * lookup.features + feature
+            source = lookup.source_of(bags)
     else:
         if lookup.batch * lookup.features >= 1 << 31:
             infos = infos.to(torch.int64)
@@ -223,6 +217,6 @@ def _coefficient(lookup: Lookup, positions: Tensor | None, bags: Tensor | None) 
     if lookup.per_sample_weights is not None:
         coefficient = lookup.per_sample_weights.float()[positions]
     if lookup.mean:
-        share = lookup.offsets.diff().float().reciprocal()[bags]
+        share = lookup.share_of(bags)
         coefficient = share if coefficient is None else share * coefficient
     return coefficient

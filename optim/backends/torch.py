@@ -262,14 +262,11 @@ def _of_bags(lookup: Lookup, grad: Tensor) -> Tensor:
 
 def _by_occurrence(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     """For each id of a lookup: its row, its bag in `_of_bags`, and its share of a mean."""
-    bags, features, batch = lookup.features * lookup.batch, lookup.features, lookup.batch
     lengths = lookup.offsets.diff()
-    bag = torch.arange(bags, device=lengths.device)
-    bag = torch.repeat_interleave(bag, lengths, output_size=lookup.occurrences)
-    feature = bag // batch
-    rows = lookup.indices.to(torch.int64) + lookup.first_rows[feature]
-    source = (bag - feature * batch) * features + feature
-    return rows, source, lengths.float().reciprocal()[bag]
+    bags = torch.arange(len(lengths), device=lengths.device)
+    bags = torch.repeat_interleave(bags, lengths, output_size=lookup.occurrences)
+    rows = lookup.indices.to(torch.int64) + lookup.first_rows[bags // lookup.batch]
+    return rows, lookup.source_of(bags), lookup.share_of(bags)
 
 
 def _owned_states(array: TableArray, rows: Tensor | slice) -> list[Tensor]:
