@@ -18,7 +18,13 @@ from torch import Tensor
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.perturbation import HelenSettings, check_at_least_0, perturbation
-from stampede.optim.row_gradients import follow, ids_behind, padding_of, row_gradients
+from stampede.optim.row_gradients import (
+    TableOptimizer,
+    follow,
+    ids_behind,
+    padding_of,
+    row_gradients,
+)
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, state_dtype
@@ -27,7 +33,7 @@ from stampede.optim.update import update_
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Helen(torch.optim.Optimizer):
+class Helen(TableOptimizer):
     """Adam with Helen's perturbation, in plain PyTorch.
 
     In TorchRec, name it in `apply_optimizer_in_backward` and pass `cowclip_sharders()`: every
@@ -99,7 +105,7 @@ class Helen(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._first = None
-        for _, param in self._all():
+        for param in self._params():
             follow(param)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -218,16 +224,6 @@ class Helen(torch.optim.Optimizer):
             if first.rows is not None:
                 _as_table(param).index_copy_(0, first.rows, first.weights)
         self._first = None
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; unlike torch, moments of fp16 and bf16 weights stay float32."""
-        super().load_state_dict(state_dict)
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        for (_, param), index in zip(self._all(), saved, strict=True):
-            for name in _MOMENTS:
-                if name in state_dict["state"].get(index, {}):
-                    value = state_dict["state"][index][name]
-                    self.state[param][name] = value.to(param.device, state_dtype(param))
 
     def _all(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         return ((group, param) for group in self.param_groups for param in group["params"])

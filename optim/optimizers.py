@@ -13,7 +13,7 @@ from torch import Tensor
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate, TorchBackend
 from stampede.optim.clip import CowClip
-from stampede.optim.row_gradients import follow, padding_of, row_gradients
+from stampede.optim.row_gradients import TableOptimizer, follow, padding_of, row_gradients
 from stampede.optim.rules import SGD, Adagrad, Adam, EpsPlacement, RowWiseAdagrad, RowWiseAdam, Rule
 from stampede.optim.settings import OnNonfinite, Rows, UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, clipped_columns, state_dtype
@@ -27,7 +27,7 @@ _COMMON = tuple(field.name for field in fields(UpdateSettings) if field.name != 
 torch.serialization.add_safe_globals([CowClip])
 
 
-class CowClipOptimizer(torch.optim.Optimizer):
+class CowClipOptimizer(TableOptimizer):
     """Base of the optimizers with CowClip for embedding tables.
 
     In TorchRec, name one in `apply_optimizer_in_backward` and pass `cowclip_sharders()` to
@@ -147,15 +147,6 @@ class CowClipOptimizer(torch.optim.Optimizer):
             self.state[param]["step"] += 1
         return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; unlike torch, states of fp16 and bf16 tables stay float32."""
-        super().load_state_dict(state_dict)
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        for param, index in zip(self._params(), saved, strict=True):
-            for name, value in state_dict["state"].get(index, {}).items():
-                if name != "step" and torch.is_tensor(value):
-                    self.state[param][name] = value.to(param.device, state_dtype(param))
-
     def _read_gradients(
         self, counts: Mapping[Tensor, Tensor]
     ) -> list[tuple[Tensor, PendingUpdate]]:
@@ -213,9 +204,6 @@ class CowClipOptimizer(torch.optim.Optimizer):
             )
         if padding_idx is not None and not -len(param) <= padding_idx < len(param):
             raise ValueError(f"{table} has no row {padding_idx!r}; write another padding_idx")
-
-    def _params(self) -> list[Tensor]:
-        return [param for group in self.param_groups for param in group["params"]]
 
 
 def _hashable(value: Any) -> Any:

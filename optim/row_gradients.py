@@ -20,6 +20,7 @@ from stampede.optim import native
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.table_array import state_dtype
 
 
 class _Notes:
@@ -153,6 +154,22 @@ def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
     node = getattr(output, "grad_fn", None)
     if node is not None:
         node.register_hook(notes.looked_up)
+
+
+class TableOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers that step tables in plain PyTorch."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state; unlike torch, states of fp16 and bf16 tables stay float32."""
+        super().load_state_dict(state_dict)
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for param, index in zip(self._params(), saved, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if name != "step":
+                    self.state[param][name] = value.to(param.device, state_dtype(param))
+
+    def _params(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
 
 
 def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None) -> RowGradients:
