@@ -322,7 +322,7 @@ def divided(log: Log, name: str, file: Path, count: int) -> Rows:
     data = load_config(log.config, [f"data.path={file}"]).data
     source = open_source(data.kind, str(file), data)
     rows = SimpleNamespace(numbers=np.arange(count), file=0)
-    parts = Assignment(data, [count], source.test_share).parts(rows)
+    parts = Assignment(source, [count]).parts(rows)
     parts_file = file.with_suffix(".npy")
     np.save(parts_file, parts)
     share = source.test_share if data.test_fraction is None else data.test_fraction

@@ -136,15 +136,14 @@ def _some_times(folder: Path, shards: Sequence[ShardEntry]) -> np.ndarray:
 def _assignment(source: Source) -> Assignment:
     log, counts = source.log, None
     if source.split.needs_counts():
-        with RowProgress("counting rows", log.bytes) as progress:
-            counts = log.counts(progress.advance_to)
+        counts = log.counts()
         log.check_rows()
         if sum(counts) < _FEWEST_ROWS:
             raise DataError(
                 f"{log.files[0]}: too few rows to divide into parts ({sum(counts)}); give at "
                 f"least {_FEWEST_ROWS}"
             )
-    return Assignment(source.split, counts, source.test_share, source.file_parts)
+    return Assignment(source, counts)
 
 
 def _learn(

@@ -232,17 +232,14 @@ def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Assigns rows to parts.
+    """Assigns the rows of a log to parts.
 
     Attributes:
         counts: rows of each file; may be None unless `split.needs_counts()`.
-        test_share, file_parts: see `Source`.
     """
 
-    split: Split
+    source: Source
     counts: Sequence[int] | None
-    test_share: float | str
-    file_parts: Sequence[int] | None = None
 
     def rows(self, chunk: Chunk) -> np.ndarray:
         """Number of each row in the whole log: `[n]` int64; needs the counts."""
@@ -250,27 +247,27 @@ class Assignment:
 
     def parts(self, chunk: Chunk) -> np.ndarray:
         """`TRAIN`, `VALIDATION` or `TEST` for each row of a chunk: `[n]` int8."""
-        kind = self.split.split
-        if kind == "periods":
+        split = self.source.split
+        if split.split == "periods":
             return np.full(len(chunk.numbers), TRAIN, dtype=np.int8)
-        if kind == "sequential":
+        if split.split == "sequential":
             train, validation, _ = self._sizes()
             return np.digitize(self.rows(chunk), [train, train + validation]).astype(np.int8)
-        if kind in ("random", "highfreq"):
+        if split.split in ("random", "highfreq"):
             _, validation, test = self._sizes()
             part = np.digitize(self._shuffled(chunk), [test, test + validation])
             return np.array([TEST, VALIDATION, TRAIN], dtype=np.int8)[part]
-        if kind == "files":
-            parts = np.full(len(chunk.numbers), self.file_parts[chunk.file], dtype=np.int8)
+        if split.split == "files":
+            parts = np.full(len(chunk.numbers), self.source.file_parts[chunk.file], dtype=np.int8)
         else:
             parts = self._by_column(chunk.frame[SPLIT])
-        if self.split.needs_counts():
-            held = self._shuffled(chunk) < int(self.split.validation_fraction * self._total())
+        if split.needs_counts():
+            held = self._shuffled(chunk) < int(split.validation_fraction * self._total())
             parts[(parts == TRAIN) & held] = VALIDATION
         return parts
 
     def _by_column(self, values: pl.Series) -> np.ndarray:
-        split = self.split
+        split = self.source.split
         if values.null_count() and split.test_from is not None:
             values = values.fill_null("")
         test = values.is_in(split.test_values).fill_null(False)
@@ -282,20 +279,20 @@ class Assignment:
 
     def _total(self) -> int:
         """Number of rows to divide at random; with split `files`, rows of the training files."""
-        parts = self.file_parts or [TRAIN] * len(self.counts)
+        parts = self.source.file_parts or [TRAIN] * len(self.counts)
         return sum(count for count, part in zip(self.counts, parts, strict=True) if part == TRAIN)
 
     def _sizes(self) -> tuple[int, int, int]:
         """Rows of the training, validation and test part."""
-        rows = self._total()
-        share = self.test_share if self.split.test_fraction is None else self.split.test_fraction
+        rows, split = self._total(), self.source.split
+        share = self.source.test_share if split.test_fraction is None else split.test_fraction
         if share == LAST_FILE:
             trained = rows - self.counts[-1]
-        elif self.split.split == "sequential":
+        elif split.split == "sequential":
             trained = int((1 - share) * rows)
         else:
             trained = rows - int(share * rows)
-        validation = int(self.split.validation_fraction * trained)
+        validation = int(split.validation_fraction * trained)
         return trained - validation, validation, rows - trained
 
     def _shuffled(self, chunk: Chunk) -> np.ndarray:
@@ -304,5 +301,5 @@ class Assignment:
         rows = self.rows(chunk)
         within = rows < total
         places = np.full(len(rows), total, dtype=np.int64)
-        places[within] = Permutation(total, (self.split.seed,))(rows[within])
+        places[within] = Permutation(total, (self.source.split.seed,))(rows[within])
         return places

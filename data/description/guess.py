@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
-import pyarrow
-import pyarrow.parquet
 
 from stampede.data.description.rows import PART, Rows
 from stampede.data.errors import DataError
 from stampede.data.formulas import filled
 from stampede.data.raw.files import read_blocks
+from stampede.data.raw.parquet import open_parquet
 from stampede.data.schema.features import described, settled
 from stampede.data.schema.schema import CRITEO, MISSING, Schema
 from stampede.data.sources import TRAIN, Kind
@@ -130,15 +129,8 @@ def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
 
 
 def _parquet_head(path: Path) -> pl.DataFrame:
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            batch = next(file.iter_batches(_HEAD_ROWS), None)
-            empty = file.schema_arrow.empty_table()
-            return pl.from_arrow(empty if batch is None else batch)
-    except (pyarrow.ArrowException, OSError) as failure:
-        raise DataError(
-            f"{path}: cannot be read as Parquet ({failure}); copy or download it again"
-        ) from None
+    with open_parquet(path) as file:
+        return pl.from_arrow(next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table()))
 
 
 def _time(head: pl.DataFrame) -> dict[str, str] | None:
@@ -161,9 +153,8 @@ def _time(head: pl.DataFrame) -> dict[str, str] | None:
 
 def _separator(series: pl.Series, between_columns: str) -> dict[str, str]:
     """The separator of cells that hold several ids."""
-    if series.dtype == pl.List:
-        return {"separator": "|"}
-    if series.dtype == pl.String and between_columns != "|" and series.str.contains(r"\|").any():
+    holds_bars = series.dtype == pl.String and series.str.contains(r"\|").any()
+    if series.dtype == pl.List or (holds_bars and between_columns != "|"):
         return {"separator": "|"}
     return {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from stampede.data.prepared.manifest import (
     read_manifest,
 )
 from stampede.data.prepared.verify import map_shard
+from stampede.data.prepared.writer import RowsOfParts
 from stampede.data.progress import RowProgress
 from stampede.data.raw.log import LABEL, TIME, Chunk, RawLog
 from stampede.data.raw.rows import BadRows
@@ -73,19 +74,17 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
     log, fields = source.log, source.log.schema.ids
     counts = None
     if source.split.needs_counts() and limit is None:
-        with RowProgress("counting rows", log.bytes) as progress:
-            counts = log.counts(progress.advance_to)
+        counts = log.counts()
     elif source.split.needs_counts():
         counts = [0] * len(log.files)
         for _ in _first_rows(log, BadRows("skip"), limit, counts):
             pass
-    assignment = Assignment(source.split, counts, source.test_share, source.file_parts)
-    frames = _Frames(folder, log.schema.time is not None)
-    with RowProgress("describing", log.bytes) as progress:
-        for chunk in _first_rows(log, bad_rows, limit, [0] * len(log.files)):
-            frames.append(chunk.frame, assignment.parts(chunk))
-            progress.advance_to(chunk.position, len(chunk.numbers))
-    if not frames.rows:
+    assignment = Assignment(source, counts)
+    first_rows = _first_rows(log, bad_rows, limit, [0] * len(log.files))
+    pieces = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in first_rows)
+    by_time = log.schema.time is not None
+    frame = _spooled(pieces, by_time, log.bytes, folder)
+    if frame is None:
         log.check_rows()
         raise DataError(
             f"{log.files[0]}: has no good row, but {counted(bad_rows.count, 'bad row')}"
@@ -99,8 +98,8 @@ def raw_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path)
     # A column cut into quantiles is described as a number.
     cut = [name for name, found in fields.items() if isinstance(found, Quantiles)]
     return Rows(
-        frames.scan(),
-        frames.by_time,
+        frame,
+        by_time,
         {name: _kind(found) for name, found in fields.items() if name not in cut},
         [*log.schema.numbers, *cut],
         [note for note in notes if note],
@@ -132,12 +131,9 @@ def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
         DataError: the folder is damaged.
     """
     manifest = read_manifest(folder)
-    frames = _Frames(spool, manifest.has_time)
-    with RowProgress("describing", sum(manifest.rows(part) for part in PARTS)) as progress:
-        for frame, part in _pieces(folder, manifest, limit):
-            frames.append(frame, np.full(len(frame), part, dtype=np.int8))
-            progress.advance_to(frames.rows, len(frame))
-    if not frames.rows:
+    total = sum(manifest.rows(part) for part in PARTS)
+    frame = _spooled(_pieces(folder, manifest, limit), manifest.has_time, total, spool)
+    if frame is None:
         raise DataError(f"{folder}: has no rows; prepare the data again")
     notes = [
         "unseen: ids in the row that rare and unseen ids share; in a field without such a row, "
@@ -151,8 +147,8 @@ def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
             f"{counted(manifest.bad_rows, 'bad row')} left out when the folder was prepared"
         )
     return Rows(
-        frames.scan(),
-        frames.by_time,
+        frame,
+        manifest.has_time,
         {entry.name: "many ids" if entry.multi else "ids" for entry in manifest.fields},
         manifest.numbers,
         notes,
@@ -162,33 +158,38 @@ def prepared_rows(folder: Path, limit: int | None, spool: Path) -> Rows:
     )
 
 
-class _Frames:
-    """Keeps rows in a folder, one Parquet file per chunk."""
+def _spooled(
+    pieces: Iterable[RowsOfParts], by_time: bool, total: int, folder: Path
+) -> pl.LazyFrame | None:
+    """Rows written to a folder, one Parquet file per piece; None without rows.
 
-    def __init__(self, folder: Path, by_time: bool) -> None:
-        self._folder, self.by_time, self.rows = folder, by_time, 0
+    Args:
+        total: the position of the last piece.
+    """
+    rows = 0
+    with RowProgress("describing", total) as progress:
+        for piece in pieces:
+            place = pl.col(TIME) if by_time else pl.int_range(pl.len()) + rows
+            parts = pl.Series(PART, piece.parts)
+            frame = piece.frame.with_columns(parts, place.cast(pl.Int64).alias(PLACE))
+            frame.write_parquet(folder / f"{rows:015d}.parquet", compression="lz4")
+            rows += len(frame)
+            progress.advance_to(piece.position, len(frame))
+    return pl.scan_parquet(sorted(folder.glob("*.parquet"))) if rows else None
 
-    def append(self, frame: pl.DataFrame, parts: np.ndarray) -> None:
-        place = pl.col(TIME) if self.by_time else pl.int_range(pl.len()) + self.rows
-        frame = frame.with_columns(pl.Series(PART, parts), place.cast(pl.Int64).alias(PLACE))
-        frame.write_parquet(self._folder / f"{self.rows:015d}.parquet", compression="lz4")
-        self.rows += len(frame)
 
-    def scan(self) -> pl.LazyFrame:
-        return pl.scan_parquet(sorted(self._folder.glob("*.parquet")))
-
-
-def _pieces(
-    folder: Path, manifest: Manifest, limit: int | None
-) -> Iterator[tuple[pl.DataFrame, int]]:
-    """Rows, and the number of their part."""
+def _pieces(folder: Path, manifest: Manifest, limit: int | None) -> Iterator[RowsOfParts]:
+    """The rows of a prepared folder; positions count rows."""
+    position = 0
     for part, name in enumerate(PARTS):
         left = manifest.rows(name) if limit is None else limit
         for shard in manifest.parts.get(name, []):
             maps = map_shard(folder, shard, manifest.arrays())
             rows, left = min(shard.rows, left), left - min(shard.rows, left)
             for start in range(0, rows, _PIECE_ROWS):
-                yield _frame(manifest, maps, slice(start, min(start + _PIECE_ROWS, rows))), part
+                frame = _frame(manifest, maps, slice(start, min(start + _PIECE_ROWS, rows)))
+                position += len(frame)
+                yield RowsOfParts(frame, np.full(len(frame), part, np.int8), position)
 
 
 def _frame(manifest: Manifest, maps: Mapping[str, np.ndarray], rows: slice) -> pl.DataFrame:

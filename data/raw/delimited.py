@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,13 +47,14 @@ class Delimited:
     numeric: Set[str]
     missing: Sequence[str]
 
-    def count(self, path: Path, advanced: Callable[[int], object]) -> int:
-        """Rows of a file; `advanced` is called with the number of bytes read so far."""
-        lines = 0
+    def count(self, path: Path) -> Iterator[tuple[int, int]]:
+        """Rows counted and bytes read so far; the last pair is that of the whole file."""
+        rows = 0
+        yield rows, 0
         for block in read_blocks(path):
-            lines += block.lines
-            advanced(block.position)
-        return max(lines - (not self.columns), 0)
+            is_header = block.first_line == 1 and not self.columns
+            rows += block.lines - is_header
+            yield rows, block.position
 
     def names(self, path: Path, optional: str) -> list[str]:
         """Names of a file's columns.

@@ -10,7 +10,6 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -55,29 +54,6 @@ def naturally(path: Path) -> list[tuple[int, str | int]]:
     return [(1, int(part)) if part.isdigit() else (0, part) for part in parts]
 
 
-@contextmanager
-def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open a plain, `.gz` or `.zst` file.
-
-    Gives its content, and the file on disk, whose position tells how much has been read.
-
-    Raises:
-        DataError: it cannot be opened.
-    """
-    try:
-        raw = path.open("rb")
-    except OSError as failure:
-        raise DataError(f"{path}: {failure.strerror or failure}") from None
-    with raw:
-        if path.suffix.lower() == ".gz":
-            yield gzip.GzipFile(fileobj=raw), raw
-        elif path.suffix.lower() == ".zst":
-            stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd")
-            yield io.BufferedReader(stream, 1 << 20), raw
-        else:
-            yield raw, raw
-
-
 @dataclass(frozen=True)
 class Block:
     """Some whole lines, each ended by a newline, and the bytes of the file on disk read so far.
@@ -99,29 +75,43 @@ def read_blocks(path: Path) -> Iterator[Block]:
     """
     lines = 0
     blanks = b""  # Empty lines, perhaps at the end of the file.
-    with open_bytes(path) as (content, on_disk), ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(_whole_lines, content)
-        while True:
-            try:
-                data = coming.result()
-            except (EOFError, zlib.error, OSError) as failure:
-                raise _unreadable(path, lines, failure) from None
-            if not data:
-                return
-            position = on_disk.tell()
+    try:
+        with path.open("rb") as on_disk, ThreadPoolExecutor(1) as thread:
+            content = _decompressed(on_disk, path.suffix.lower())
             coming = thread.submit(_whole_lines, content)
-            if not data.endswith(b"\n"):
-                data += b"\n"
-            if lines == 0:
-                data = data.removeprefix(_BOM)
-            data = blanks + data
-            text = len(data.rstrip(b"\r\n"))
-            end = data.find(b"\n", text) + 1 if text else 0
-            data, blanks = data[:end], data[end:]
-            count = count_bytes(data, _NEWLINE)
-            if data:
-                yield Block(data, lines + 1, count, position)
-            lines += count
+            while data := coming.result():
+                position = on_disk.tell()
+                coming = thread.submit(_whole_lines, content)
+                if not data.endswith(b"\n"):
+                    data += b"\n"
+                if lines == 0:
+                    data = data.removeprefix(_BOM)
+                data = blanks + data
+                text = len(data.rstrip(b"\r\n"))
+                end = data.find(b"\n", text) + 1 if text else 0
+                data, blanks = data[:end], data[end:]
+                count = count_bytes(data, _NEWLINE)
+                if data:
+                    yield Block(data, lines + 1, count, position)
+                lines += count
+    except (EOFError, zlib.error, OSError) as failure:
+        # System errors have a number; errors of gzip and Zstandard do not.
+        if getattr(failure, "errno", None) is not None:
+            raise DataError(f"{path}: {failure.strerror}") from None
+        raise DataError(
+            f"{path}: damaged or truncated after line {lines:,}, or not compressed as its name "
+            f"says ({failure}); copy or download it again"
+        ) from None
+
+
+def _decompressed(on_disk: BinaryIO, suffix: str) -> BinaryIO:
+    """The content of a plain, `.gz` or `.zst` file."""
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=on_disk)
+    if suffix == ".zst":
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(on_disk), "zstd")
+        return io.BufferedReader(stream, 1 << 20)
+    return on_disk
 
 
 def count_bytes(data: bytes, value: int) -> int:
@@ -136,14 +126,3 @@ def _whole_lines(content: BinaryIO) -> bytes:
     """The next lines, about `BLOCK_BYTES`."""
     data = content.read(BLOCK_BYTES)
     return data if data.endswith(b"\n") else data + content.readline()
-
-
-def _unreadable(path: Path, line: int, failure: Exception) -> DataError:
-    """An error for a file that cannot be read to its end; skipping bad rows does not help here."""
-    # System errors have a number; errors of gzip and Zstandard do not.
-    if getattr(failure, "errno", None) is not None:
-        return DataError(f"{path}: {failure.strerror}")
-    return DataError(
-        f"{path}: damaged or truncated after line {line:,}, or not compressed as its name says "
-        f"({failure}); copy or download it again"
-    )

@@ -16,6 +16,7 @@ import polars as pl
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import id_texts, part_of_time, seconds_of_time, stripped
 from stampede.data.parallel import computed_ahead
+from stampede.data.progress import RowProgress
 from stampede.data.raw.delimited import Delimited
 from stampede.data.raw.parquet import Parquet
 from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_marks
@@ -84,16 +85,16 @@ class RawLog:
         self._sizes = [_size(file) for file in self.files]
         self.bytes = sum(self._sizes)
 
-    def counts(self, advanced: Callable[[int], object] = lambda _: None) -> list[int]:
-        """Rows of each file, bad ones included; `advanced` gets the bytes read so far."""
+    def counts(self) -> list[int]:
+        """Rows of each file, bad ones included."""
         if self._counts is None:
-            counts, before = [], 0
-            for file in self.files:
-                counts.append(
-                    self._format(file).count(file, lambda at, before=before: advanced(before + at))
-                )
-                before += _size(file)
-                advanced(before)
+            counts, before = [0] * len(self.files), 0
+            with RowProgress("counting rows", self.bytes) as progress:
+                for number, file in enumerate(self.files):
+                    for rows, position in self._format(file).count(file):
+                        counts[number] = rows
+                        progress.advance_to(before + position)
+                    before += _size(file)
             self._counts = counts
         return self._counts
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,14 +34,14 @@ class Parquet:
 
     missing: Sequence[str]
 
-    def count(self, path: Path, _: Callable[[int], object]) -> int:
-        """Rows of a file."""
-        with _open(path) as file:
-            return file.metadata.num_rows
+    def count(self, path: Path) -> Iterator[tuple[int, int]]:
+        """Rows and bytes of a file."""
+        with open_parquet(path) as file:
+            yield file.metadata.num_rows, os.path.getsize(path)
 
     def names(self, path: Path, _: str) -> list[str]:
         """Names of a file's columns."""
-        with _open(path) as file:
+        with open_parquet(path) as file:
             return file.schema_arrow.names
 
     def pieces(self, path: Path, used: set[str]) -> Iterator[Piece]:
@@ -49,7 +50,7 @@ class Parquet:
         Raises:
             DataError: the file cannot be read or lacks a used column.
         """
-        with _open(path) as file:
+        with open_parquet(path) as file:
             size = os.path.getsize(path)
             total = max(file.metadata.num_rows, 1)
             absent = sorted(used - set(file.schema_arrow.names))
@@ -60,16 +61,7 @@ class Parquet:
                     "correct the schema"
                 )
             done = 0
-            batches = file.iter_batches(_BATCH_ROWS, columns=sorted(used))
-            while True:
-                try:
-                    batch = next(batches, None)
-                except (pyarrow.ArrowException, OSError) as failure:
-                    raise DataError(
-                        f"{path}: damaged after row {done} ({failure}); copy or download it again"
-                    ) from None
-                if batch is None:
-                    return
+            for batch in file.iter_batches(_BATCH_ROWS, columns=sorted(used)):
                 first, done = done, done + len(batch)
                 yield path, batch, first, size * done // total
 
@@ -83,9 +75,16 @@ class Parquet:
         return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
 
 
-def _open(path: Path) -> pyarrow.parquet.ParquetFile:
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Open a Parquet file.
+
+    Raises:
+        DataError: it is absent or damaged, as is found here or while it is read.
+    """
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
     except (pyarrow.ArrowException, OSError) as failure:
         raise DataError(
             f"{path}: cannot be read as Parquet ({failure}); copy or download it again"
