@@ -13,6 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
 from stampede.data.description.statistics import Column, Statistics
+from stampede.data.description.text import short
 
 # More panels would be too small to read on a page; the text has all columns.
 _MOST_PANELS = 48
@@ -107,7 +108,7 @@ def _panels(
     strip.subplots_adjust(wspace=0.25, hspace=0.6)
     strip.text(_LEFT / _WIDTH, 1 - 0.3 / _inches(strip), heading, fontsize=11, va="bottom")
     for panel, column in zip(panels, shown, strict=False):
-        panel.set_title(_cut(column.name), fontsize=7.5, pad=2)
+        panel.set_title(short(column.name, 14), fontsize=7.5, pad=2)
         one(panel, column)
         panel.tick_params(labelsize=7, pad=1.5, length=2)
     for panel in panels[len(shown) :]:
@@ -117,7 +118,7 @@ def _panels(
 def _coverage(axes: Axes, column: Column) -> None:
     places, covered = column.curve
     distinct = EngFormatter(places=0, sep="")(column.distinct)
-    axes.set_title(f"{_cut(column.name)}: {distinct} ids", fontsize=7.5, pad=2)
+    axes.set_title(f"{short(column.name, 14)}: {distinct} ids", fontsize=7.5, pad=2)
     axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.5, 1], ["0", "50%", "100%"])
     axes.tick_params(labelleft=axes.get_subplotspec().is_first_col())
@@ -169,7 +170,3 @@ def _set_margins(strip: SubFigure, bottom: float, top: float, right: float = _RI
     strip.subplots_adjust(
         left=_LEFT / _WIDTH, right=1 - right / _WIDTH, bottom=bottom / height, top=1 - top / height
     )
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= 14 else name[:12] + ".."

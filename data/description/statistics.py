@@ -107,9 +107,9 @@ class Statistics:
     slices: pl.DataFrame
 
     @property
-    def rate(self) -> float | None:
+    def rate(self) -> float:
         """Click rate of all rows."""
-        return float(self.clicks.sum() / self.rows.sum()) if self.rows.sum() else None
+        return float(self.clicks.sum() / self.rows.sum())
 
     def wider(self, width: int) -> pl.DataFrame:
         """The slices merged to a larger width."""
@@ -240,12 +240,12 @@ def _number(rows: Rows, name: str) -> Column:
 
 def _bucket_counts(table: pl.DataFrame, edges: list[float]) -> np.ndarray:
     """Rows and clicks per bucket, `[1 + buckets, parts, 2]`; bucket 0 holds the missing values."""
-    buckets = bucket_rows(table[_VALUE], edges)
-    at = buckets * len(PARTS) + table[PART].to_numpy()
-    clicks = (table[LABEL] > 0).to_numpy()
-    size = len(edges) + 2
-    found = [np.bincount(at, weights, size * len(PARTS)) for weights in (None, clicks)]
-    return np.stack(found, 1).reshape(size, len(PARTS), 2).astype(np.int64)
+    counts = np.zeros((len(edges) + 2, len(PARTS), 2), np.int64)
+    buckets, of_buckets = _counts(
+        table.with_columns(pl.Series(_VALUE, bucket_rows(table[_VALUE], edges))).lazy()
+    )
+    counts[buckets.to_numpy()] = of_buckets
+    return counts
 
 
 def _auc_alone(counts: np.ndarray) -> float | None:

@@ -54,7 +54,7 @@ def advice(statistics: Statistics) -> list[str]:
     columns: dict[str, list[str]] = {}
     for column in (*statistics.ids, *statistics.numbers):
         for sentence, shown in _about(column):
-            columns.setdefault(sentence, []).append(_cut(column.name, 40) + shown)
+            columns.setdefault(sentence, []).append(short(column.name, 40) + shown)
     about_columns = [f"{', '.join(names)}: {sentence}" for sentence, names in columns.items()]
     return [*_about_parts(statistics), *about_columns]
 
@@ -147,7 +147,7 @@ def _ids(statistics: Statistics) -> Iterator[str]:
     for column in statistics.ids:
         covered = "".join(f"{_percent(column.coverage(top)):>9}" for top in TOPS)
         yield (
-            f"{_cut(column.name):<{_NAME}}{column.kind[:10]:<11}{column.distinct:>14,}"
+            f"{short(column.name):<{_NAME}}{column.kind[:10]:<11}{column.distinct:>14,}"
             f"{_percent(column.share('missing')):>9}{covered}"
         )
     yield "  top k: share of the present ids that the k most frequent ones cover"
@@ -157,23 +157,23 @@ def _top_ids(statistics: Statistics) -> Iterator[str]:
     yield _line("click rate by id", [f"{'id':>13}{'share':>8}{'rate':>6}"] * _TOP)
     for column in statistics.ids:
         cells = [
-            f"{_cut(_plain(text), 12):>13}{rows / column.values.sum():>8.1%}{clicks / rows:>6.3f}"
+            f"{short(_plain(text), 12):>13}{rows / column.values.sum():>8.1%}{clicks / rows:>6.3f}"
             for text, (rows, clicks) in list(zip(column.top, column.rates, strict=True))[:_TOP]
         ]
-        yield _line(_cut(column.name), cells)
+        yield _line(short(column.name), cells)
 
 
 def _numbers(statistics: Statistics) -> Iterator[str]:
     yield _line("number", ["missing", "mean", "min", *(f"{q:.0%}" for q in QUANTILES), "max"])
     for column in statistics.numbers:
         values = (f"{value:.4g}" for value in column.summary)
-        yield _line(_cut(column.name), [_percent(column.share("missing")), *values])
+        yield _line(short(column.name), [_percent(column.share("missing")), *values])
 
 
 def _quarters(statistics: Statistics) -> Iterator[str]:
     yield _line("click rate by size", ["missing", "to 25%", "25-50%", "50-75%", "from 75%"])
     for column in statistics.numbers:
-        yield _line(_cut(column.name), (_rate(*counts) for counts in column.rates))
+        yield _line(short(column.name), (_rate(*counts) for counts in column.rates))
 
 
 def _between_parts(statistics: Statistics) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _between_parts(statistics: Statistics) -> Iterator[str]:
     for column in (*statistics.ids, *statistics.numbers):
         alone = "-" if column.alone is None else f"{column.alone:.4f}"
         cells = [_percent(column.share(what, part)) for what, part in shares]
-        yield _line(_cut(column.name), [*cells, alone], 11)
+        yield _line(short(column.name), [*cells, alone], 11)
     yield "  unseen: ids absent from the training part"
     yield "  alone: test AUC of the click rates that the column's ids or sizes have in training"
 
@@ -198,7 +198,8 @@ def _rate(rows: int, clicks: int) -> str:
     return f"{clicks / rows:.4f}" if rows else "-"
 
 
-def _cut(name: str, most: int = _NAME - 1) -> str:
+def short(name: str, most: int = _NAME - 1) -> str:
+    """A name of at most `most` characters."""
     return name if len(name) <= most else name[: most - 2] + ".."
 
 
