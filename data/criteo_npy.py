@@ -241,21 +241,22 @@ def _run(given: argparse.Namespace) -> None:
     print(prepared_summary(given.out))
 
 
+def _whole_numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m stampede.data.criteo_npy",
         description="Make a prepared folder of the files of TorchRec's and MLPerf's Criteo "
         "readers: *_dense.npy, *_sparse.npy, *_labels.npy.",
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with the .npy files")
-    parser.add_argument("out", type=Path, metavar="OUT", help="new folder")
-    parser.add_argument(
-        "--sizes",
-        type=lambda text: [int(size) for size in text.split(",")],
-        metavar="N[,N...]",
-        help="rows of the tables; default: the largest id of each field plus one",
-    )
-    parser.add_argument("--modulo", action="store_true", help="take ids modulo the sizes")
+    add = parser.add_argument
+    add("folder", type=Path, metavar="FOLDER", help="with the .npy files")
+    add("out", type=Path, metavar="OUT", help="new folder")
+    sizes = "rows of the tables; default: the largest id of each field plus one"
+    add("--sizes", type=_whole_numbers, metavar="N[,N...]", help=sizes)
+    add("--modulo", action="store_true", help="take ids modulo the sizes")
     return parser
 
 

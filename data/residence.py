@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,8 +17,6 @@ from stampede.data.order import BLOCK_ROWS, Order, Shuffle
 from stampede.data.prepared.reader import Shard, ShardedPart
 from stampede.data.prepared.verify import damaged
 from stampede.data.samples import Dataset, Part
-
-Residence = Literal["disk", "memory", "device"]
 
 # Share of the GPU memory that is free when training begins; activations need the rest.
 DEVICE_SHARE = 0.5
@@ -36,11 +33,6 @@ _CHUNK = 1 << 24
 _REQUEST = 128 << 10
 
 
-def dataset_bytes(dataset: Dataset) -> int:
-    """Size of all arrays; 0 for synthetic data."""
-    return sum(part_bytes(part) for part in dataset.parts().values())
-
-
 def part_bytes(part: Part) -> int:
     """Size of a part's arrays; 0 for synthetic data."""
     return part.bytes if isinstance(part, ShardedPart) else 0
@@ -54,7 +46,7 @@ def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch
     """
     if wanted != "auto":
         return wanted
-    size = dataset_bytes(dataset)
+    size = sum(map(part_bytes, dataset.parts().values()))
     if device.type == "cuda" and size < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
         return "device"
     return "memory" if size <= memory else "disk"

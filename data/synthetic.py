@@ -323,13 +323,8 @@ def _parser() -> argparse.ArgumentParser:
     add("folder", metavar="FOLDER", type=Path, help="for day_1.tsv, day_2.tsv, ...")
     add("--files", type=int, default=3, metavar="N", help="days; default 3")
     add("--rows", type=int, default=20_000, metavar="N", help="rows of a file; default 20000")
-    add(
-        "--drift",
-        type=float,
-        default=0.05,
-        metavar="X",
-        help="share of the ids that are new each day, in fields of more than 1000; default 0.05",
-    )
+    drift = "share of the ids that are new each day, in fields of more than 1000; default 0.05"
+    add("--drift", type=float, default=0.05, metavar="X", help=drift)
     add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
     add("--seed", type=int, default=0, help="seed of the hidden model and the rows; default 0")
     return parser

@@ -149,7 +149,6 @@ class PartWriter:
         self._part = part
         self._shard_rows = shard_rows
         self._files: dict[str, _NpyFile] = {}
-        self._ends: dict[int, int] = {}
         self._rows = 0
         self._closed: list[tuple[int, dict[str, Future[FileEntry]]]] = []
         # Files are flushed and checksums computed while the next rows are prepared.
@@ -182,7 +181,7 @@ class PartWriter:
             for name, file in self._files.items()
         }
         self._closed.append((self._rows, entries))
-        self._files, self._ends, self._rows = {}, {}, 0
+        self._files, self._rows = {}, 0
 
     def finish(self) -> list[ShardEntry]:
         """Close the last shard; returns the manifest's entries of all shards."""
@@ -196,14 +195,11 @@ class PartWriter:
 
     def _append_bag(self, i: int, starts: np.ndarray, values: np.ndarray) -> None:
         """Add values `starts[0]` to `starts[-1]`, and the end of each row's values in the shard."""
-        offsets = self._file(f"offsets_{i}", starts)
-        end = self._ends.get(i)
-        if end is None:
+        offsets, written = self._file(f"offsets_{i}", starts), self._file(f"values_{i}", values)
+        if not offsets.rows:
             offsets.append(np.zeros(1, dtype=np.int64))
-            end = 0
-        offsets.append(starts[1:] - starts[0] + end)
-        self._file(f"values_{i}", values).append(values[starts[0] : starts[-1]])
-        self._ends[i] = end + int(starts[-1] - starts[0])
+        offsets.append(starts[1:] - starts[0] + written.rows)
+        written.append(values[starts[0] : starts[-1]])
 
     def _file(self, name: str, array: np.ndarray) -> _NpyFile:
         if name not in self._files:
@@ -217,12 +213,15 @@ class _NpyFile:
 
     Args:
         row: an array `[any, ...]` of the shape and type of the rows.
+
+    Attributes:
+        rows: written so far.
     """
 
     def __init__(self, path: Path, row: np.ndarray) -> None:
         self._path = path
         self._row = row[:0]
-        self._rows = 0
+        self.rows = 0
         self._file: BinaryIO = path.open("wb")
         # numpy leaves room in a header for the first dimension to grow.
         self._header()
@@ -230,7 +229,7 @@ class _NpyFile:
 
     def append(self, rows: np.ndarray) -> None:
         self._file.write(np.ascontiguousarray(rows, dtype=self._row.dtype).data)
-        self._rows += len(rows)
+        self.rows += len(rows)
 
     def close(self) -> Path:
         self._file.seek(0)
@@ -243,5 +242,5 @@ class _NpyFile:
 
     def _header(self) -> None:
         described = np.lib.format.header_data_from_array_1_0(self._row)
-        described["shape"] = (self._rows, *self._row.shape[1:])
+        described["shape"] = (self.rows, *self._row.shape[1:])
         np.lib.format.write_array_header_1_0(self._file, described)

@@ -8,8 +8,9 @@ import torch
 
 from stampede.data import GlobalBatches, Order, SyntheticClicks
 from stampede.data import residence as places
+from stampede.data.order import BLOCK_ROWS
 from stampede.data.prepared.reader import open_prepared
-from stampede.data.residence import Readahead, choose_residence, dataset_bytes, make_order, place
+from stampede.data.residence import Readahead, choose_residence, make_order, place
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 CPU = torch.device("cpu")
@@ -45,7 +46,7 @@ def test_batches_do_not_depend_on_the_residence(dataset, shuffle):
 
 
 def test_the_choice_of_the_residence(dataset, monkeypatch):
-    size = dataset_bytes(dataset)
+    size = sum(part.bytes for part in dataset.parts().values())
     assert choose_residence("auto", dataset, size, CPU) == "memory"
     assert choose_residence("auto", dataset, size - 1, CPU) == "disk"
     assert choose_residence("disk", dataset, size, CPU) == "disk"
@@ -60,16 +61,16 @@ def test_the_order_depends_on_size_and_settings(dataset):
     part = dataset.train
     assert make_order(part, "auto", part.bytes, 1) == Order(500, "global", 1)
     tight = make_order(part, "auto", part.bytes - 1, 1)
-    assert (tight.shuffle, tight.window_rows) == ("block", tight.block_rows)
+    assert (tight.shuffle, tight.window_rows) == ("block", BLOCK_ROWS)
     # The rows of a quarter of the memory, in whole blocks.
     bytes_a_row = part.bytes / part.rows
-    roomy = make_order(part, "block", 4 * bytes_a_row * 3.5 * roomy_block(), 1)
-    assert roomy.window_rows == 3 * roomy.block_rows
+    roomy = make_order(part, "block", 4 * bytes_a_row * 3.5 * BLOCK_ROWS, 1)
+    assert roomy.window_rows == 3 * BLOCK_ROWS
     assert make_order(part, "none", 1e9, 1).rows_at(4, 0, 500).tolist() == list(range(500))
 
 
 @pytest.mark.parametrize("shuffle", ["auto", "block"])
-def test_the_order_depends_on_no_shards_and_no_residence(tmp_path, shuffle):
+def test_the_order_does_not_depend_on_shards_or_residence(tmp_path, shuffle):
     """At the very size where it changes, in 1 to 50 shards of bags."""
     arrays = drawn_rows(500, multi=2)
     orders = set()
@@ -81,16 +82,12 @@ def test_the_order_depends_on_no_shards_and_no_residence(tmp_path, shuffle):
             part = place(dataset, residence, CPU).train
             # Just enough for the whole part, or for two blocks.
             size = sum(array.nbytes for array in arrays.values())
-            memory = size if shuffle == "auto" else 4 * size / 500 * 2 * roomy_block()
+            memory = size if shuffle == "auto" else 4 * size / 500 * 2 * BLOCK_ROWS
             orders.add(make_order(part, shuffle, memory, 1))
     (order,) = orders
     assert order == (
-        Order(500, "global", 1) if shuffle == "auto" else Order(500, "block", 1, 2 * roomy_block())
+        Order(500, "global", 1) if shuffle == "auto" else Order(500, "block", 1, 2 * BLOCK_ROWS)
     )
-
-
-def roomy_block():
-    return Order(1).block_rows
 
 
 @pytest.mark.parametrize("shuffle", ["block", "none"])
@@ -127,7 +124,7 @@ def test_readahead_asks_for_every_window_before_it_is_read(dataset, monkeypatch,
 
 
 @pytest.mark.slow
-def test_forgetting_gives_memory_back(tmp_path):
+def test_old_windows_are_dropped_from_memory(tmp_path):
     """The resident memory of a long epoch stays near that of its windows."""
     rows = 1 << 19
     arrays = drawn_rows(rows, single=26, numbers=13)
