@@ -32,32 +32,39 @@ def check_part(folder, part, parts):
     """A prepared part is those rows."""
     found, bags = arrays_of(folder, part)
     assert not bags
-    ids = np.concatenate([arrays["sparse"] for arrays in parts])
-    numbers = np.concatenate([arrays["dense"] for arrays in parts])
-    label = np.concatenate([arrays["labels"].reshape(-1) for arrays in parts])
-    np.testing.assert_array_equal(found["ids"], ids)
-    np.testing.assert_array_equal(found["numbers"], numbers)
-    np.testing.assert_array_equal(found["label"], label)
+    for name, array in (("ids", "sparse"), ("numbers", "dense"), ("label", "labels")):
+        expected = np.concatenate([arrays[array] for arrays in parts])
+        np.testing.assert_array_equal(found[name], expected.reshape(found[name].shape))
     assert [found[name].dtype for name in ("numbers", "label")] == [np.float32, np.uint8]
 
 
 @pytest.fixture
 def criteo(monkeypatch):
-    """TorchRec's module; where iopath is absent, which it opens local files with, `open` does."""
-    try:
-        import iopath  # noqa: F401
-    except ImportError:
-        manager = types.SimpleNamespace(
-            open=builtins.open, set_strict_kwargs_checking=lambda _: None
-        )
-        factory = types.SimpleNamespace(get=lambda _: manager)
-        file_io = types.ModuleType("iopath.common.file_io")
-        file_io.PathManagerFactory = lambda: factory
-        file_io.PathManager = object
-        for name in ("iopath", "iopath.common"):
-            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-        monkeypatch.setitem(sys.modules, "iopath.common.file_io", file_io)
+    """TorchRec's module, with `open` in place of iopath, which TorchRec does not require."""
+    manager = types.SimpleNamespace(open=builtins.open, set_strict_kwargs_checking=lambda _: None)
+    file_io = types.ModuleType("iopath.common.file_io")
+    file_io.PathManagerFactory = lambda: types.SimpleNamespace(get=lambda _: manager)
+    file_io.PathManager = object
+    for name in ("iopath", "iopath.common"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "iopath.common.file_io", file_io)
     return pytest.importorskip("torchrec.datasets.criteo")
+
+
+def read_by_torchrec(criteo, folder, days, stage, size):
+    """What TorchRec's reader gives of some days, with ids modulo `size`."""
+    files = {
+        f"{name}_paths": [str(folder / f"day_{day}_{name}.npy") for day in days]
+        for name in ("dense", "sparse", "labels")
+    }
+    (batch,) = criteo.InMemoryBinaryCriteoIterDataPipe(
+        stage=stage, **files, batch_size=50, rank=0, world_size=1, hashes=[size] * 26
+    )
+    return {
+        "dense": batch.dense_features.numpy(),
+        "sparse": batch.sparse_features.values().reshape(26, len(batch.labels)).T.numpy(),
+        "labels": batch.labels.numpy(),
+    }
 
 
 def test_what_torchrec_writes_is_imported(tmp_path, criteo):
@@ -90,21 +97,8 @@ def test_what_torchrec_writes_is_imported(tmp_path, criteo):
     # As its readers do with `hashes`.
     import_criteo_npy(folder, tmp_path / "hashed", sizes=[1000], modulo=True)
     assert manifest_of(tmp_path / "hashed")["ids_dtype"] == "int32"
-    found, _ = arrays_of(tmp_path / "hashed", "train")
-    pipe = criteo.InMemoryBinaryCriteoIterDataPipe(
-        stage="train",
-        **{
-            f"{name}_paths": [str(folder / f"day_{day}_{name}.npy") for day in range(2)]
-            for name in ("dense", "sparse", "labels")
-        },
-        batch_size=50,
-        rank=0,
-        world_size=1,
-        hashes=[1000] * 26,
-    )
-    (batch,) = list(pipe)
-    ids = batch.sparse_features.values().reshape(26, 50).T
-    np.testing.assert_array_equal(found["ids"], ids)
+    read = read_by_torchrec(criteo, folder, [0, 1], "train", 1000)
+    np.testing.assert_array_equal(arrays_of(tmp_path / "hashed", "train")[0]["ids"], read["sparse"])
 
 
 @pytest.mark.parametrize("rows", [20, 21])
@@ -116,23 +110,7 @@ def test_the_last_day_is_halved_as_torchrec_does(tmp_path, criteo, rows):
     import_criteo_npy(folder, tmp_path / "out")
     check_part(tmp_path / "out", "train", days)
     for stage, part in (("val", "validation"), ("test", "test")):
-        pipe = criteo.InMemoryBinaryCriteoIterDataPipe(
-            stage=stage,
-            dense_paths=[str(folder / "day_10_dense.npy")],
-            sparse_paths=[str(folder / "day_10_sparse.npy")],
-            labels_paths=[str(folder / "day_10_labels.npy")],
-            batch_size=100,
-            rank=0,
-            world_size=1,
-            hashes=[40] * 26,
-        )
-        (batch,) = list(pipe)
-        count = len(batch.labels)
-        read = {
-            "dense": batch.dense_features.numpy(),
-            "sparse": batch.sparse_features.values().reshape(26, count).T.numpy(),
-            "labels": batch.labels.numpy(),
-        }
+        read = read_by_torchrec(criteo, folder, [10], stage, 40)
         check_part(tmp_path / "out", part, [read])
     check_part(tmp_path / "out", "validation", [{k: v[: -(-rows // 2)] for k, v in last.items()}])
 
@@ -176,11 +154,7 @@ def at(array, place, value):
         ("sparse", lambda a: at(a, (7, 2), -5), "row 7, column 2 (from 0): found -5; write 0 to"),
         ("sparse", lambda a: at(a, (3, 1), 1000), "row 3, column 1 (from 0): found 1000;"),
         ("labels", lambda a: at(a, 4, -1), "test_labels.npy: row 4 (from 0): found -1; write 0 or"),
-        (
-            "dense",
-            lambda a: at(a, (5, 0), np.nan),
-            "test_dense.npy: row 5, column 0 (from 0): f",
-        ),
+        ("dense", lambda a: at(a, (5, 0), np.nan), "test_dense.npy: row 5, column 0 (from 0): f"),
         ("dense", lambda a: a[:-1], "test_*.npy hold dense float32 [19, 2], sparse int32 [20, 3]"),
         ("sparse", lambda a: a[:, :2], "files with (2, 2) and (2, 3) columns of numbers and ids"),
         ("labels", lambda a: a.reshape(10, 2), "labels int32 [10, 2]; write dense float32 [rows,"),

@@ -1,4 +1,4 @@
-"""Features that `data.features` chooses, beside the same made by hand with pandas."""
+"""Features that `data.features` chooses, against the same features made with pandas."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from stampede.data.schema.features import described, settled, with_features
 from stampede.data.schema.schema import Schema, Vocabulary
 from stampede.settings import SettingsError
 from support.prepared_arrays import arrays_of, manifest_of
-from support.preparing import prepared
+from support.preparing import prepared, table
 
 SCHEMA = """
 label: y
@@ -21,7 +21,7 @@ ROWS = 12_000
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    """A log with a skewed and a symmetric number, and ids of which many are seen once."""
+    """A log with a skewed and a symmetric number, and many ids that are seen once."""
     folder = tmp_path_factory.mktemp("shop")
     draw = np.random.default_rng(5)
     frame = pd.DataFrame(
@@ -36,17 +36,7 @@ def shop(tmp_path_factory):
         }
     )
     frame.loc[draw.random(ROWS) < 0.1, "price"] = np.nan
-    frame.to_csv(folder / "log.csv", index=False)
-    (folder / "schema.yaml").write_text(SCHEMA)
-    out = prepared(
-        folder / "auto",
-        "table",
-        str(folder / "log.csv"),
-        schema=str(folder / "schema.yaml"),
-        features="auto",
-        validation_fraction=0.0,
-    )
-    return frame, out
+    return frame, table(folder, frame, SCHEMA, features="auto", validation_fraction=0.0)
 
 
 def test_what_auto_makes_of_a_log(shop):
@@ -56,7 +46,7 @@ def test_what_auto_makes_of_a_log(shop):
     assert names == ["user", "item", "price_bin", "level_bin", "hour_of_day", "weekday"]
     rows = {field["name"]: field["rows"] for field in manifest["fields"]}
     seen = train["user"].value_counts()
-    # Ids seen once share a row, but where the schema says otherwise; two rows stand before.
+    # Ids seen once share a row unless the schema has a `min_count`. Rows 0 and 1 belong to no id.
     assert rows["user"] == 2 + (seen >= 2).sum() < 2 + len(seen)
     assert rows["item"] == 2 + train["item"].nunique()
     arrays = [arrays_of(out, part)[0] for part in ("train", "test")]
@@ -76,7 +66,7 @@ def test_what_auto_makes_of_a_log(shop):
     np.testing.assert_array_equal(ids[:, 4], frame["t"] // 3600 % 24)
 
 
-def test_what_a_paper_leaves_as_it_is(tmp_path, shop):
+def test_what_paper_makes_of_a_log(tmp_path, shop):
     _, out = shop
     log, schema = (str(out.parent / name) for name in ("log.csv", "schema.yaml"))
     made = prepared(tmp_path / "paper", "table", log, schema=schema, features="paper")
@@ -105,12 +95,12 @@ def test_min_count_grows_with_the_log(rows, least):
         ((0.0, 0.0, 0.0), ["standard"]),
     ],
 )
-def test_a_logarithm_where_the_tail_is_to_the_right(tail, transform):
+def test_skewed_numbers_get_a_logarithm(tail, transform):
     schema = Schema(label="y", ids=["a"], numbers=["x"])
     assert settled(schema, 100, {"x": tail}).numbers["x"].transform == transform
 
 
-def test_a_name_that_is_taken():
+def test_a_bin_whose_name_is_taken():
     schema = Schema(label="y", ids=["a", "x_bin"], numbers=["x"])
     with pytest.raises(
         SettingsError, match=r"numbers\.x: its bins would be the field 'x_bin'.*bins: 0"

@@ -8,20 +8,9 @@ from hypothesis import strategies as st
 
 from stampede.data import GlobalBatches, Order, SyntheticClicks
 from stampede.data.prepared import reader as gathering
-from support.batches import FIELDS, array_part, global_batches, numbered, reader, rows_of
+from support.batches import FIELDS, array_part, numbered, reader, rows_of
 from support.prepared import drawn_rows
 from support.threads import torch_threads
-
-
-# Last batches of 8 (full), 1, ranks-1 and ranks+1 samples, for 2 and 4 ranks.
-@pytest.mark.parametrize("shuffle", ["global", "block", "none"])
-@pytest.mark.parametrize("rows", [16, 17, 19, 21, 3])
-def test_any_number_of_ranks_sees_the_same_batches(rows, shuffle):
-    part = numbered(rows)
-    alone = global_batches(part, 1, shuffle=shuffle)
-    assert sorted(row for batch in alone for row in batch) == list(range(rows))
-    assert global_batches(part, 2, shuffle=shuffle) == alone
-    assert global_batches(part, 4, shuffle=shuffle) == alone
 
 
 # Tiles of two samples; of one, some of them padding; all padding but one.
@@ -43,23 +32,15 @@ def test_tiles_hold_the_same_samples_in_the_same_order_on_any_ranks(rows):
         return found
 
     assert tiles(4) == tiles(2) == tiles(1)
-    with pytest.raises(ValueError, match="4 tiles are not a multiple of 8 ranks"):
-        reader(numbered(16), 8, tiles=4)
 
 
-@pytest.mark.parametrize(
-    "part",
-    [array_part(drawn_rows(9, single=26)), SyntheticClicks(scale=0.0005).dataset(9, 9).train],
-)
-def test_padding_has_no_ids_and_no_weight(part):
-    batches = list(GlobalBatches(part, FIELDS, 8, rank=3, world_size=4))
-    last = batches[-1]
-    assert len(batches) == 2
-    assert last.weight.tolist() == [0.0]
+def test_padding_of_synthetic_clicks_has_no_ids_and_no_weight():
+    part = SyntheticClicks(scale=0.0005).dataset(9, 9).train
+    first, last = GlobalBatches(part, FIELDS, 8, rank=3, world_size=4)
+    assert (first.samples, last.samples, last.global_samples) == (2, 0, 1)
+    assert last.weight.tolist() == last.true_probability.tolist() == [0.0]
     assert last.sparse.values().numel() == 0
     assert last.sparse.lengths().tolist() == [0] * 26
-    assert last.sparse.stride() == 1
-    assert (last.global_samples, last.samples) == (1, 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,7 +56,7 @@ def test_padding_has_no_ids_and_no_weight(part):
     long=st.booleans(),
     threads=st.sampled_from([1, 2]),
 )
-def test_batches_hold_what_the_arrays_hold(
+def test_batches_hold_what_the_arrays_hold_on_any_number_of_ranks(
     rows, cuts, single, multi, numbers, world_size, shuffle, half, long, threads
 ):
     """Against a loop over single samples."""
@@ -103,7 +84,7 @@ def check_batches(rows, cuts, single, multi, numbers, world_size, shuffle, half,
             local = -(-count // world_size)
             wanted = order.rows_at(0, start, start + count)
             mine = np.sort(wanted[rank * local : (rank + 1) * local])
-            assert batch.samples == len(mine)
+            assert (batch.samples, batch.global_samples) == (len(mine), count)
             assert batch.global_weight == pytest.approx(arrays["weight"][wanted].sum())
             padding = local - len(mine)
             assert batch.dense.dtype == torch.float32 and batch.dense.shape == (local, numbers)
@@ -122,6 +103,7 @@ def check_batches(rows, cuts, single, multi, numbers, world_size, shuffle, half,
                     ids_of(arrays, i, row, single) for row in mine
                 ] + [[]] * padding
             start += count
+        assert start == rows
 
 
 def ids_of(arrays, field, row, single):
@@ -147,12 +129,11 @@ def test_long_batches_ascend_in_stretches_and_hold_the_right_rows(threads):
     assert start == rows
 
 
-def test_a_batch_that_does_not_divide_is_refused():
+def test_batches_that_do_not_divide_and_an_order_of_another_part_are_refused():
     with pytest.raises(ValueError, match="not a multiple of 3"):
         reader(numbered(9), 3)
-
-
-def test_an_order_of_another_part_is_refused():
+    with pytest.raises(ValueError, match="4 tiles are not a multiple of 8 ranks"):
+        reader(numbered(16), 8, tiles=4)
     with pytest.raises(ValueError, match="order of 8 rows for a part of 9"):
         GlobalBatches(numbered(9), FIELDS[:2], 8, 0, 1, Order(8))
 

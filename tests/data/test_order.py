@@ -71,7 +71,7 @@ def test_a_block_shuffle_mixes_rows_of_a_window_and_blocks_of_the_part():
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 2**62), st.integers(0, 100), st.data())
-def test_torch_and_numpy_agree_at_any_size_and_no_two_positions_meet(size, key, data):
+def test_torch_and_numpy_agree_and_positions_stay_distinct_at_any_size(size, key, data):
     positions = data.draw(st.lists(st.integers(0, size - 1), min_size=1, unique=True))
     permutation = Permutation(size, (key,))
     given_array = np.array(positions)
@@ -92,7 +92,7 @@ def test_any_part_of_the_key_matters():
 
 
 def p_value(counts):
-    """Of counts that should all be alike."""
+    """Of a chi-squared test that all counts are equal but for chance."""
     return stats.chisquare(np.ravel(counts)).pvalue
 
 
@@ -122,6 +122,6 @@ def test_large_sets(size):
     assert p_value(pairs(coarse[:-1], coarse[1:])) > 1e-4
     low = permuted % cells
     assert stats.chi2_contingency(pairs(low[:-1], low[1:]).reshape(cells, cells)).pvalue > 1e-4
-    # A permutation at random leaves one number in its place on average.
+    # A random permutation leaves one number in its place on average.
     assert (permuted == np.arange(size)).sum() < 10
     assert abs((np.diff(permuted) > 0).mean() - 0.5) < 3 / np.sqrt(size)

@@ -35,7 +35,7 @@ def command(log, *further, out="out"):
     ]
 
 
-def test_prepares_and_tells(log, capsys):
+def test_prepares_verifies_and_reports(log, capsys):
     options = ["-s", "split=random", "-s", "test_fraction=0.5", "--set", "features=paper"]
     assert main(command(log, *options)) == 0
     shown, progress = capsys.readouterr()
@@ -49,7 +49,7 @@ def test_prepares_and_tells(log, capsys):
 
 
 @pytest.mark.parametrize("order, told", [("sorted", False), ("nearly", False), ("mixed", True)])
-def test_a_sequential_split_of_a_log_without_order_is_told(log, capsys, order, told):
+def test_advice_on_a_sequential_split_of_an_unsorted_log(log, capsys, order, told):
     times = np.arange(1000)
     draw = np.random.default_rng(0)
     if order == "nearly":
@@ -66,7 +66,7 @@ def test_a_sequential_split_of_a_log_without_order_is_told(log, capsys, order, t
     by_column = "--set split=by_column --set split_column=x --set test_from=VALUE"
     assert (f"sort the log by 'x', or write {by_column}" in told_now) == told
     assert bool(open_prepared(log.parent / "out").advice) == told
-    # A random split has no such order.
+    # A random split needs no order.
     assert main(command(log, "--set", "split=random", out="other")) == 0
     assert "newer" not in capsys.readouterr().out
     assert main(command(log, "--set", "test_fraction=0", out="untested")) == 0
@@ -119,11 +119,11 @@ def test_logs_without_rows(log, capsys, content, words):
     log.write_bytes(content.encode())
     assert main(command(log, out="new/folder/out")) == 2
     assert words in capsys.readouterr().err
-    # Neither the folder nor those it was to be in.
+    # Neither the folder nor its parents are left.
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.csv", "schema.yaml"]
 
 
-def test_what_is_missing_because_of_its_text_is_told(log, capsys):
+def test_cells_that_are_missing_because_of_their_text_are_reported(log, capsys):
     rows = ["1,NA,0.5", "0,-,NaN", "0,-,7", "1,null-and-void,"]
     log.write_text("\n".join([log.read_text().strip(), *rows]) + "\n")
     assert main(command(log)) == 0
@@ -139,7 +139,7 @@ def test_what_is_missing_because_of_its_text_is_told(log, capsys):
     assert "user" not in manifest_of(log.parent / "ids")["source"]["missing_marks"]
 
 
-# Whole or not at all
+# Complete or absent
 
 
 def test_no_torch_for_preparing(log):
@@ -154,8 +154,8 @@ def test_no_torch_for_preparing(log):
     assert done.stdout.splitlines()[-1] == "False False"
 
 
-def test_kills_leave_nothing_that_is_taken_for_whole(log):
-    """Killed at many moments; whatever is there afterwards is whole, or hidden and cleared."""
+def test_a_killed_preparation_is_never_taken_for_complete(log):
+    """Killed at several moments: the result is absent or complete, and leftovers are removed."""
     rows = log.read_text().splitlines()
     log.write_text("\n".join([rows[0], *rows[1:] * 200]) + "\n")
     program = [sys.executable, "-m", "stampede.data.prepare"]
@@ -221,7 +221,7 @@ def test_memory_does_not_grow_with_the_rows(log):
     assert peaks[1] - peaks[0] < 40, peaks
 
 
-def test_shards_of_any_cut(tmp_path):
+def test_rows_of_many_appends_in_shards(tmp_path):
     """Rows in many appends against the same rows in one array."""
     draw = np.random.default_rng(1)
     ids = draw.integers(0, 9, (100, 3)).astype(np.int32)

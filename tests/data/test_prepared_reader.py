@@ -28,15 +28,13 @@ def test_a_folder_is_opened_as_it_was_written(folder):
     arrays = drawn_rows(50, multi=2, weight=True)
     rows = np.array([0, 3, 19, 20, 20, 41, 49])
     read = dataset.train.read(torch.from_numpy(rows))
-    np.testing.assert_array_equal(read.ids, arrays["ids"][rows])
-    np.testing.assert_array_equal(read.dense, arrays["numbers"][rows])
-    np.testing.assert_array_equal(read.label, arrays["label"][rows])
-    np.testing.assert_array_equal(read.weight, arrays["weight"][rows])
-    np.testing.assert_array_equal(
-        dataset.train.weight(torch.from_numpy(rows)), arrays["weight"][rows]
-    )
     label = dataset.train.label(torch.from_numpy(rows))
-    np.testing.assert_array_equal(label, arrays["label"][rows])
+    weight = dataset.train.weight(torch.from_numpy(rows))
+    for found, name in (
+        (read.ids, "ids"), (read.dense, "numbers"), (read.label, "label"), (label, "label"),
+        (read.weight, "weight"), (weight, "weight"),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found, arrays[name][rows])
     for i, bag in enumerate(read.bags):
         offsets, values = arrays[f"offsets_{i}"], arrays[f"values_{i}"]
         wanted = [values[offsets[row] : offsets[row + 1]].tolist() for row in rows]
@@ -52,8 +50,7 @@ def test_share_of_clicks(folder, monkeypatch, chunk):
     expected = (arrays["label"] * weight).sum() / weight.sum()
     part = open_prepared(folder).train
     assert click_share(part) == pytest.approx(expected, rel=1e-12)
-    inner = slice(3, 40)
-    expected = (arrays["label"] * weight)[inner].sum() / weight[inner].sum()
+    expected = (arrays["label"] * weight)[3:40].sum() / weight[3:40].sum()
     assert click_share(Slice(part, 3, 40)) == pytest.approx(expected, rel=1e-12)
     monkeypatch.setattr(type(part), "weight", lambda _, rows: torch.zeros(len(rows)))
     assert click_share(part) is None
@@ -149,7 +146,7 @@ def test_verify_names_every_file_that_differs(folder):
         assert f"{changed}: its content has changed" in text
 
 
-def test_what_is_no_prepared_data(tmp_path):
+def test_folders_that_are_not_prepared_data(tmp_path):
     with pytest.raises(DataError, match="no prepared data here"):
         open_prepared(tmp_path)
     parts = {"train": drawn_rows(4), "test": drawn_rows(0)}

@@ -1,4 +1,4 @@
-"""Threads that read, beside the consumer and for it."""
+"""Threads that read ahead of their consumer, and threads that share a task."""
 
 import gc
 import multiprocessing
@@ -94,13 +94,13 @@ def test_errors_of_tasks_end_them_all(two_threads, where):
     with pytest.raises(DataError, match=r"^a shard is lost$"):
         run_tasks(task, range(100))
     assert len(done) < 99
-    # Whoever was at work has ended.
+    # No task is still running.
     after = list(done)
     time.sleep(0.1)
     assert done == after
 
 
-def test_helpers_that_others_keep_busy_are_not_waited_for(two_threads):
+def test_busy_helpers_are_not_waited_for(two_threads):
     release = threading.Event()
     busy = [helpers._helpers().submit(release.wait, HANG) for _ in range(helpers._MOST_CORES)]
     done = []

@@ -43,7 +43,7 @@ def test_resumed_anywhere_on_any_number_of_ranks(stop, before, after, shuffle, a
         assert run(loader, 3 - stop // 4) == whole[rank][stop:]
 
 
-def test_the_state_is_that_of_the_consumer_and_a_break_goes_on():
+def test_the_state_covers_what_was_consumed_and_a_break_can_be_continued():
     loader = reader(numbered(40), ahead=4)
     assert isinstance(loader, Stateful)
     whole = [rows_of(batch) for batch in reader(numbered(40)).epoch(0)]
@@ -58,7 +58,7 @@ def test_the_state_is_that_of_the_consumer_and_a_break_goes_on():
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
 
 
-def test_states_of_something_else_are_refused():
+def test_states_of_other_data_or_orders_are_refused():
     loader = reader(numbered(40))
     next(iter(loader))
     state = loader.state_dict()
@@ -71,7 +71,7 @@ def test_states_of_something_else_are_refused():
     other = GlobalBatches(numbered(40), FIELDS[:2], 8, 0, 1, Order(40, "global", 6, 0, 4))
     with pytest.raises(DataError, match=r"seed=5,.* 6"):
         other.load_state_dict(state)
-    # At the beginning of an epoch any batch size will do.
+    # At the beginning of an epoch the batch size may change.
     for _ in loader:
         pass
     larger = reader(numbered(40), batch_size=16)
@@ -81,7 +81,7 @@ def test_states_of_something_else_are_refused():
     )
 
 
-def test_windows_matter_only_where_blocks_are_mixed():
+def test_another_window_is_refused_only_with_block_shuffle():
     """What is read ahead may change, what is read may not."""
 
     def loader(shuffle, window):

@@ -1,4 +1,4 @@
-"""Rows of two tables that stand for the same are found, whatever made them rows."""
+"""Rows of two tables that mean the same are matched, for every encoding."""
 
 from bisect import bisect_left
 
@@ -18,39 +18,37 @@ from stampede.data.learning.row_meanings import (
 from stampede.data.learning.vocabulary import FIRST_ROW, MISSING_ROW, UNSEEN_ROW
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import Hashed, Integers, Quantiles, TimePart, Vocabulary
-from support.movie_runs import prepare_movies
-from support.preparing import prepared
+from support.movie_runs import prepared_movies
 
 TEXTS = st.lists(st.text(max_size=3), unique=True, max_size=20)
 EDGES = st.lists(st.integers(-5, 5).map(float), unique=True, max_size=8).map(sorted)
 
 
+def meanings(rows, field=None, missing=None, unseen=None, **more):
+    entry = FieldEntry(name="f", rows=rows, missing_row=missing, unseen_row=unseen)
+    return RowMeanings(entry, field, **more)
+
+
 def vocabulary(texts):
-    entry = FieldEntry(name="f", rows=FIRST_ROW + len(texts), missing_row=0, unseen_row=1)
-    return RowMeanings(entry, Vocabulary(), values=lambda: pl.Series(texts, dtype=pl.String))
+    texts = pl.Series(texts, dtype=pl.String)
+    return meanings(FIRST_ROW + len(texts), Vocabulary(), 0, 1, values=lambda: texts)
 
 
 def quantiles(edges):
-    entry = FieldEntry(name="f", rows=len(edges) + 2, missing_row=0)
-    return RowMeanings(entry, Quantiles(encode="quantiles", buckets=9), tuple(edges))
+    field = Quantiles(encode="quantiles", buckets=9)
+    return meanings(len(edges) + 2, field, 0, edges=tuple(edges))
 
 
 def integers(size):
-    entry = FieldEntry(name="f", rows=size + 1, missing_row=size)
-    return RowMeanings(entry, Integers(encode="integer", size=size))
+    return meanings(size + 1, Integers(encode="integer", size=size), size)
 
 
 def hashed(buckets, seed=0):
-    entry = FieldEntry(name="f", rows=buckets + 1, missing_row=buckets)
-    return RowMeanings(entry, Hashed(encode="hash", buckets=buckets, seed=seed))
+    return meanings(buckets + 1, Hashed(encode="hash", buckets=buckets, seed=seed), buckets)
 
 
 def part_of_time(encode):
-    return RowMeanings(FieldEntry(name="f", rows=8, missing_row=7), TimePart(encode=encode))
-
-
-def plain(rows, missing=None, unseen=None):
-    return RowMeanings(FieldEntry(name="f", rows=rows, missing_row=missing, unseen_row=unseen))
+    return meanings(8, TimePart(encode=encode), 7)
 
 
 @given(TEXTS, TEXTS)
@@ -62,7 +60,7 @@ def test_ids_of_vocabularies_are_compared_as_texts(saved, now):
 
 
 @given(EDGES, EDGES, st.lists(st.floats(-7, 7), max_size=30))
-def test_a_bucket_is_matched_where_it_holds_the_same_numbers(saved, now, numbers):
+def test_buckets_match_if_they_hold_the_same_numbers(saved, now, numbers):
     found = matched_rows(quantiles(saved), quantiles(now))
     assert found[0] == 0
     for number in [*numbers, *saved, *now]:
@@ -76,7 +74,7 @@ def test_a_bucket_is_matched_where_it_holds_the_same_numbers(saved, now, numbers
 
 
 @given(st.integers(1, 20), st.integers(1, 20))
-def test_whole_numbers_stay_their_rows(saved, now):
+def test_integers_keep_their_rows(saved, now):
     found = matched_rows(integers(saved), integers(now))
     assert found[-1] == saved
     assert found[:-1].tolist() == [i if i < saved else -1 for i in range(now)]
@@ -86,15 +84,17 @@ SPECIAL = st.one_of(st.none(), st.integers(0, 5))
 
 
 def special_rows():
-    """Rows of missing and of unseen values, each of its own where there are both."""
+    """Rows of missing and of unseen values, which differ if there are both."""
     return st.tuples(SPECIAL, SPECIAL).filter(lambda rows: rows[0] is None or rows[0] != rows[1])
 
 
 @given(st.integers(6, 12), st.integers(6, 12), special_rows(), special_rows())
-def test_rows_that_are_no_id_s_go_with_their_like_only(saved, now, specials_then, specials):
+def test_rows_of_missing_and_unseen_values_match_by_their_kind(saved, now, specials_then, specials):
     then_missing, then_unseen = specials_then
     missing, unseen = specials
-    found = matched_rows(plain(saved, then_missing, then_unseen), plain(now, missing, unseen))
+    found = matched_rows(
+        meanings(saved, None, then_missing, then_unseen), meanings(now, None, missing, unseen)
+    )
     for row in range(now):
         if row in (missing, unseen):
             expected = then_missing if row == missing else then_unseen
@@ -106,15 +106,15 @@ def test_rows_that_are_no_id_s_go_with_their_like_only(saved, now, specials_then
     assert len(np.unique(taken)) == len(taken)
 
 
-def test_hashes_are_matched_where_they_are_the_same_hash():
+def test_hashes_match_only_with_equal_buckets_and_seed():
     assert matched_rows(hashed(5, 3), hashed(5, 3)).tolist() == list(range(6))
     for other in (hashed(6, 3), hashed(5, 4)):
         with pytest.raises(OtherMeaningError, match=r"5 buckets with seed 3, now [56] .* [34]$"):
             matched_rows(hashed(5, 3), other)
 
 
-def test_other_kinds_are_not_matched():
-    kinds = [vocabulary([]), quantiles([1.0]), integers(7), hashed(7), plain(8),
+def test_tables_of_other_encodings_are_refused():
+    kinds = [vocabulary([]), quantiles([1.0]), integers(7), hashed(7), meanings(8),
              part_of_time("weekday"), part_of_time("hour_of_day")]  # fmt: skip
     for i, one in enumerate(kinds):
         for j, other in enumerate(kinds):
@@ -125,23 +125,13 @@ def test_other_kinds_are_not_matched():
                 matched_rows(one, other)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    movies = prepare_movies(tmp_path)
-    return prepared(
-        tmp_path / "out", "table", str(movies / "log.csv"), schema=str(movies / "schema.yaml")
-    )
-
-
-def test_a_folder_whose_parts_do_not_fit_is_damaged(folder):
-    found = row_meanings(folder, "do this")
-    assert matched_rows(found["user"], found["user"]).tolist() == list(
-        range(found["user"].entry.rows)
-    )
-    path = folder / "learned/user.parquet"
-    path.unlink()
+def test_a_folder_that_lacks_a_file_is_damaged(tmp_path):
+    folder = prepared_movies(tmp_path)
+    user = row_meanings(folder, "do this")["user"]
+    assert matched_rows(user, user).tolist() == list(range(user.entry.rows))
+    (folder / "learned/user.parquet").unlink()
     with pytest.raises(DataError, match=r"damaged .*; do this$"):
-        row_meanings(folder, "do this")["user"].values()
+        user.values()
     (folder / "learned/learned.json").unlink()
     with pytest.raises(DataError, match=r"learned.json: damaged .*; do this$"):
         row_meanings(folder, "do this")

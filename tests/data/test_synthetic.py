@@ -25,7 +25,7 @@ def read(part, rows):
     return SimpleNamespace(**{name: getattr(samples, name).numpy() for name in NAMES})
 
 
-def test_a_row_is_the_same_in_any_company():
+def test_a_row_does_not_depend_on_the_rows_read_with_it():
     part = SMALL.dataset(10_000, 100).train
     whole = read(part, np.arange(5000))
     asked = np.array([4999, 0, 1023, 1024, 1024, 77])
@@ -34,7 +34,7 @@ def test_a_row_is_the_same_in_any_company():
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[asked])
 
 
-def test_parts_are_drawn_apart():
+def test_parts_share_no_rows():
     dataset = SMALL.dataset(3000, 1000, validation_rows=500)
     parts = [dataset.train, dataset.validation, dataset.test]
     assert [part.rows for part in parts] == [2500, 500, 1000]
@@ -63,7 +63,7 @@ def test_labels_are_drawn_with_the_true_probability():
         assert abs(samples.label[here].mean() - expected) < 4 * error
 
 
-def test_the_parts_of_the_logit_have_the_spread_that_is_asked_for():
+def test_the_parts_of_the_logit_have_the_configured_spread():
     stds = {"numbers_std": 0.6, "first_order_std": 1.35, "interactions_std": 0.7}
     overrides = ["data.scale=0.0005", *(f"data.{name}={std}" for name, std in stds.items())]
     part = open_dataset(load_config(ROOT / "configs/quickstart.yaml", overrides), None).test
@@ -73,26 +73,21 @@ def test_the_parts_of_the_logit_have_the_spread_that_is_asked_for():
     assert found == pytest.approx(stds, rel=0.05)
 
 
-@pytest.fixture(scope="module")
-def quickstart():
-    config = load_config(ROOT / "configs/quickstart.yaml")
-    return open_dataset(config, None)
-
-
 @pytest.mark.slow
-def test_quickstart_needs_ids_and_their_interactions(quickstart):
+def test_quickstart_needs_ids_and_their_interactions():
     """Numbers alone, and first-order terms alone, lose at least a fifth of the ratio."""
+    quickstart = open_dataset(load_config(ROOT / "configs/quickstart.yaml"), None)
     test = read(quickstart.test, np.arange(quickstart.test.rows))
     attainable = roc_auc_score(test.label, test.true_probability)
 
     def ratio(scores):
         return (roc_auc_score(test.label, scores) - 0.5) / (attainable - 0.5)
 
-    # Even with the true weights.
+    # With the true weights.
     numbers, first_order, _ = quickstart.test.truth.parts(test.ids, test.dense)
     assert ratio(numbers) < 0.8 * 0.9
     assert ratio(numbers + first_order) < 0.8 * 0.9
-    # And fitted by someone else's logistic regression.
+    # And fitted by the logistic regression of scikit-learn.
     train = read(quickstart.train, np.arange(100_000))
     encoder = OneHotEncoder(handle_unknown="ignore", min_frequency=5).fit(train.ids)
     for inputs, tested in (

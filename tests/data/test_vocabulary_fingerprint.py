@@ -1,4 +1,4 @@
-"""The fingerprint of a vocabulary is that of what was learned, and of nothing else."""
+"""The fingerprint of a vocabulary covers what was learned, and nothing else."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def folder(tmp_path):
     return prepare_movies(tmp_path)
 
 
-def test_it_is_the_same_wherever_and_however_often_the_data_are_prepared(folder, tmp_path):
+def test_it_does_not_depend_on_the_place_or_form_of_the_files(folder, tmp_path):
     first = prepare(folder)
     found = vocabulary_fingerprint(first)
     assert len(found) == 64
@@ -38,7 +38,7 @@ def test_it_is_the_same_wherever_and_however_often_the_data_are_prepared(folder,
     assert vocabulary_fingerprint(again) == found
 
 
-def test_the_same_letters_in_other_ids_and_ids_in_another_order(folder):
+def test_ids_and_their_order_change_it(folder):
     data = prepare(folder)
     path = data / "learned/movie.parquet"
     found = set()
@@ -56,13 +56,13 @@ def test_the_same_letters_in_other_ids_and_ids_in_another_order(folder):
     ("buckets: 7, seed: 3", "buckets: 7, seed: 4"), ("fill: 30", "fill: 31"),
     ("[log1p, standard]", "[log1p]"), ("max_ids: 2", "max_ids: 3"),
 ])  # fmt: skip
-def test_another_rule(folder, change):
+def test_another_rule_changes_it(folder, change):
     assert MOVIES.count(change[0]) == 1
     before = vocabulary_fingerprint(prepare(folder))
     assert vocabulary_fingerprint(prepare(folder, "other", MOVIES.replace(*change))) != before
 
 
-def test_other_statistics_of_a_number(folder):
+def test_other_statistics_of_a_number_change_it(folder):
     data = prepare(folder)
     before = vocabulary_fingerprint(data)
     path = data / "learned/learned.json"
@@ -75,7 +75,7 @@ def test_other_statistics_of_a_number(folder):
     assert vocabulary_fingerprint(data) != before
 
 
-def test_arrays_of_which_nothing_was_learned(tmp_path):
+def test_it_covers_the_fields_of_imported_arrays(tmp_path):
     parts = {"train": drawn_rows(20), "test": drawn_rows(20)}
     fields = drawn_fields()
     one = vocabulary_fingerprint(write_prepared(tmp_path / "a", parts, fields))
@@ -85,8 +85,8 @@ def test_arrays_of_which_nothing_was_learned(tmp_path):
     assert vocabulary_fingerprint(write_prepared(tmp_path / "c", parts, other)) != one
 
 
-def test_it_stays_what_it_is(folder):
-    """Checkpoints hold what another version of stampede has found."""
+def test_it_is_the_same_in_all_versions(folder):
+    """Checkpoints hold fingerprints that earlier versions of stampede computed."""
     assert vocabulary_fingerprint(prepare(folder)) == (
         "0eccb9d868eb4bca0cd7be3a4ec269db81172837992ba5614d7e8fcb92068864"
     )

@@ -28,7 +28,7 @@ def test_learned_vocabulary_gives_new_data_the_same_rows(made_up, tmp_path):
     assert manifest_of(again)["parts"]["train"] == []
 
 
-def test_a_vocabulary_that_has_changed(tmp_path):
+def test_a_changed_vocabulary_is_refused(tmp_path):
     folder = prepared_movies(tmp_path)
     swap_users(folder)
     path = folder / LEARNED_FOLDER / "user.parquet"

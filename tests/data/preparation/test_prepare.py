@@ -89,17 +89,12 @@ FRAME = pl.DataFrame(
 )
 
 
-def spool_with_frame(folder):
-    spool = Spool(folder, SCHEMA)
+def test_rows_come_back_as_they_were(tmp_path):
+    spool = Spool(tmp_path / "spool", SCHEMA)
     distinct = distinct_ids(FRAME, SCHEMA)
     rows = RowsOfParts(FRAME.drop(distinct), np.array([0, 2, 1], np.int8), 77, distinct)
     spool.append(rows)
     spool.append(rows._replace(position=99))
-    return spool
-
-
-def test_rows_come_back_as_they_were(tmp_path):
-    spool = spool_with_frame(tmp_path / "spool")
     found = list(spool)
     assert [rows.position for rows in found] == [77, 99]
     for rows in found:
@@ -133,13 +128,8 @@ def test_table_with_every_kind_of_column(tmp_path, form):
     frame, rows = movies(), 400
     path = write_movies(tmp_path / f"log.{form}", frame)
     (tmp_path / "schema.yaml").write_text(MOVIES)
-    folder = prepared(
-        tmp_path / "out",
-        "table",
-        str(path),
-        schema=str(tmp_path / "schema.yaml"),
-        shard_rows=90,
-    )
+    schema = str(tmp_path / "schema.yaml")
+    folder = prepared(tmp_path / "out", "table", str(path), schema=schema, shard_rows=90)
     parts = sequential_parts(rows, 0.1, 0.1)
     train = parts == 0
     text = frame.astype({"user": str, "movie": str})
@@ -181,7 +171,7 @@ def test_table_with_every_kind_of_column(tmp_path, form):
     assert len(manifest["parts"]["train"]) == 4
 
 
-def test_half_a_line_of_a_file_that_grows(made_up, tmp_path):
+def test_a_file_that_grows_while_it_is_read(made_up, tmp_path):
     path = write(tmp_path / "log.tsv", made_up)
     source = open_source("criteo_kaggle", str(path), Split())
     with (tmp_path / "log.tsv").open("a") as file:

@@ -12,37 +12,25 @@ from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import BY_DAY, PARTS, check_criteo, dated, prepared, table, write
 
 
-def test_random_split_is_exact_and_by_seed(made_up, tmp_path):
-    frame = made_up.assign(I1=np.arange(3000))
-    path = write(tmp_path / "log.tsv", frame)
-    tests = {}
-    for seed in (1, 2):
-        folder = prepared(tmp_path / f"out{seed}", "criteo_kaggle", path, split="random", seed=seed)
-        sizes = [len(arrays_of(folder, part)[0]["label"]) for part in PARTS]
-        assert sizes == [2430, 270, 300]
-        again = prepared(
-            tmp_path / f"again{seed}", "criteo_kaggle", path, split="random", seed=seed
-        )
-        for part in PARTS:
-            for name, array in arrays_of(folder, part)[0].items():
-                np.testing.assert_array_equal(array, arrays_of(again, part)[0][name])
-        tests[seed] = arrays_of(folder, "test")[0]["label"]
-    assert not np.array_equal(tests[1], tests[2])
-
-
-def test_random_parts_hold_each_row_once(made_up, tmp_path):
-    frame = made_up.assign(I1=np.arange(3000))
-    path = write(tmp_path / "log.tsv", frame)
-    folder = prepared(tmp_path / "out", "criteo_kaggle", path, split="random")
-    ranges = json.loads((folder / "learned" / "learned.json").read_text())["ranges"]["I1"]
-    width = ranges["high"] - ranges["low"]
-    train = arrays_of(folder, "train")[0]["numbers"][:, 0] * width + ranges["low"]
-    labels = frame["label"].to_numpy()
-    rows = np.round(train).astype(int)
-    assert len(set(rows)) == 2430 and np.all(np.diff(rows) > 0)
-    np.testing.assert_array_equal(labels[rows], arrays_of(folder, "train")[0]["label"])
-    total = sum(arrays_of(folder, part)[0]["label"].sum() for part in PARTS)
-    assert total == labels.sum()
+def test_random_parts_are_exact_and_by_seed_and_hold_each_row_once(made_up, tmp_path):
+    labels = made_up["label"].to_numpy()
+    path = write(tmp_path / "log.tsv", made_up.assign(I1=np.arange(3000)))
+    found = {}
+    for name, seed in (("one", 1), ("again", 1), ("other", 2)):
+        folder = prepared(tmp_path / name, "criteo_kaggle", path, split="random", seed=seed)
+        found[name] = [arrays_of(folder, part)[0] for part in PARTS]
+        assert [len(arrays["label"]) for arrays in found[name]] == [2430, 270, 300]
+        assert sum(arrays["label"].sum() for arrays in found[name]) == labels.sum()
+    for one, again in zip(found["one"], found["again"], strict=True):
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, again[name])
+    assert not np.array_equal(found["one"][2]["label"], found["other"][2]["label"])
+    learned = json.loads((tmp_path / "one/learned/learned.json").read_text())["ranges"]["I1"]
+    train = found["one"][0]
+    number = train["numbers"][:, 0] * (learned["high"] - learned["low"]) + learned["low"]
+    rows = np.round(number).astype(int)
+    assert np.all(np.diff(rows) > 0)
+    np.testing.assert_array_equal(labels[rows], train["label"])
 
 
 def test_highfreq_keeps_the_most_frequent_ids(made_up, tmp_path):

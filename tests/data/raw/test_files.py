@@ -73,7 +73,7 @@ def test_truncated_compressed_files(tmp_path, monkeypatch, suffix, block_bytes):
     whole = compressed(tmp_path / f"whole.csv.{suffix}", [HEADER, *lines], 1.0)
     assert len(read(log_of(whole))[0]) == 30_000
     cut = compressed(tmp_path / f"cut.csv.{suffix}", [HEADER, *lines], 0.6)
-    # Half of a log is no bad row: nothing makes it a whole one.
+    # Skipping bad rows does not help: the rest of the log is missing.
     for action in (log_of(cut).counts, *(partial(read, log_of(cut), p) for p in ("error", "skip"))):
         with pytest.raises(DataError, match=r"cut.csv.*damaged or truncated.*again"):
             action()

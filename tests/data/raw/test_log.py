@@ -57,7 +57,7 @@ def test_a_bad_row_is_an_error_or_left_out(tmp_path, bad):
 
 
 @pytest.mark.usefixtures("block_bytes")
-def test_a_long_and_a_short_line_do_not_make_up_for_each_other(tmp_path):
+def test_a_long_and_a_short_line_do_not_cancel_out(tmp_path):
     path = write(tmp_path / "log.csv", [HEADER, GOOD, GOOD + ",9", GOOD.rpartition(",")[0], GOOD])
     with pytest.raises(DataError, match="line 3: found 7 columns"):
         read(log_of(path))
@@ -127,7 +127,7 @@ def test_types_of_parquet_columns(tmp_path, column, kind):
         ("t", [1.5, 2.5, 3.5]),
     ],
 )
-def test_types_of_parquet_columns_that_are_of_no_use(tmp_path, column, values):
+def test_types_of_parquet_columns_that_do_not_fit(tmp_path, column, values):
     path = tmp_path / "log.parquet"
     pl.DataFrame({**PARQUET, column: values}).write_parquet(path)
     with pytest.raises(DataError, match=rf"log.parquet: column {column} is stored as"):
@@ -162,7 +162,7 @@ def test_a_log_without_label_weight_and_time_has_its_inputs(tmp_path, form):
     assert numbers.tolist() == [0, 1]
 
 
-def test_a_label_is_read_if_it_is_wanted(tmp_path):
+def test_the_label_is_read_unless_unwanted(tmp_path):
     path = write(tmp_path / "log.csv", [HEADER, GOOD])
     frame, _, _ = read(scoring_log(schema_of(), [path]))
     assert frame.columns == ["#label", *INPUTS, "#weight"]
@@ -174,7 +174,7 @@ def test_a_label_is_read_if_it_is_wanted(tmp_path):
     assert frame.columns == INPUTS and len(frame) == 1
 
 
-def test_a_time_that_an_input_is_made_of_is_needed(tmp_path):
+def test_columns_of_inputs_are_required(tmp_path):
     timed = schema_of(ids={**SCHEMA["ids"], "day": {"encode": "weekday"}})
     path = write(tmp_path / "log.csv", [HEADER, GOOD])
     frame, _, _ = read(scoring_log(timed, [path]))
@@ -187,7 +187,7 @@ def test_a_time_that_an_input_is_made_of_is_needed(tmp_path):
         read(scoring_log(schema_of(), [path]))
 
 
-def test_the_first_line_of_a_file_without_header_tells_whether_the_label_is_there(tmp_path):
+def test_line_1_of_a_file_without_header_shows_whether_it_has_labels(tmp_path):
     values = [*map(str, range(13)), *(f"id{i}" for i in range(26))]
     lines = ["\t".join(values)] * 2
     found = read(scoring_log(CRITEO, [write(tmp_path / "test.txt", lines)]))[0]
