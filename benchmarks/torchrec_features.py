@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
 from exchanges import Recorder
 from report import begin, markdown
 from torch import nn
@@ -47,11 +45,12 @@ from tqdm import tqdm
 from stampede.optim import CowClipAdam, Helen, cowclip_sharders
 from support import bags, foreign, managed_collision, processors, programs, torchrec_models
 from support import two_tables as two
+from support.gathering import whole_tables
 from support.golden_dlrm import train_golden
 from support.parity import Case, Table, run_cases, train_sharded
 from support.parity_cases import SUMS, odd_widths
 from support.parity_reference import deviation, train_reference
-from support.ranks import join, run_ranks
+from support.ranks import run_ranks
 from support.unsharded import process_group
 
 RANKS = 2
@@ -125,7 +124,7 @@ def _sample_weights() -> float:
     with process_group():
         model = two.Model(weighted=True)
         sharded = _planned(copy.deepcopy(model), "table_wise")
-        model.load_state_dict(two.whole_tables(sharded), strict=False)
+        model.load_state_dict(whole_tables(sharded), strict=False)
         for one in (model, sharded):
             one(two.features(weights=learnable)).square().sum().backward()
     expected, found = (leaf.grad for leaf in leaves)
@@ -351,24 +350,16 @@ def communication(processes: tuple[int, ...]) -> dict[str, Any]:
 
 def _train_and_count(cases: list[Case]) -> list[dict[str, Any]]:
     """Results on this rank, and the bytes it sent of embeddings and gradients."""
-    join()
     results = []
-    for case in cases:
-        recorder = Recorder()
-        with recorder.recording(), mock.patch.object(recorder, "calls", _Nothing()):
-            found = train_sharded(case)
-        exchanged = ("all_to_all_single", "reduce_scatter_tensor", "all_gather_into_tensor")
-        results.append({**found, "bytes": sum(recorder.sent_bytes.get(n, 0) for n in exchanged)})
-    dist.barrier()
-    dist.destroy_process_group()
+    with process_group():
+        for case in cases:
+            recorder = Recorder()
+            with recorder.recording():
+                found = train_sharded(case)
+            exchanged = ("all_to_all_single", "reduce_scatter_tensor", "all_gather_into_tensor")
+            sent = sum(recorder.sent_bytes.get(name, 0) for name in exchanged)
+            results.append({**found, "bytes": sent})
     return results
-
-
-class _Nothing(list):
-    """Discards recorded calls."""
-
-    def append(self, _: Any) -> None:
-        """Forget it."""
 
 
 def tables(found: dict[str, Any]) -> str:

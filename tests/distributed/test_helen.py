@@ -4,11 +4,8 @@ from functools import cache
 
 import pytest
 import torch
-import torch.distributed as dist
-from torchrec.distributed import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.optim import Helen, TableInit, cowclip_sharders
+from stampede.optim import Helen
 from support.gathering import tables_of
 from support.helen_reference import ReferenceHelen
 from support.parity import (
@@ -18,12 +15,14 @@ from support.parity import (
     example_loss,
     global_batch,
     local_batch,
-    plan_of,
+    local_part,
+    shard,
     sharded_loss,
 )
 from support.parity_cases import SUMS
 from support.parity_reference import deviation
-from support.ranks import join, run_ranks
+from support.ranks import run_ranks
+from support.unsharded import process_group
 
 MIXED = ("data_parallel", "grid_shard", "row_wise", "column_wise")
 CASES = [
@@ -40,26 +39,17 @@ SETTINGS = {"lr": 1e-2, "rho": 0.5, "bound": 0.3}
 
 def train(cases):
     """On every rank: two backward passes a step."""
-    join()
     results = []
-    for case in cases:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        collection = build_collection(case)
-        apply_optimizer_in_backward(Helen, collection.parameters(), {**SETTINGS, **case.arguments})
-        sharders = cowclip_sharders(TableInit(std=0.1))
-        plan = plan_of(case, collection, sharders, world)
-        model = DistributedModelParallel(
-            Holder(collection), device=torch.device("cpu"), plan=plan, sharders=sharders
-        )
-        start = tables_of(model, case)
-        part = slice(rank * case.batch // world, (rank + 1) * case.batch // world)
-        for step in range(1, case.steps + 1):
-            batch = local_batch(global_batch(case, step), part)
-            for _ in range(2):
-                sharded_loss(case, model, batch).backward()
-        results.append((start, tables_of(model, case)))
-    dist.barrier()
-    dist.destroy_process_group()
+    with process_group():
+        for case in cases:
+            optimizer = Helen, {**SETTINGS, **case.arguments}
+            model = shard(Holder(build_collection(case)), case, optimizer=optimizer)
+            start = tables_of(model)
+            for step in range(1, case.steps + 1):
+                batch = local_batch(global_batch(case, step), local_part(case))
+                for _ in range(2):
+                    sharded_loss(case, model, batch).backward()
+            results.append((start, tables_of(model)))
     return results
 
 

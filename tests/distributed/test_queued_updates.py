@@ -5,54 +5,18 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec import KeyedJaggedTensor
 
-from stampede.optim import (
-    CowClip,
-    CowClipAdam,
-    NonFiniteGradientError,
-    cowclip_sharders,
-    local_cowclip_tables,
-    table_update,
-)
-from support.ranks import join, run_ranks
+from stampede.optim import NonFiniteGradientError, local_cowclip_tables, table_update
+from support.parity import Case, Holder, Table, build_collection, shard
+from support.ranks import run_ranks
+from support.unsharded import process_group
 from support.updated_tables import computed
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
-
-class OneTable(nn.Module):
-    """A collection of one table, whose updates are queued: on two ranks one has none."""
-
-    def __init__(self):
-        super().__init__()
-        config = EmbeddingBagConfig(
-            name="t", embedding_dim=8, num_embeddings=50, feature_names=["f"]
-        )
-        self.ebc = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
-
-    def forward(self, ids):
-        return self.ebc(ids).values()
-
-
-def sharded():
-    model = OneTable()
-    arguments = {"lr": 1e-2, "l2": 1e-4, "clip": CowClip()}
-    apply_optimizer_in_backward(CowClipAdam, model.ebc.parameters(), arguments)
-    sharders = cowclip_sharders(backwards_per_step=None)
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=dist.get_world_size(), compute_device="cpu"),
-        constraints={"t": ParameterConstraints(sharding_types=["table_wise"])},
-    )
-    plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
-    return DistributedModelParallel(
-        model, device=torch.device("cpu"), plan=plan, sharders=sharders, init_data_parallel=False
-    )
+# On two ranks one has no table.
+ONE_TABLE = Case("table_wise", (Table(50, 8),))
 
 
 def train(way, lookups, poisoned=None):
@@ -62,15 +26,14 @@ def train(way, lookups, poisoned=None):
         lookups: of each step.
         poisoned: number of a step, from 0, whose gradient is not finite.
     """
-    join()
-    with computed(way):
-        model = sharded()
+    with process_group(), computed(way):
+        model = shard(Holder(build_collection(ONE_TABLE)), ONE_TABLE, backwards_per_step=None)
         found = None
         for step, count in enumerate(lookups):
             ids = torch.tensor([step, 3, 4, dist.get_rank()])
             lengths = torch.ones(4, dtype=torch.int32)
-            batch = KeyedJaggedTensor.from_lengths_sync(keys=["f"], values=ids, lengths=lengths)
-            loss = sum(model(batch).sum() for _ in range(count))
+            batch = KeyedJaggedTensor.from_lengths_sync(keys=["f0_0"], values=ids, lengths=lengths)
+            loss = sum(model(batch).values().sum() for _ in range(count))
             (loss * float("nan") if step == poisoned else loss).backward()
         try:
             model.state_dict()
@@ -79,9 +42,7 @@ def train(way, lookups, poisoned=None):
         tables = local_cowclip_tables(model)
         weights = [w.double().sum().item() for t in tables for w in t.split_embedding_weights()]
         is_queued = table_update(model).flag is not None
-    dist.barrier()
-    dist.destroy_process_group()
-    return {"weights": weights, "found": found, "is_queued": is_queued}
+        return {"weights": weights, "found": found, "is_queued": is_queued}
 
 
 @pytest.mark.slow

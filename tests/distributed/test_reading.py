@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.jobs import without_times
+from support.jobs import assert_same_training, without_times
 from support.ranks import run_ranks
 from support.reading import (
     batches_of_this_rank,
@@ -49,18 +49,6 @@ def test_ranks_share_the_batches_and_resume_for_each_other(tmp_path, shuffle):
     assert joined(read(1, 1, states[0])) == alone[8:]
 
 
-def assert_same(one, other):
-    assert other[0] == pytest.approx(one[0], rel=1e-5)
-    assert other[1].samples == one[1].samples
-    assert other[1].auc == pytest.approx(one[1].auc, abs=1e-5)
-    assert other[1].logloss == pytest.approx(one[1].logloss, rel=1e-5)
-    for field, weights in one[2].items():
-        for mine, theirs in zip(weights, other[2][field], strict=True):
-            torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-5)
-    for name, weights in one[3].items():
-        torch.testing.assert_close(other[3][name], weights, rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("ranks, plan", [(4, "table_wise"), (4, "row_wise"), (2, "data_parallel")])
 def test_ranks_whose_part_of_a_batch_is_empty(tmp_path, ranks, plan):
     """Of a sample, as the last batch of training and of evaluation has here."""
@@ -70,7 +58,7 @@ def test_ranks_whose_part_of_a_batch_is_empty(tmp_path, ranks, plan):
     alone = train_prepared(tmp_path, data)
     assert len(alone[0]) == 3 and alone[1].samples == 33
     together = run_ranks(ranks, train_prepared, tmp_path, data, [f"sharding.plan={plan}"], ranks)
-    assert_same(alone, together[0])
+    assert_same_training(alone, together[0])
     assert len({tuple(losses) for losses, *_ in together}) == 1
 
 
@@ -78,7 +66,7 @@ def test_two_ranks_train_without_numbers_as_one(tmp_path):
     data = prepared(tmp_path / "data", multi=0, weight=False, numbers=0)
     alone = train_prepared(tmp_path, data)
     assert not any("number_weights" in name for name in alone[3])
-    assert_same(alone, run_ranks(2, train_prepared, tmp_path, data, (), 2)[0])
+    assert_same_training(alone, run_ranks(2, train_prepared, tmp_path, data, (), 2)[0])
 
 
 def test_where_the_data_are_changes_nothing(tmp_path):

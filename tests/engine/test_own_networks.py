@@ -10,7 +10,7 @@ from stampede.engine.reading import open_dataset
 from stampede.models import CTRModel
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
-from support.gathered import gather_field
+from support.gathering import gather_field
 from support.jobs import run_small, small_config, train_an_epoch, without_times
 from support.own_networks import DRAWING, DROPPING, NUMBERS_ONLY, drawn_in_training, own_network
 from support.ranks import run_ranks

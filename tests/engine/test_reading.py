@@ -10,7 +10,7 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.settings import SettingsError
-from support.gathered import gather_field
+from support.gathering import gather_field
 from support.jobs import lines
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.reading import prepared, prepared_config, run_prepared

@@ -2,12 +2,9 @@
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
     KeyedJaggedTensor,
     PoolingType,
 )
@@ -23,6 +20,7 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.optim import CowClip, CowClipAdam, cowclip_sharders
+from support.gathering import tables_of
 
 CPU = torch.device("cpu")
 CLIP = CowClip(ratio=0.5, bound=1e-3)
@@ -50,20 +48,6 @@ class Bags(torch.nn.Module):
 
     def forward(self, features):
         return self.ebc(features).to_dict()
-
-
-class Sequences(torch.nn.Module):
-    """Not pooled; `ebc` like that of `Bags`."""
-
-    def __init__(self, **tables):
-        super().__init__()
-        configs = [
-            EmbeddingConfig(
-                name=name, num_embeddings=20, embedding_dim=dim, feature_names=[f"f_{name}"]
-            )
-            for name, dim in tables.items()
-        ]
-        self.ebc = EmbeddingCollection(tables=configs, device=torch.device("meta"))
 
 
 def shard(model, kind=WHOLE, sharders=None, compute_kernel=None):
@@ -115,10 +99,5 @@ def step(model, ids=(1, 1, 3)):
 
 
 def weights_of(model):
-    """Whole tables by name; at most columns are split."""
-    found = {}
-    for key, value in model.state_dict().items():
-        sharded = isinstance(value, ShardedTensor)
-        parts = [shard.tensor for shard in value.local_shards()] if sharded else [value]
-        found[key.split(".")[-2]] = torch.cat(parts, 1).clone()
-    return found
+    """Whole tables by name."""
+    return tables_of(model)

@@ -40,20 +40,20 @@ def write_checkpoint(path, progress=None):
     state = {"model": {WEIGHTS: weights_of_table()}, "dense": {"bias": {"step": torch.tensor(3.0)}}}
     with processes("cpu"):
         tensors, names = write_tensors(state, path, dist.group.WORLD)
-    manifest = Manifest(
-        versions={},
-        progress=progress or Progress(epoch=1, step=5),
+    table = TableEntry(
+        field="C1",
+        rows=7,
+        columns={"embedding": [0, 10], "first_order": [10, 11], "padding": [11, 12]},
+    )
+    return _write_manifest(
+        path,
+        progress or Progress(epoch=1, step=5),
+        {"C1": 7},
         config={"train": {"batch_size": 256}},
-        tables={"t_C1": TableEntry(field="C1", rows=7, columns={
-            "embedding": [0, 10], "first_order": [10, 11], "padding": [11, 12]})},
-        data=DataEntry(vocabulary_sizes={"C1": 7}, vocabulary_sha256="", numbers=0, train_rows=5,
-                       test_rows=5),
-        world_size=1,
+        tables={"t_C1": table},
         files=[file_entry(path / name, path) for name in names],
         tensors=tensors,
-    )  # fmt: skip
-    (path / "manifest.json").write_text(as_text(manifest))
-    return path
+    )
 
 
 def write_position(folder, epoch, step, samples=0, **more):
@@ -62,11 +62,14 @@ def write_position(folder, epoch, step, samples=0, **more):
     progress = Progress(epoch=epoch, step=step, reader=reader, **more)
     path = folder / saving.name_of(progress)
     path.mkdir(parents=True)
-    manifest = Manifest(
-        versions={}, progress=progress, config={}, tables={}, world_size=1, files=[], tensors={},
-        data=DataEntry(vocabulary_sizes={}, vocabulary_sha256="", numbers=0, train_rows=5,
-                       test_rows=5),
-    )  # fmt: skip
+    return _write_manifest(path, progress, {}, config={}, tables={}, files=[], tensors={})
+
+
+def _write_manifest(path, progress, sizes, **more):
+    data = DataEntry(
+        vocabulary_sizes=sizes, vocabulary_sha256="", numbers=0, train_rows=5, test_rows=5
+    )
+    manifest = Manifest(versions={}, progress=progress, data=data, world_size=1, **more)
     (path / "manifest.json").write_text(as_text(manifest))
     return path
 

@@ -10,8 +10,8 @@ from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTra
 from torchrec.distributed.model_tracker.types import TrackingMode
 
 from stampede.optim import local_cowclip_tables
-from support.parity import Holder, build_collection, run_cases
-from support.programs import everything, shard, train
+from support.parity import Holder, build_collection, run_cases, shard
+from support.programs import everything, train
 from support.unsharded import process_group
 
 PASSES = 4
@@ -107,7 +107,7 @@ def run_tracked(cases):
         for case in cases:
             model = shard(Holder(build_collection(case)), case)
             train(case, model, [1, 2])
-            before = everything(case, model)["states"]
+            before = everything(model)["states"]
             tracker = ModelDeltaTrackerTrec(model, mode=TrackingMode.MOMENTUM_DIFF)
             for step in (3, 4):
                 train(case, model, [step])
@@ -118,5 +118,5 @@ def run_tracked(cases):
             }
             told = {path.split(".")[-1]: rows for path, rows in tracker.get_unique().items()}
             told = {n: (r.ids + shards[n].row_offset, r.states) for n, r in told.items()}
-            results.append((before, everything(case, model)["states"], told))
+            results.append((before, everything(model)["states"], told))
     return results

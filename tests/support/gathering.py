@@ -3,35 +3,37 @@
 import torch
 import torch.distributed as dist
 
-
-def tables_of(model, case):
-    """Whole tables by name; on rank 0 only, None elsewhere."""
-    return gathered(
-        {
-            key.split(".")[-2]: value
-            for key, value in model.state_dict().items()
-            if key.endswith(".weight")
-        }
-    )
+from stampede.engine.checkpoint.manifest import weights_name
+from stampede.engine.tables import FieldWeights
+from stampede.models import StoredColumns
 
 
-def states_of(states, case):
-    """Whole states by table and name; on rank 0 only."""
-    # A rank without a part of a table has no entry for its state and must be asked nonetheless.
-    entries = {
-        (key.split(".")[-2], name.split(".", 1)[1]): value
-        for key, of_table in states.items()
-        for name, value in of_table.items()
-    }
-    everywhere = [None] * dist.get_world_size()
+def whole_tables(model):
+    """Tables by path on rank 0, None elsewhere; all ranks must call it."""
+    kinds = (".embedding_bags.", ".embeddings.")
+    state = model.state_dict().items()
+    return gathered({path: t for path, t in state if any(kind in path for kind in kinds)})
+
+
+def tables_of(model):
+    """The same by name."""
+    return {path.split(".")[-2]: whole for path, whole in whole_tables(model).items()}
+
+
+def states_of(states):
+    """Whole states by table and name, in float64; on every rank."""
     local = {}
-    for (table, name), value in entries.items():
-        if hasattr(value, "local_shards"):
-            shards = [(s.metadata.shard_offsets, s.tensor.clone()) for s in value.local_shards()]
-        else:
-            shards = [([0] * value.ndim, value.clone())]
-        size = value.size() if hasattr(value, "size") else ()
-        local[table, name] = (tuple(size), shards)
+    for path, of_table in states.items():
+        for name, value in of_table.items():
+            if hasattr(value, "local_shards"):
+                shards = [
+                    (s.metadata.shard_offsets, s.tensor.clone()) for s in value.local_shards()
+                ]
+            else:
+                shards = [([0] * value.ndim, value.clone())]
+            local[path.split(".")[-2], name.split(".", 1)[1]] = (tuple(value.size()), shards)
+    # A rank without a part of a table has no entry for its state.
+    everywhere = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, local)
     whole = {}
     for of_rank in everywhere:
@@ -45,15 +47,23 @@ def states_of(states, case):
     return whole
 
 
+def gather_field(model, field, dim, processes):
+    """A field's weights on rank 0's CPU, None elsewhere; all ranks must call it."""
+    name = weights_name(field)
+    whole = gathered({name: model.state_dict()[name]})[name]
+    if not processes.is_main:
+        return None
+    embedding, first_order = StoredColumns(dim).split(whole)
+    return FieldWeights(embedding, first_order * model.module.first_order_scale)
+
+
 def gathered(values):
+    """Sharded tensors whole on rank 0, None elsewhere; copies of the others, which are whole."""
     whole = {}
     for name, value in values.items():
-        if not hasattr(value, "gather") or not hasattr(value, "local_shards"):
+        if not hasattr(value, "local_shards"):
             whole[name] = value.detach().clone()
             continue
-        out = None
-        if dist.get_rank() == 0:
-            out = torch.empty(value.size(), dtype=value.dtype)
-        value.gather(dst=0, out=out)
-        whole[name] = out
+        whole[name] = torch.empty(value.size(), dtype=value.dtype) if dist.get_rank() == 0 else None
+        value.gather(dst=0, out=whole[name])
     return whole

@@ -20,7 +20,7 @@ from stampede.engine.optimizers import learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import send, train_step
 from stampede.optim import CowClip, Schedule, learning_rate, local_cowclip_tables
-from support.gathered import gather_field
+from support.gathering import gather_field
 from support.paths import ROOT
 
 CHECKED_STEPS = (1, 2, 5, 10, 30)

@@ -17,9 +17,8 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from stampede.optim import CowClip, CowClipAdam, cowclip_sharders
-from support.gathering import gathered
-from support.ranks import join
-from support.unsharded import Unsharded, relative_deviation
+from support.gathering import whole_tables
+from support.unsharded import Unsharded, process_group, relative_deviation
 
 CPU = torch.device("cpu")
 RANKS = 2
@@ -62,7 +61,11 @@ def batches_of(rank):
 
 def train_golden(precisions):
     """The example's calls; on rank 0: how far tables are from float64, with and without clip."""
-    join()
+    with process_group():
+        return _train_golden(precisions)
+
+
+def _train_golden(precisions):
     torch.manual_seed(0)
     plain = dlrm(CPU)
     train_model = dlrm(torch.device("meta"))
@@ -84,11 +87,11 @@ def train_golden(precisions):
         lambda params: torch.optim.Adagrad(params, lr=LEARNING_RATE),
     )
     train_pipeline = TrainPipelineSparseDist(model, non_fused_optimizer, CPU)
-    start = tables_of(model)
+    start = whole_tables(model)
     train_iterator = iter(batches_of(dist.get_rank()))
     for _ in range(STEPS):
         train_pipeline.progress(train_iterator)
-    found = tables_of(model)
+    found = whole_tables(model)
     deviations = []
     if dist.get_rank() == 0:
         for clip in ({"granularity": "cowclip", **CLIP}, {}):
@@ -97,14 +100,7 @@ def train_golden(precisions):
             )
             train_reference(reference, start)
             deviations.append(relative_deviation(found, reference.weights, start))
-    dist.barrier()
-    dist.destroy_process_group()
     return deviations
-
-
-def tables_of(model):
-    tables = {k: v for k, v in model.state_dict().items() if ".embedding_bags." in k}
-    return gathered(tables)
 
 
 def train_reference(reference, start):

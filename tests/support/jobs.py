@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from stampede.engine.build import build
@@ -15,7 +16,7 @@ from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
 from stampede.engine.step import prefetch, train_step
 from stampede.engine.tables import FieldWeights
-from support.gathered import gather_field
+from support.gathering import gather_field
 
 # What names of such figures end in.
 TIMED = ("_per_second", "_seconds", "_bytes", "time")
@@ -84,10 +85,21 @@ def train_an_epoch_in(here: Processes, config: Config) -> Trained:
     return Trained(losses, evaluation, tables, dense, plan)
 
 
-def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1):
-    """Losses, evaluation, on rank 0 the tables, and the plan of an epoch on synthetic data."""
-    done = train_an_epoch(small_config(folder, *overrides, world_size=world_size))
-    return done.losses, done.evaluation, done.tables, done.plan
+def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1) -> Trained:
+    """An epoch on synthetic data; also as a rank of several."""
+    return train_an_epoch(small_config(folder, *overrides, world_size=world_size))
+
+
+def assert_same_training(one: Trained, other: Trained) -> None:
+    """Check that two trainings agree, but for rounding."""
+    assert other.losses == pytest.approx(one.losses, rel=1e-5)
+    assert other.evaluation.samples == one.evaluation.samples
+    assert other.evaluation.auc == pytest.approx(one.evaluation.auc, abs=1e-4)
+    assert other.evaluation.logloss == pytest.approx(one.evaluation.logloss, rel=1e-5)
+    for field, weights in one.tables.items():
+        for mine, theirs in zip(weights, other.tables[field], strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(other.dense, one.dense, rtol=1e-3, atol=1e-5)
 
 
 def lines(run: Path):

@@ -32,10 +32,11 @@ def train_on_movies(folder: Path, *overrides: str, world_size: int = 1) -> Path:
     return folder / config.run.name
 
 
-def prepare_movies(folder: Path, form: str = "csv") -> Path:
+def prepare_movies(folder: Path, form: str = "csv", rows: int = ROWS, schema: str = MOVIES) -> Path:
     """What `train_on_movies` needs in its folder: the log, its schema, a configuration."""
-    write_movies(folder / f"log.{form}", movies(ROWS))
-    (folder / "schema.yaml").write_text(MOVIES)
+    folder.mkdir(exist_ok=True)
+    write_movies(folder / f"log.{form}", movies(rows))
+    (folder / "schema.yaml").write_text(schema)
     (folder / "movies.yaml").write_text("")
     return folder
 

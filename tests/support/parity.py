@@ -29,7 +29,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
 from support.gathering import states_of, tables_of
-from support.ranks import join
+from support.unsharded import process_group
 from support.updated_tables import computed
 
 RULES = {
@@ -138,63 +138,70 @@ def train_sharded(case, local_world_size=None, meanwhile=None, passes=1):
         meanwhile: called with the model and the number of each step, after it.
         passes: over how many backward passes a batch is spread.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
-    collection = build_collection(case)
-    settings = {**DEFAULTS, **case.arguments}
-    clip = CowClip(**{k: settings.pop(k) for k in CLIP if k in settings})
-    apply_optimizer_in_backward(
-        getattr(optim, RULES[case.rule]), collection.parameters(), {**settings, "clip": clip}
-    )
     forward, backward = map(CommType, case.communication)
-    sharders = cowclip_sharders(
-        TableInit(std=0.1, seed=case.seed),
+    model = shard(
+        Holder(build_collection(case)),
+        case,
+        local_world_size,
         backwards_per_step=passes,
         qcomm_codecs_registry=get_qcomm_codecs_registry(QCommsConfig(forward, backward)),
     )
-    plan = plan_of(case, collection, sharders, world, local_world_size)
-    model = DistributedModelParallel(
-        Holder(collection), device=torch.device("cpu"), plan=plan, sharders=sharders
-    )
-    start = tables_of(model, case)
-    size = case.batch // world // passes
-    firsts = [rank * case.batch // world + number * size for number in range(passes)]
+    start = tables_of(model)
+    part = local_part(case)
+    size = (part.stop - part.start) // passes
     for step in range(1, case.steps + 1):
-        for first in firsts:
+        for first in range(part.start, part.start + passes * size, size):
             local = local_batch(global_batch(case, step), slice(first, first + size))
             (sharded_loss(case, model, local) / passes).backward()
         if meanwhile is not None:
             meanwhile(model, step)
-    states = model.fused_optimizer.state_dict()["state"]
-    shards = {
-        name: [tuple(s.shard_sizes) for s in p.sharding_spec.shards] if p.sharding_spec else []
-        for module in model.plan.plan.values()
-        for name, p in module.items()
-    }
-    ranks = {
-        name: [s.placement.rank() for s in p.sharding_spec.shards] if p.sharding_spec else []
-        for module in model.plan.plan.values()
-        for name, p in module.items()
-    }
-    kinds = {
-        name: p.sharding_type for module in model.plan.plan.values() for name, p in module.items()
-    }
-    counts = torch.zeros(3, dtype=torch.int64)
-    for tables in local_cowclip_tables(model):
-        counts += tables.row_counts
+    plan = {name: p for module in model.plan.plan.values() for name, p in module.items()}
+    shards = {name: p.sharding_spec.shards if p.sharding_spec else [] for name, p in plan.items()}
+    counts = sum(
+        (tables.row_counts for tables in local_cowclip_tables(model)),
+        start=torch.zeros(3, dtype=torch.int64),
+    )
     dist.all_reduce(counts)
     return {
         "start": start,
-        "weights": tables_of(model, case),
-        "states": states_of(states, case),
-        "plan": kinds,
-        "shards": shards,
-        "ranks": ranks,
+        "weights": tables_of(model),
+        "states": states_of(model.fused_optimizer.state_dict()["state"]),
+        "plan": {name: p.sharding_type for name, p in plan.items()},
+        "shards": {name: [tuple(s.shard_sizes) for s in parts] for name, parts in shards.items()},
+        "ranks": {name: [s.placement.rank() for s in parts] for name, parts in shards.items()},
         "counts": counts.tolist(),
     }
 
 
-def plan_of(case, collection, sharders, world, local_world_size=None):
-    """The planner's plan with the case's sharding types."""
+def shard(module, case, local_world_size=None, optimizer=None, **options):
+    """Shard a module whose only tables are those of the case, with its plan.
+
+    Args:
+        optimizer: of the tables, and its arguments; by default the case's.
+        options: of `cowclip_sharders`.
+    """
+    if optimizer is None:
+        settings = {**DEFAULTS, **case.arguments}
+        clip = CowClip(**{k: settings.pop(k) for k in CLIP if k in settings})
+        optimizer = getattr(optim, RULES[case.rule]), {**settings, "clip": clip}
+    tables = [p for name, p in module.named_parameters() if ".embedding" in name]
+    apply_optimizer_in_backward(optimizer[0], tables, optimizer[1])
+    sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed), **options)
+    plan = plan_of(case, module, sharders, local_world_size)
+    kinds = {name: p.sharding_type for of in plan.plan.values() for name, p in of.items()}
+    assert kinds == {name: case.sharding_of(name) for name in case.names}
+    return DistributedModelParallel(
+        module, device=torch.device("cpu"), plan=plan, sharders=sharders
+    )
+
+
+def plan_of(case, module, sharders, local_world_size=None, kernels=None):
+    """The planner's plan with the case's sharding types.
+
+    Args:
+        kernels: compute kernels that the planner may choose; all by default.
+    """
+    world = dist.get_world_size()
     plan = EmbeddingShardingPlanner(
         topology=Topology(
             world_size=world,
@@ -203,10 +210,10 @@ def plan_of(case, collection, sharders, world, local_world_size=None):
         ),
         batch_size=case.batch // world,
         constraints={
-            table: ParameterConstraints(sharding_types=[case.sharding_of(table)], min_partition=4)
+            table: ParameterConstraints([case.sharding_of(table)], kernels, min_partition=4)
             for table in case.names
         },
-    ).collective_plan(Holder(collection), sharders, dist.group.WORLD)
+    ).collective_plan(module, sharders, dist.group.WORLD)
     for of_module in plan.plan.values():
         for table, sharding in of_module.items():
             spec = case.tables[int(table[1:])]
@@ -236,36 +243,33 @@ class Holder(torch.nn.Module):
 
 
 def build_collection(case, device="meta"):
-    kinds = {"data_type": DataType[case.data_type]}
-    if case.sequence:
-        return EmbeddingCollection(
-            tables=[
-                EmbeddingConfig(
-                    name=name,
-                    embedding_dim=spec.dim,
-                    num_embeddings=spec.rows,
-                    feature_names=case.features[name],
-                    **kinds,
-                )
-                for name, spec in zip(case.names, case.tables, strict=True)
-            ],
-            device=torch.device(device),
-        )
-    return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
+    pooled = not case.sequence
+    collection, config = (
+        (EmbeddingBagCollection, EmbeddingBagConfig)
+        if pooled
+        else (EmbeddingCollection, EmbeddingConfig)
+    )
+    tables = []
+    for name, spec in zip(case.names, case.tables, strict=True):
+        pooling = PoolingType.MEAN if spec.mean else PoolingType.SUM
+        tables.append(
+            config(
                 name=name,
                 embedding_dim=spec.dim,
                 num_embeddings=spec.rows,
                 feature_names=case.features[name],
-                pooling=PoolingType.MEAN if spec.mean else PoolingType.SUM,
-                **kinds,
+                data_type=DataType[case.data_type],
+                **({"pooling": pooling} if pooled else {}),
             )
-            for name, spec in zip(case.names, case.tables, strict=True)
-        ],
-        is_weighted=case.weighted,
-        device=torch.device(device),
-    )
+        )
+    more = {"is_weighted": case.weighted} if pooled else {}
+    return collection(tables=tables, device=torch.device(device), **more)
+
+
+def local_part(case):
+    """This rank's samples of a global batch."""
+    each = case.batch // dist.get_world_size()
+    return slice(dist.get_rank() * each, (dist.get_rank() + 1) * each)
 
 
 def local_batch(batch, part):
@@ -306,12 +310,9 @@ def example_loss(values, targets):
 
 def run_cases(cases, local_world_size=None, meanwhile=None, passes=1):
     """Several runs in one set of processes; every rank returns its results."""
-    join()
     results = []
-    for case in cases:
-        with computed(case.way):
-            results.append(train_sharded(case, local_world_size, meanwhile, passes))
-    # Not after an exception: the other ranks would wait for this one.
-    dist.barrier()
-    dist.destroy_process_group()
+    with process_group():
+        for case in cases:
+            with computed(case.way):
+                results.append(train_sharded(case, local_world_size, meanwhile, passes))
     return results

@@ -7,8 +7,6 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -24,9 +22,11 @@ from support.parity import (
     example_loss,
     global_batch,
     local_batch,
+    local_part,
+    plan_of,
+    shard,
     sharded_loss,
 )
-from support.programs import local_part, shard
 from support.unsharded import process_group
 from support.updated_tables import computed
 
@@ -75,17 +75,8 @@ def train(case, behind, ours):
     if ours:
         apply_optimizer_in_backward(CowClipAdam, model.beside.parameters(), {"lr": LR})
     sharders = cowclip_sharders() if ours else get_default_sharders()
-    world = dist.get_world_size()
     kernel = "dense" if case.plan == "data_parallel" else "fused"
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=world, local_world_size=world, compute_device="cpu"),
-        batch_size=case.batch // world,
-        constraints={
-            name: ParameterConstraints([case.plan], [kernel], min_partition=4)
-            for name in case.names
-        },
-    )
-    plan = planner.collective_plan(model, sharders, dist.group.WORLD)
+    plan = plan_of(case, model, sharders, dist.get_world_size(), [kernel])
     model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     positions = {n: p for n, p in model.named_parameters() if "position_weights" in n}
     with torch.no_grad():
@@ -145,19 +136,19 @@ def reference(case):
     return {"grads": grads, "end": values}
 
 
-def train_all(cases):
-    """Each case with an optimizer of ours behind the weights, with SGD, and on their sharders."""
+def train_all(cases, others=False):
+    """Each case with an optimizer of ours behind the weights.
+
+    Args:
+        others: also with SGD behind them, on our sharders and on TorchRec's.
+    """
     results = []
     with process_group():
         for case in cases:
             with computed(case.way):
-                results.append(
-                    [
-                        train(case, CowClipSGD, ours=True),
-                        train(case, torch.optim.SGD, ours=True),
-                        train(case, torch.optim.SGD, ours=False),
-                    ]
-                )
+                results.append([train(case, CowClipSGD, ours=True)])
+                if others:
+                    results[-1] += [train(case, torch.optim.SGD, ours) for ours in (True, False)]
     return results
 
 
@@ -167,7 +158,7 @@ def learn_sample_weights(cases):
     with process_group():
         for case in cases:
             model = shard(Holder(build_collection(case)), case)
-            start, batch = tables_of(model, case), learnable(case, local_part(case))
+            start, batch = tables_of(model), learnable(case, local_part(case))
             sharded_loss(case, model, batch).backward()
             results.append((start, [weights.grad for _, _, weights, _ in batch.values()]))
     return results

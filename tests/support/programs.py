@@ -7,63 +7,27 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch._dynamo.utils import counters
 from torchrec import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.test_utils import test_model as theirs
 from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.train_pipeline.train_pipelines import TorchCompileConfig
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-import stampede.optim as optim
-from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
+from stampede.optim import local_cowclip_tables
 from support.gathering import states_of, tables_of
 from support.parity import (
-    CLIP,
-    DEFAULTS,
-    RULES,
     Case,
     Holder,
     Table,
     build_collection,
     global_batch,
     local_batch,
+    local_part,
+    shard,
     sharded_loss,
 )
 from support.unsharded import process_group
 
 CPU = torch.device("cpu")
-
-
-def shard(module, case, **options):
-    """Shard a module whose only tables are those of `case`, with its plan and optimizer."""
-    settings = {**DEFAULTS, **case.arguments}
-    clip = CowClip(**{k: settings.pop(k) for k in CLIP if k in settings})
-    tables = [p for name, p in module.named_parameters() if ".embedding" in name]
-    apply_optimizer_in_backward(
-        getattr(optim, RULES[case.rule]), tables, {**settings, "clip": clip}
-    )
-    sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed), **options)
-    world = dist.get_world_size()
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=world, local_world_size=world, compute_device="cpu"),
-        batch_size=case.batch // world,
-        constraints={
-            table: ParameterConstraints(sharding_types=[case.sharding_of(table)], min_partition=4)
-            for table in case.names
-        },
-    )
-    plan = planner.collective_plan(module, sharders, dist.group.WORLD)
-    kinds = {p.sharding_type for of_module in plan.plan.values() for p in of_module.values()}
-    assert kinds == {case.sharding_of(name) for name in case.names}
-    return DistributedModelParallel(module, device=CPU, plan=plan, sharders=sharders)
-
-
-def local_part(case):
-    """This rank's samples of a global batch."""
-    each = case.batch // dist.get_world_size()
-    return slice(dist.get_rank() * each, (dist.get_rank() + 1) * each)
 
 
 def train(case, model, steps):
@@ -73,10 +37,10 @@ def train(case, model, steps):
         ).backward()
 
 
-def everything(case, model):
+def everything(model):
     """Whole tables and states; on rank 0 only."""
-    states = states_of(model.fused_optimizer.state_dict()["state"], case)
-    return {"weights": tables_of(model, case), "states": states}
+    states = model.fused_optimizer.state_dict()["state"]
+    return {"weights": tables_of(model), "states": states_of(states)}
 
 
 def checkpoint_of(model):
@@ -104,9 +68,9 @@ def _save(case, folder):
     model = shard(Holder(build_collection(case)), case)
     train(case, model, range(1, 4))
     dcp.save(checkpoint_of(model), checkpoint_id=folder)
-    at_save = everything(case, model)
+    at_save = everything(model)
     train(case, model, [4])
-    return at_save, everything(case, model)
+    return at_save, everything(model)
 
 
 def _load(case, folder):
@@ -116,9 +80,9 @@ def _load(case, folder):
     dcp.load(checkpoint, checkpoint_id=folder)
     model.load_state_dict(checkpoint["model"])
     model.fused_optimizer.load_state_dict(checkpoint["optimizer"])
-    at_load = everything(case, model)
+    at_load = everything(model)
     train(case, model, [4])
-    return at_load, everything(case, model)
+    return at_load, everything(model)
 
 
 def update_with_nans():
@@ -134,7 +98,7 @@ def update_with_nans():
 
 def _with_nans(case):
     model = shard(Holder(build_collection(case)), case)
-    tables = [tables_of(model, case)]
+    tables = [tables_of(model)]
     batch = local_batch(global_batch(case, 1), local_part(case))
     if dist.get_rank() == dist.get_world_size() - 1:
         for _, _, _, targets in batch.values():
@@ -144,9 +108,9 @@ def _with_nans(case):
         sharded_loss(case, model, batch).backward()
     except ValueError as raised:
         error = type(raised).__name__
-    tables.append(tables_of(model, case))
+    tables.append(tables_of(model))
     train(case, model, [2])
-    tables.append(tables_of(model, case))
+    tables.append(tables_of(model))
     skipped = sum(int(t.row_counts[2]) for t in local_cowclip_tables(model))
     return error, skipped, tables
 
@@ -217,7 +181,7 @@ def _in_pipeline(name, kind, case):
     if kind in ("compiled", "TrainPipelinePT2"):
         assert counters["stats"]["unique_graphs"] > 5
     weights = {name: parameter.detach().clone() for name, parameter in dense.items()}
-    return tables_of(model, case), weights, steps
+    return tables_of(model), weights, steps
 
 
 def torchrecs_model(name, case):

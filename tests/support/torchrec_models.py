@@ -23,7 +23,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from stampede.optim import CowClip, CowClipAdam, cowclip_sharders
-from support.gathering import gathered
+from support.gathering import whole_tables
 from support.unsharded import Unsharded, process_group, relative_deviation
 
 CPU = torch.device("cpu")
@@ -217,11 +217,11 @@ def train_on_ranks(name, steps=5):
         ]
         means = [b.name for b in bags if getattr(b, "pooling", None) == PoolingType.MEAN]
         model, optimizer = shard(plain, means)
-        start = tables_of(model)
+        start = whole_tables(model)
         ranks = {"ranks": dist.get_world_size()}
         for step in range(steps):
             train(model, optimizer, batch_of(bags, weighted, step, **ranks, rank=dist.get_rank()))
-        found = tables_of(model)
+        found = whole_tables(model)
         if dist.get_rank():
             return None
         for reference in references:
@@ -230,10 +230,3 @@ def train_on_ranks(name, steps=5):
                 batch = batch_of(bags, weighted, step, double=True, **ranks)
                 reference.step(lambda model, batch=batch: model(batch)[0])
         return [relative_deviation(found, one.weights, start) for one in references]
-
-
-def tables_of(model):
-    """Whole tables by path, on rank 0."""
-    kinds = (".embedding_bags.", ".embeddings.")
-    state = model.state_dict().items()
-    return gathered({k: v for k, v in state if any(kind in k for kind in kinds)})

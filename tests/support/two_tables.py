@@ -2,20 +2,12 @@
 
 import torch
 from torch import nn
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    KeyedJaggedTensor,
-)
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.optim import (
-    CowClip,
-    CowClipAdam,
-    cowclip_sharders,
-)
-from support.unsharded import whole_tables
+from stampede.optim import CowClip, CowClipAdam, cowclip_sharders
+from support.gathering import whole_tables
 
 CPU = torch.device("cpu")
 CLIP = {"ratio": 0.01, "bound": 1e-3}

@@ -126,20 +126,6 @@ class Unsharded:
         return float(loss)
 
 
-def whole_tables(model):
-    """The tables of a sharded model by path, from its state dict; one process only."""
-    whole = {}
-    for path, value in model.state_dict().items():
-        if ".embedding_bags." not in path and ".embeddings." not in path:
-            continue
-        if hasattr(value, "local_shards"):
-            whole[path] = torch.empty(value.size(), dtype=value.dtype)
-            value.gather(out=whole[path])
-        else:
-            whole[path] = value.detach().clone()
-    return whole
-
-
 def relative_deviation(found, expected, start):
     """Largest difference of any weight, relative to the largest movement of its table."""
     worst = 0.0

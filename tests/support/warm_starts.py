@@ -17,17 +17,13 @@ from stampede.engine.processes import processes
 from stampede.engine.reading import data_folder, open_dataset
 from stampede.engine.resume import begin, find_beginning
 from stampede.engine.run_folder import RunFolder
-from support.movie_runs import job
-from support.movies import MOVIES, movies, write_movies
+from support.movie_runs import job, prepare_movies
+from support.movies import MOVIES
 
 
 def movie_folder(folder, rows=600, schema=MOVIES):
     """A folder for `train_on_movies`; other numbers of rows have other ids, mostly the same."""
-    folder.mkdir(exist_ok=True)
-    write_movies(folder / "log.csv", movies(rows))
-    (folder / "schema.yaml").write_text(schema)
-    (folder / "movies.yaml").write_text("")
-    return folder
+    return prepare_movies(folder, rows=rows, schema=schema)
 
 
 def begun(folder, overrides, name="begun"):
@@ -66,12 +62,16 @@ def begun_in(here, folder, overrides, name):
     return newest(target), lines, report and asdict(report)
 
 
-def tensors_of(checkpoint):
-    """All tensors of a checkpoint, by name; not the random state."""
+def tensors_of(checkpoint, random=False):
+    """All tensors of a checkpoint, by name.
+
+    Args:
+        random: also what each rank has drawn last.
+    """
     found = {
         name: torch.empty(entry.size, dtype=DTYPES[entry.dtype])
         for name, entry in read_manifest(checkpoint).tensors.items()
-        if not name.startswith("random.")
+        if random or not name.startswith("random.")
     }
     read_tensors(checkpoint, dict(found), alone=True)
     return found

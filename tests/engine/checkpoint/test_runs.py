@@ -9,7 +9,7 @@ from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.resume import load
 from stampede.engine.tables import read_field
-from support.gathered import gather_field
+from support.gathering import gather_field
 from support.jobs import run_small, small_config, without_times
 from support.warm_starts import tensors_of, weights_name
 

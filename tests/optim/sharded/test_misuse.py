@@ -25,6 +25,7 @@ from stampede.optim import (
     cowclip_sharders,
     local_cowclip_tables,
 )
+from support.gathering import whole_tables
 from support.parity import global_batch
 from support.programs import nan_case, update_with_nans
 from support.ranks import run_ranks
@@ -38,7 +39,7 @@ from support.two_tables import (
     shard,
     weights_of,
 )
-from support.unsharded import Unsharded, relative_deviation, whole_tables
+from support.unsharded import Unsharded, relative_deviation
 
 
 def test_tables_step_with_the_last_pass_that_was_announced():

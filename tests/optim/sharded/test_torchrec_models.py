@@ -13,6 +13,7 @@ from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.optim import CowClipAdam, cowclip_sharders, local_cowclip_tables
+from support.gathering import whole_tables
 from support.torchrec_models import (
     CLIP,
     CPU,
@@ -26,7 +27,7 @@ from support.torchrec_models import (
     tables,
     train,
 )
-from support.unsharded import Unsharded, relative_deviation, whole_tables
+from support.unsharded import Unsharded, relative_deviation
 
 # Of the others, benchmarks/torchrec_features.py trains all.
 KINDS = ("DLRM", "Bert4Rec", "SimpleDeepFMNN", "TestTowerCollectionSparseNN",

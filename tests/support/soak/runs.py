@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from stampede.engine.checkpoint.manifest import DTYPES, read_manifest
+from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest, readable, verify
-from stampede.engine.checkpoint.tensors import read_tensors
 from support.jobs import untimed, without_times
 from support.paths import ROOT
+from support.warm_starts import tensors_of
 
 _CONTINUED = re.compile(r"continuing after step ([\d,]+) from")
 
@@ -42,29 +42,14 @@ def same_end(run, undisturbed):
     assert without_times(run) == without_times(undisturbed)
     one, other = (untimed(json.loads((f / "summary.json").read_text())) for f in (run, undisturbed))
     assert {**one, "world_size": None} == {**other, "world_size": None}
-    read = _everything if one["world_size"] == other["world_size"] else weights_and_moments
+    random = one["world_size"] == other["world_size"]
     ends = [newest(folder / "checkpoints") for folder in (run, undisturbed)]
-    one, other = map(read, ends)
+    one, other = (tensors_of(end, random) for end in ends)
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
     one, other = (untimed(asdict(read_manifest(end).progress)) for end in ends)
     assert one == other
-
-
-def weights_and_moments(checkpoint):
-    """All tensors of a checkpoint by name, but what each rank has drawn last."""
-    found = _everything(checkpoint)
-    return {name: tensor for name, tensor in found.items() if not name.startswith("random.")}
-
-
-def _everything(checkpoint):
-    tensors = read_manifest(checkpoint).tensors
-    state = {
-        name: torch.zeros(entry.size, dtype=DTYPES[entry.dtype]) for name, entry in tensors.items()
-    }
-    read_tensors(checkpoint, state, alone=True)
-    return state
 
 
 def write_results(name, what, found):
