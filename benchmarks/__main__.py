@@ -17,8 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from bf16_auc import DATA
-from machine import CORES, describe_machine
+from machine import CORES
 from report import RESULTS, ROOT
 
 # In this order, each with its time limit in minutes.
@@ -55,22 +54,14 @@ def main() -> None:
         default=ROOT / "cache/benchmarks",
         help="folder for drawn clicks, which are kept, and unfinished runs",
     )
-    parser.add_argument("--data", type=Path, default=DATA, help="Criteo sample of bf16_auc")
     options = parser.parse_args()
     out = options.out or (options.folder / "quick" if options.quick else RESULTS)
     failed, start = [], time.perf_counter()
     for name in options.only:
-        if name == "bf16_auc" and not options.data.exists():
-            print(f"\n== {name}: left out, {options.data} does not exist (--data FILE)", flush=True)
-            continue
-        if name == "bf16_auc" and not describe_machine()["bf16_instructions"]:
-            print(f"\n== {name}: left out, this CPU has no instructions for bf16", flush=True)
-            continue
         print(f"\n== {name}", flush=True)
         command = [sys.executable, ROOT / "benchmarks" / f"{name}.py"]
         command += ["--out", out / f"{name}.json", "--folder", options.folder]
         command += ["--quick"] if options.quick else []
-        command += ["--data", options.data] if name == "bf16_auc" else []
         failure = _run(list(map(str, command)), 60.0 * BENCHMARKS[name])
         if failure:
             failed.append(name)

@@ -11,7 +11,6 @@ memory is from training alone.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import shutil
 import statistics
@@ -59,10 +58,8 @@ class Window(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="of windows")
-    options, report = begin("checkpoints", parser)
-    window, pairs = (2.0, 2) if options.quick else (WINDOW, options.pairs)
+    options, report = begin("checkpoints", __doc__)
+    window, pairs = (2.0, 2) if options.quick else (WINDOW, PAIRS)
     found = {}
     for name, file, overrides in _jobs(options.folder, options.quick):
         arguments = (file, overrides, options.folder / "checkpoints", window, pairs)

@@ -82,28 +82,17 @@ def launch(
     Raises:
         RuntimeError: training failed, or used another precision.
     """
+    run = folder / "benchmark"
+    overrides = [*overrides, f"run.dir={folder}", f"run.name={run.name}", "run.overwrite=true"]
+    overrides += ["checkpoint.keep=1", f"train.precision={precision}"]
     for _ in range(ATTEMPTS):
-        said, summary = _train(
-            config, [*overrides, f"train.precision={precision}"], folder, threads
-        )
+        try:
+            said = run_program([ROOT / "launch.py", config, *overrides], threads)
+            summary = json.loads((run / "summary.json").read_text())
+        finally:
+            # Delete at once, before the system spends time on writing it back.
+            shutil.rmtree(run, ignore_errors=True)
         computed = re.search(r"dense layers in (.*)", said).group(1)
         if computed.startswith(precision):
             return summary
     raise RuntimeError(f"train.precision={precision}: the launcher used {computed}")
-
-
-def _train(
-    config: Path,
-    overrides: list[str],
-    folder: Path,
-    threads: int,
-) -> tuple[str, dict[str, Any]]:
-    name = "benchmark"
-    place = [f"run.dir={folder}", f"run.name={name}", "run.overwrite=true", "checkpoint.keep=1"]
-    command = [ROOT / "launch.py", config, *overrides, *place]
-    try:
-        said = run_program(command, threads)
-        return said, json.loads((folder / name / "summary.json").read_text())
-    finally:
-        # Delete at once, before the system spends time on writing it back.
-        shutil.rmtree(folder / name, ignore_errors=True)

@@ -18,30 +18,29 @@ from stampede.files import write_file
 # The tables are between these lines.
 BEGIN, END = "<!-- benchmarks/manual_tables.py -->", "<!-- end -->"
 
-# Of each page the results, and the module whose function `tables` shows them.
+# The benchmarks of each page; `tables` of each module shows its results.
 PAGES = {
-    "docs/speed.md": {
-        "end_to_end": "speeds",
-        "update_kernel": "update_kernel",
-        "waiting_rows": "waiting_rows",
-        "step_breakdown": "step_breakdown",
-        "growth": "growth",
-        "communication": "communication",
-        "bf16_auc": "bf16_auc",
-    },
-    "docs/choices.md": {"quality": "quality"},
-    "docs/incremental.md": {"incremental": "incremental", "many_periods": "many_periods"},
-    "docs/torchrec.md": {"torchrec_features": "torchrec_features"},
+    "docs/speed.md": (
+        "end_to_end",
+        "update_kernel",
+        "waiting_rows",
+        "step_breakdown",
+        "growth",
+        "communication",
+        "bf16_auc",
+    ),
+    "docs/choices.md": ("quality",),
+    "docs/incremental.md": ("incremental", "many_periods"),
+    "docs/torchrec.md": ("torchrec_features",),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--write", action="store_true", help="replace the tables in the manual")
     options = parser.parse_args()
     for name in PAGES:
-        text = page_tables(name, options.results)
+        text = page_tables(name, RESULTS)
         if options.write:
             path = ROOT / name
             before, rest = path.read_text(encoding="utf-8").split(BEGIN)
@@ -53,11 +52,11 @@ def main() -> None:
 def page_tables(page: str, results: Path) -> str:
     """The tables of a page, from the results that are there and not of `--quick`."""
     parts = []
-    for name, module in PAGES[page].items():
+    for name in PAGES[page]:
         path = results / f"{name}.json"
         found = json.loads(path.read_text()) if path.exists() else {"quick": True}
         if not found["quick"]:
-            tables = importlib.import_module(module).tables
+            tables = importlib.import_module(name).tables
             parts += [tables(found), measured_on(found["machine"])]
     return "\n\n".join(parts) or "Not measured yet."
 

@@ -10,10 +10,10 @@ counted. Cases take turns; the fastest repeat is reported, with its processor ti
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from machine import memory_of_this_process
@@ -22,6 +22,7 @@ from sklearn.metrics import roc_auc_score
 
 from stampede.engine.metrics import PartMetrics
 
+ROWS = (10_000_000, 20_000_000)
 AT_A_TIME = 1 << 17
 REPEATS = 2
 FURTHER = ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"]
@@ -30,11 +31,9 @@ CASES = {"ranking": (True, False), "groups": (True, True), "scikit-learn's AUC":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000_000, 20_000_000])
-    options, report = begin("metrics", parser)
+    options, report = begin("metrics", __doc__)
     found: dict = {}
-    for rows in options.rows:
+    for rows in (100_000,) if options.quick else ROWS:
         for _ in range(REPEATS):
             for name, case in CASES.items():
                 with multiprocessing.get_context("spawn").Pool(1) as alone:
@@ -54,43 +53,35 @@ def main() -> None:
     report.close()
 
 
-class Stopwatch:
-    """Adds up seconds and processor seconds inside its contexts."""
-
-    def __init__(self) -> None:
-        self.seconds = self.processor = 0.0
-
-    def __enter__(self) -> None:
-        self.seconds -= time.perf_counter()
-        self.processor -= time.process_time()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter()
-        self.processor += time.process_time()
-
-
 def measure(rows: int, ours: bool, grouped: bool) -> dict:
     """Seconds, memory of the metrics without the samples of a piece, and the AUC."""
-    watch, pieces = Stopwatch(), samples(rows, grouped)
+    seconds, processor_seconds = 0.0, 0.0
+
+    def timed(call: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal seconds, processor_seconds
+        start = time.perf_counter(), time.process_time()
+        result = call(*arguments)
+        seconds += time.perf_counter() - start[0]
+        processor_seconds += time.process_time() - start[1]
+        return result
+
+    pieces = samples(rows, grouped)
     if not ours:
         pieces = list(pieces)
         logits, labels = (np.concatenate([piece[column] for piece in pieces]) for column in (0, 1))
         del pieces
         before = memory_of_this_process()[1]
-        with watch:
-            auc = float(roc_auc_score(labels, logits))
+        auc = float(timed(roc_auc_score, labels, logits))
     else:
         before = 0
         metrics = PartMetrics(FURTHER, grouped=grouped, samples=rows)
         for piece in pieces:
             before = before or memory_of_this_process()[1]
-            with watch:
-                metrics.add(*piece)
-        with watch:
-            auc = metrics.result()["auc"]
+            timed(metrics.add, *piece)
+        auc = timed(metrics.result)["auc"]
     return {
-        "seconds": watch.seconds,
-        "processor_seconds": watch.processor,
+        "seconds": seconds,
+        "processor_seconds": processor_seconds,
         "memory_gb": (memory_of_this_process()[1] - before) / 1e9,
         "auc": auc,
     }

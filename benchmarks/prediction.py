@@ -12,7 +12,6 @@ Contenders take turns; results are medians.
 
 from __future__ import annotations
 
-import argparse
 import re
 import resource
 import shutil
@@ -37,10 +36,8 @@ class Run(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=ROWS, help="of the log")
-    options, report = begin("prediction", parser)
-    rows = 50_000 if options.quick else options.rows
+    options, report = begin("prediction", __doc__)
+    rows = 50_000 if options.quick else ROWS
     folder = options.folder / "prediction"
     folder.mkdir(parents=True, exist_ok=True)
     log, tenth = folder / f"clicks-{rows}.tsv", folder / f"clicks-{rows}-tenth.tsv"

@@ -25,7 +25,9 @@ from stampede.data.prepared.manifest import read_manifest
 from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
 # Larger sizes take minutes, which averages out the machine's speed.
-_REPEATED = 5_000_000
+REPEATS, _REPEATED = 3, 5_000_000
+# The largest size that pandas has memory for.
+_IN_MEMORY = 10_000_000
 
 _NAMES = "['label'] + [f'I{i}' for i in range(1, 14)] + [f'C{i}' for i in range(1, 27)]"
 
@@ -60,7 +62,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     sizes = [1_000_000, 5_000_000, 20_000_000]
     parser.add_argument("--rows", type=int, nargs="+", default=sizes)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--pandas",
         nargs="*",
@@ -68,17 +69,14 @@ def main() -> None:
         metavar="PYTHON",
         help="interpreters whose pandas and scikit-learn run the authors' preparation",
     )
-    parser.add_argument(
-        "--pandas-rows", type=int, default=5_000_000, help="largest size for pandas"
-    )
     options, report = begin("preparation", parser)
     runs = []
     for rows in sorted(options.rows):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             log = Path(folder) / f"{rows}.tsv"
             write_criteo_log(log, rows, SyntheticClicks(scale=1.0))
-            repeats = options.repeats if rows <= _REPEATED else 1
-            pandas = options.pandas if rows <= options.pandas_rows else []
+            repeats = REPEATS if rows <= _REPEATED else 1
+            pandas = options.pandas if rows <= _IN_MEMORY else []
             runs.append(_measure(log, rows, repeats, pandas))
         report.add(runs=runs)
     print(table(runs))

@@ -10,7 +10,6 @@ readers take turns, so that other load affects all alike.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -25,20 +24,18 @@ from stampede.data import GlobalBatches, Order
 from stampede.data.prepared.reader import ShardedPart, open_prepared
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
+ROWS, EPOCHS = (2_000_000, 16_000_000), 5
 BATCH = 65536
 FIELDS, NUMBERS = 26, 13
 ARRAYS = ("ids", "numbers", "label")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[2_000_000, 16_000_000])
-    parser.add_argument("--epochs", type=int, default=5)
-    options, report = begin("reading", parser)
+    options, report = begin("reading", __doc__)
     found = {}
-    for rows in options.rows:
+    for rows in (100_000,) if options.quick else ROWS:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            found[str(rows)] = measure(Path(folder), rows, options.epochs)
+            found[str(rows)] = measure(Path(folder), rows, EPOCHS)
         report.add(batch_size=BATCH, samples_per_second=found)
         print_speeds(rows, found[str(rows)])
     report.close()

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from exchanges import Recorder
+from communication import Recorder
 from report import begin, markdown
 from torch import nn
 from torch.utils.checkpoint import checkpoint

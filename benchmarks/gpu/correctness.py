@@ -18,7 +18,7 @@ from stampede.engine.step import send, train_step
 from stampede.optim import CowClip, NonFiniteGradientError
 from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings
-from support.reference import ReferenceTables
+from support.parts import reference_of
 from support.updated_tables import Tables, assert_follows, of_rows
 
 # Table rows: many, so that some rows wait; few, so that ids repeat.
@@ -75,25 +75,11 @@ def _follows(device: torch.device, setting: str, size: str, pooling: str, steps:
     )  # fmt: skip
     if device.type == "cuda" and tables.owner.flag is None:
         raise AssertionError("the updates are not queued")
-    reference = ReferenceTables(tables.fill(draw), **_equations(settings))
+    reference = reference_of(tables.fill(draw), settings)
     batch = {"small": 512, "large": 64}[size]
     for _ in range(steps):
         tables.train(draw, reference, batch, mean=pooling == "mean", sequence=pooling == "sequence")
     assert_follows(tables, reference)
-
-
-def _equations(settings: UpdateSettings) -> dict:
-    rule, clip = settings.rule, settings.clip
-    of_clip = ("granularity", "ratio", "bound", "threshold", "variant", "columns")
-    return {
-        "l2": settings.l2,
-        "weight_decay": settings.weight_decay,
-        "rows": settings.rows,
-        "betas": rule.betas,
-        "eps": rule.eps,
-        "eps_placement": rule.eps_placement,
-        **{name: getattr(clip, name) for name in of_clip},
-    }
 
 
 def _undone(device: torch.device) -> None:
@@ -117,7 +103,7 @@ def _goes_on(device: torch.device) -> None:
     """A step that is not finite is left out; those after it follow the equations."""
     draw = torch.Generator().manual_seed(1)
     tables = Tables(of_rows(300, 41), [12, 12], [0, 1], device=device)
-    reference = ReferenceTables(tables.fill(draw), **_equations(tables.setting))
+    reference = reference_of(tables.fill(draw), tables.setting)
     ids, offsets = (t.to(device) for t in (torch.tensor([3, 7]), torch.tensor([0, 1, 2])))
     for _ in range(3):
         tables.train(draw, reference, 256)

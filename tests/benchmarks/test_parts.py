@@ -66,8 +66,7 @@ def test_growth_knows_the_memory_of_the_tables(clicks, monkeypatch):
 
 
 def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
-    from communication import summarize
-    from exchanges import train_and_wait
+    from communication import summarize, train_and_wait
 
     overrides = [*OVERRIDES, "evaluate.batch_size=256", "sharding.plan=table_wise"]
     ranks = run_ranks(2, train_and_wait, clicks, overrides, 3)
@@ -115,10 +114,9 @@ def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
 
 def test_every_bar_has_a_contender():
     import end_to_end
-    import speeds
 
     names = [one.name for batch in end_to_end.BATCHES for one in end_to_end.contenders(batch)]
-    assert set(speeds.BARS) <= set(names)
+    assert set(end_to_end.BARS) <= set(names)
 
 
 def test_runs_beside_other_processes_are_done_again_and_do_not_count(tmp_path, monkeypatch):
