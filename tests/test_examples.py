@@ -24,9 +24,9 @@ def output_of(name, processes=None):
     if processes is None:
         done = run_program(program, [], ROOT, HANG)
     else:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+        torchrun = [sys.executable, str(ROOT / "tests/support/forking_torchrun.py"), "--standalone"]
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", *torchrun, str(processes), str(program)],
+            [*torchrun, "--nproc_per_node", str(processes), str(program)],
             capture_output=True,
             text=True,
             timeout=HANG,

@@ -47,36 +47,43 @@ class KnownScores(nn.Module):
         return dense[:, 0]
 
 
-def evaluate_known(folder, settings, together=500):
-    """The evaluation of the test part by this rank, as the engine does it."""
-    evaluation._TOGETHER = together
+def evaluate_known(folder, settings):
+    """The evaluation of the test part by this rank."""
     with processes("cpu") as here:
-        dataset = open_prepared(folder)
-        fields = list(dataset.vocabulary_sizes)
-        batches = GlobalBatches(
-            dataset.test,
-            fields,
-            BATCH,
-            here.rank,
-            here.world_size,
-            unknown_rows=dataset.unknown_rows,
-        )
-        section = EvaluateSection(**settings)
-        return evaluation.evaluate(KnownScores(), batches, here, section)
+        return evaluate_in(here, folder, settings)
 
 
-def evaluate_without_memory(folder, settings):
-    """What the error says where the scores cannot be sorted."""
+def evaluate_in(here, folder, settings):
+    """The same in processes that are joined already, as the engine does it."""
+    evaluation._TOGETHER = 500
+    dataset = open_prepared(folder)
+    fields = list(dataset.vocabulary_sizes)
+    batches = GlobalBatches(
+        dataset.test,
+        fields,
+        BATCH,
+        here.rank,
+        here.world_size,
+        unknown_rows=dataset.unknown_rows,
+    )
+    section = EvaluateSection(**settings)
+    return evaluation.evaluate(KnownScores(), batches, here, section)
+
+
+def evaluate_without_memory(folder, all_settings):
+    """The error of each evaluation if the scores cannot be sorted."""
 
     def fails(*_):
         raise MemoryError("Unable to allocate 7 TiB")
 
     metrics._Records.add = fails
-    try:
-        evaluate_known(folder, settings)
-    except TrainingStoppedError as failure:
-        return str(failure)
-    return None
+    errors = []
+    with processes("cpu") as here:
+        for settings in all_settings:
+            with pytest.raises(TrainingStoppedError) as failure:
+                evaluate_in(here, folder, settings)
+            errors.append(str(failure.value))
+    return errors
 
 
 def run_by_user(folder, world_size=1):
@@ -123,15 +130,15 @@ def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
 @pytest.mark.slow
 def test_memory_that_is_not_there_stops_all_ranks_with_a_sentence(tmp_path):
     folder = write_scored(tmp_path / "data", 2000, weighted=False)
-    for settings, each in (({}, 20), ({"group_by": "C1"}, 60)):
-        said = run_ranks(2, evaluate_without_memory, folder, settings)
-        assert said[0] == said[1]
+    errors, of_rank_1 = run_ranks(2, evaluate_without_memory, folder, [{}, {"group_by": "C1"}])
+    assert errors == of_rank_1
+    for error, each in zip(errors, (20, 60), strict=True):
         for word in (
             f"2,000 samples, some {each} bytes",
             "Unable to allocate 7 TiB",
             "resume=auto",
         ):
-            assert word in said[0]
+            assert word in error
 
 
 @pytest.mark.slow

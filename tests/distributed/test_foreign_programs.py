@@ -80,8 +80,9 @@ def test_reads_writes_evictions_and_set_steps_are_exact(count, case):
 
 
 def test_gradients_that_are_not_divided_are_so_on_every_plan():
-    results = run_ranks(2, run_without_division, SMALL, 2)[0]
-    for case, found in zip(SMALL, results, strict=True):
+    cases = SMALL[: len(PLANS)]
+    results = run_ranks(2, run_without_division, cases, 2)[0]
+    for case, found in zip(cases, results, strict=True):
         assert_follows(case, found, gradient_factor=2)
         divided = reference(case, gradient_factor=1)
         assert deviation(case, START[case], found["weights"], divided) > 0.01

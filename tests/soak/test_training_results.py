@@ -14,19 +14,21 @@ def launch(*arguments):
     assert done.returncode == 0, done.stderr
 
 
-# The whole job, and a tenth of its rows in smaller batches, which came to 0.833 when measured.
 @pytest.mark.parametrize(
-    "rows, test_rows, batch, share",
+    "overrides, share",
     [
-        pytest.param(2_600_000, 100_000, 8192, 0.90, marks=pytest.mark.soak),
-        pytest.param(250_000, 50_000, 1024, 0.80, marks=pytest.mark.slow),
+        pytest.param([], 0.90, marks=pytest.mark.soak),
+        # A tenth of the rows in smaller batches, with smaller layers; 0.847 when measured.
+        pytest.param(
+            ["data.rows=250000", "data.test_rows=50000", "train.batch_size=1024",
+             "model.hidden=[64,64]", "evaluate.every=0", "evaluate.compare_with_lr=false"],
+            0.80, marks=pytest.mark.slow,
+        ),
     ],
-)
-def test_quickstart_comes_close_to_the_attainable_auc(tmp_path, rows, test_rows, batch, share):
-    reduced = [f"data.rows={rows}", f"data.test_rows={test_rows}", f"train.batch_size={batch}"]
-    launch("configs/quickstart.yaml", f"run.dir={tmp_path}", *reduced)
+)  # fmt: skip
+def test_quickstart_comes_close_to_the_attainable_auc(tmp_path, overrides, share):
+    launch("configs/quickstart.yaml", f"run.dir={tmp_path}", *overrides)
     summary = json.loads((tmp_path / "quickstart/summary.json").read_text())
-    assert summary["batch_size"] == batch
     assert (summary["auc"] - 0.5) / (summary["attainable_auc"] - 0.5) >= share
     assert 0 < summary["clipped_share"] < 1
 
@@ -36,8 +38,9 @@ def test_quickstart_comes_close_to_the_attainable_auc(tmp_path, rows, test_rows,
     "setting, margin, epochs",
     [
         pytest.param("baseline_1024", 0.004, 3, marks=pytest.mark.soak),
-        # As many epochs as the authors' code needs for its best.
-        pytest.param("cowclip_1024", 0.004, 2, marks=pytest.mark.slow),
+        # The authors' code is best after one epoch or two, which differ by less than the margin.
+        pytest.param("cowclip_1024", 0.004, 2, marks=pytest.mark.soak),
+        pytest.param("cowclip_1024", 0.004, 1, marks=pytest.mark.slow),
         pytest.param("cowclip_8192", 0.005, 5, marks=pytest.mark.soak),
     ],
 )
@@ -53,7 +56,8 @@ def test_real_clicks_against_the_authors_code(tmp_path, setting, margin, epochs)
     launch(
         "configs/criteo_kaggle.yaml", "preset=paper", f"data.path={log}",
         f"data.cache={tmp_path}/cache", f"run.dir={tmp_path}",
-        "evaluate.select_on=test", f"train.epochs={epochs}", *overrides,
+        "evaluate.select_on=test", "evaluate.compare_with_lr=false", f"train.epochs={epochs}",
+        *overrides,
     )  # fmt: skip
     summary = json.loads((tmp_path / "criteo_kaggle/summary.json").read_text())
     assert summary["best_auc"] > reference["summary"][setting]["best_auc_mean"] - margin
