@@ -1,15 +1,19 @@
-"""Matplotlib pictures of runs, and helpers that reports and sweeps share."""
+"""Matplotlib pictures of runs, and helpers that reports and sweeps share.
+
+Matplotlib is imported by the functions that draw: it takes half a second, and every rank of a run
+imports this module.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 # Least span of an AUC axis below the lowest best point.
 _BELOW = 0.01
@@ -35,13 +39,15 @@ def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> boo
     lowest = min(min(curve) for curve in curves)
     bottom = max(lowest - 0.002, min(best) - max(_BELOW, spread / 2))
     axes.set_ylim(bottom, max(best) + max(0.002, spread / 10))
-    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4f}"))
+    axes.locator_params(axis="y", nbins=8, steps=[1, 2, 5, 10])
+    axes.yaxis.set_major_formatter("{x:.4f}")
     return lowest < bottom
 
 
 def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
     """The learning curve of a run as PNG: losses and AUC over steps, from `metrics.jsonl`."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4))
     # Given margins: to find them, matplotlib would draw everything two more times.
     figure.subplots_adjust(0.075, 0.13, 0.985, 0.86, wspace=0.24)
@@ -83,6 +89,9 @@ def draw_periods(lines: Sequence[dict[str, Any]], title: str) -> bytes:
     Args:
         lines: of the periods, see `stampede.engine.incremental`.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     figure = Figure(figsize=(12, 4))
     figure.subplots_adjust(0.06, 0.13, 0.985, 0.86, wspace=0.22)
     first, second, third = figure.subplots(1, 3)

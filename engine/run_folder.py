@@ -9,9 +9,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from torch.utils.tensorboard import SummaryWriter
 from tqdm.auto import tqdm
 
 from stampede.engine.config import Config, to_yaml
@@ -19,6 +18,9 @@ from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.plots import draw_curve
 from stampede.engine.processes import launched_by
 from stampede.files import append, delete_folder, sync, to_json, write_file
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 # File of a run folder of `stampede incremental`, which holds a run folder for each period.
 PERIODS = "periods.json"
@@ -195,6 +197,9 @@ class RunFolder:
             append(self.metrics, f"{to_json(line)}\n".encode())
             self.metrics_lines += 1
             if self._events is None:
+                # Imported here: only rank 0 logs, and the import takes a tenth of a second.
+                from torch.utils.tensorboard import SummaryWriter
+
                 # Events of repeated steps replace the old ones.
                 folder = self.path / "tensorboard"
                 self._events = SummaryWriter(str(folder), purge_step=line["step"])

@@ -95,3 +95,13 @@ def test_a_mistake_is_one_sentence_and_nothing_else(command):
     done = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 2 and "train.epoch" in done.stderr
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_imports_what_draws_only_when_it_draws():
+    program = (
+        "import sys, stampede.engine.run\n"
+        "print(sorted({'matplotlib', 'tensorboard', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "['torch']\n", done.stderr
