@@ -221,7 +221,6 @@ class AdamSection(_Clipped, _Betas):
     l2: float | None = Field(
         None, ge=0, description="coefficient of ||w||^2 in the loss; null: by the recipe"
     )
-    schedule: ScheduleSection = ScheduleSection()
     eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
     eps_placement: EpsPlacement = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"

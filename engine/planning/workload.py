@@ -46,7 +46,6 @@ _SORTING = 5 * LONG
 # Frequencies are sampled from the training part: this many runs of this many rows.
 _RUNS, _RUN_ROWS = 64, 1024
 
-
 # int32, see `optim/waiting_rows.py`.
 _STEP_COUNTER = 4
 
