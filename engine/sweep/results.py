@@ -137,7 +137,7 @@ def results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Result]:
     rows: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         point = outcome.trial.point
-        rows.setdefault(point.name or sweep.row(point), []).append(outcome)
+        rows.setdefault(point.name or sweep.section.row(point), []).append(outcome)
     found = []
     for row, of_row in rows.items():
         tried = [one for one in of_row if one.trial.seed == sweep.section.seeds[0]]

@@ -114,7 +114,7 @@ def _run_tuned(sweep: Sweep, run: Callable[[Trial], Outcome]) -> list[Outcome]:
     first, *others = sweep.section.seeds
     rows: dict[str, list[Outcome]] = {}
     for point in sweep.points:
-        rows.setdefault(sweep.row(point), []).append(run(point.trial(first)))
+        rows.setdefault(sweep.section.row(point), []).append(run(point.trial(first)))
     for tried in rows.values():
         point = best_of(tried).trial.point
         tried += [run(point.trial(seed)) for seed in others]

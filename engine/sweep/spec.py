@@ -222,6 +222,10 @@ class SweepSection(Section):
                 raise ValueError(f"{key}: found {seeds}; write each seed once")
         return self
 
+    def row(self, point: Point) -> str:
+        """The labels of a point's row in the tables: its title without the axis that is tuned."""
+        return " / ".join(text for axis, text in point.labels.items() if axis != self.tune)
+
     def as_small(self) -> SweepSection:
         """The small form."""
         small, study = self.small, self.study
@@ -308,12 +312,8 @@ class Sweep:
         seeds = len(self.section.seeds)
         if self.study is not None:
             return self.study.trials * seeds
-        rows = {self.row(point) for point in self.points}
+        rows = {self.section.row(point) for point in self.points}
         return len(self.points) + (seeds - 1) * len(rows)
-
-    def row(self, point: Point) -> str:
-        """The labels of a point's row in the tables: its title without the axis that is tuned."""
-        return _row(point, self.section.tune)
 
     def overrides_of(self, trial: Trial) -> list[str]:
         """All changes to the job's file."""
@@ -385,10 +385,6 @@ def _points(section: SweepSection) -> list[Point]:
     return [point for point in points if point.title not in section.exclude]
 
 
-def _row(point: Point, tuned: str) -> str:
-    return " / ".join(text for axis, text in point.labels.items() if axis != tuned)
-
-
 def choices(axis: str, values: Any) -> dict[str, list[str]]:
     """The overrides of an axis by label, in order."""
     if isinstance(values, dict):
@@ -408,7 +404,7 @@ def _check_points(path: Path, section: SweepSection) -> None:
     """Check that the named points are in the grid."""
     whole = section.model_copy(update={"exclude": []})
     titles = [point.title for form in (whole, whole.as_small()) for point in _points(form)]
-    rows = [_row(point, section.tune) for point in _points(section)]
+    rows = [section.row(point) for point in _points(section)]
     if section.grid and not (rows and _points(section.as_small())):
         raise SettingsError(f"{path}: exclude: no point of the grid is left; name fewer")
     named = [("exclude", section.exclude, titles)]
