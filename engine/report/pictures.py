@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, NullLocator
 
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.console import progress_bar
@@ -102,11 +103,7 @@ def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
     def points(run: RunRecord, name: str) -> Points:
         # An untrained model scores the first period.
         lines = [line for line in run.periods if name == "ids" or line["period"] > 1]
-        return {
-            line["period"]: (line["period"], line[name])
-            for line in lines
-            if line.get(name) is not None
-        }
+        return _points(lines, name, itemgetter("period"), at="period")
 
     # If no run has periods, do not list the runs as missing.
     settings = [one for one in settings if any(run.periods for run in one.runs)] and settings
@@ -135,7 +132,7 @@ def draw_auc(settings: Sequence[Setting], part: str) -> Drawing:
     return _draw_lines(
         settings,
         Drawing(f"auc_{part}", f"AUC on the {part} part", caption),
-        lambda run: _values(run, run.evaluations(part), "auc"),
+        lambda run: _points(run.evaluations(part), "auc", run.samples_at),
         f"no AUC of the {part} part was recorded",
         _SAMPLES,
         f"{part} AUC",
@@ -150,14 +147,10 @@ def draw_wall_time(settings: Sequence[Setting]) -> Drawing:
         "of runs on different or busy machines cannot be compared."
     )
 
-    def points(run: RunRecord) -> Points:
-        lines = [line for line in run.evaluations("test") if line["auc"] is not None]
-        return {line["step"]: (line["train_seconds"], line["auc"]) for line in lines}
-
     return _draw_lines(
         settings,
         Drawing("auc_wall_time", "AUC against wall time", caption),
-        points,
+        lambda run: _points(run.evaluations("test"), "auc", itemgetter("train_seconds")),
         "no AUC with its training time was recorded",
         "seconds of training",
         "test AUC",
@@ -171,7 +164,7 @@ def draw_clipped(settings: Sequence[Setting]) -> Drawing:
     drawing = _draw_lines(
         settings,
         Drawing("clipped", "Clipped rows", caption),
-        lambda run: _values(run, run.of_kind("train"), "clipped_share"),
+        lambda run: _points(run.of_kind("train"), "clipped_share", run.samples_at),
         "no step was logged, or the tables' optimizer does not count clipped rows",
         _SAMPLES,
         "clipped so far",
@@ -214,7 +207,7 @@ def draw_loss(settings: Sequence[Setting]) -> Drawing:
         "the validation part at every evaluation (with markers; of the test part if there is no "
         "validation part). Where the curves part, the run overfits."
     )
-    trained = curves(settings, lambda run: _values(run, run.of_kind("train"), "loss"))
+    trained = curves(settings, lambda run: _points(run.of_kind("train"), "loss", run.samples_at))
     shown = [one for one, *_ in trained]
     left_out = not_shown(settings, shown, "no training step was logged")
     drawing = Drawing("loss", "Training and validation loss", caption, None, left_out)
@@ -223,7 +216,7 @@ def draw_loss(settings: Sequence[Setting]) -> Drawing:
 
     def held_out(run: RunRecord) -> Points:
         lines = run.evaluations("validation") or run.evaluations("test")
-        return _values(run, lines, "logloss")
+        return _points(lines, "logloss", run.samples_at)
 
     evaluated = {one.label: curve for one, _, curve in curves(settings, held_out)}
     figure, axes = new_figure()
@@ -247,12 +240,14 @@ def draw_loss(settings: Sequence[Setting]) -> Drawing:
     return replace(drawing, figure=with_legend(figure))
 
 
-def _values(run: RunRecord, lines: Sequence[dict[str, Any]], key: str) -> Points:
-    return {
-        line["step"]: (run.samples_at(line), line[key])
-        for line in lines
-        if line.get(key) is not None
-    }
+def _points(
+    lines: Sequence[dict[str, Any]],
+    key: str,
+    x: Callable[[dict[str, Any]], float],
+    at: str = "step",
+) -> Points:
+    """The values of `key` in the lines that have it, by step or by another key `at`."""
+    return {line[at]: (x(line), line[key]) for line in lines if line.get(key) is not None}
 
 
 def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
@@ -280,7 +275,7 @@ def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
         axes.errorbar(x, mean, [mean - low, high - mean], **style, capsize=3, label=label)
     axes.set(xlabel="global batch size", ylabel="test AUC", xscale="log")
     axes.set_xticks(sizes)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_locator(NullLocator())
     if len(sizes) > 6:
         axes.tick_params("x", labelrotation=45)
