@@ -62,20 +62,21 @@ def test_a_page_of_several_runs(run_folders, runs, tmp_path, capsys):
     text = (out / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     assert not page.open
-    # Runs on other data have pictures of their own.
+    # Runs on other data have separate pictures.
     assert "Data 1: synthetic, seed 0" in page.text and "Data 2: synthetic, seed 7" in page.text
+    assert {a["id"] for tag, a in page.tags if tag == "section"} > {"auc_test", "auc_test_2"}
     files = {path.name: path.read_bytes() for path in out.glob("*.png")}
     assert files.keys() > {f"{name}.png" for name in NAMES} | {"auc_test_2.png"}
     assert "auc_batch_size_2.png" not in files
     assert {path.name for path in out.iterdir()} == {"report.html", *files}
-    # Everything is inside, each picture is that of its file.
+    # The page is self-contained, and its pictures are the files.
     assert all(reference.startswith("data:") for reference in page.references)
     for lacking in ("<script", "@import", "url(", "http"):
         assert lacking not in text
     pictures = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
     shown = [base64.b64decode(source.removeprefix("data:image/png;base64,")) for source in pictures]
     assert sorted(shown) == sorted(files.values())
-    # Runs are there once each, what is unfinished is said.
+    # Each run is shown once, and unfinished runs are named.
     cells = [part.strip() for part in page.text.split("\n")]
     # In the tables of results, of the last epoch, of data and models, of steps and differences.
     for label in ("b256", "b512"):
@@ -109,7 +110,7 @@ def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_of_many_runs_the_best_are_drawn(runs):
+def test_only_the_best_of_many_runs_are_drawn(runs):
     many = [
         replace(
             runs[0],
@@ -143,20 +144,6 @@ def test_why_a_run_is_not_finished(run_folders, tmp_path, line, sentence):
     # The folder of a sweep stands for its trials.
     (record,) = open_runs([tmp_path / "sweep"])
     assert f"{record.label} {record.state()}".startswith(sentence)
-
-
-@pytest.mark.slow
-def test_runs_on_different_data_share_no_picture(run_folders, tmp_path, capsys):
-    run_small(tmp_path, ["data.seed=7"])
-    out = tmp_path / "report"
-    status, _ = report(capsys, run_folders, tmp_path / "small", "--out", out)
-    page = Page((out / "report.html").read_text(encoding="utf-8"))
-    assert status == 0
-    assert "Data 1: synthetic, seed 0" in page.text and "Data 2: synthetic, seed 7" in page.text
-    sections = [a["id"] for tag, a in page.tags if tag == "section"]
-    assert "auc_test" in sections and "auc_test_2" in sections
-    assert (out / "auc_test_2.png").is_file() and (out / "auc_batch_size.png").is_file()
-    assert not (out / "auc_batch_size_2.png").exists()
 
 
 def test_a_baseline_is_named_by_label_or_folder(run_folders, runs):
@@ -217,11 +204,11 @@ def test_periods_of_a_log_have_a_table_and_pictures(run_folders, tmp_path, capsy
     status, _ = report(capsys, run, "--out", out)
     text = (out / "report.html").read_text(encoding="utf-8")
     assert status == 0 and "Periods of ads" in text and "epoch" in text
-    # The first was scored by a model that has learned nothing.
+    # The first period was scored by an untrained model.
     assert "<td>day_2.csv</td>" in text and "0.7000" in text and "0.6000" not in text
     pictures = {f"periods_{name}.png" for name in ("auc", "new_ids_auc", "ids")}
     assert pictures < {path.name for path in out.iterdir()}
-    # A later report without them leaves none behind, and does not speak of them.
+    # A later report without periods deletes these pictures and does not mention them.
     report(capsys, run_folders / "b256", "--out", out)
     assert not pictures & {path.name for path in out.iterdir()}
     assert "AUC of each period" not in (out / "report.html").read_text(encoding="utf-8")
