@@ -1,4 +1,4 @@
-"""Plans for clusters that are not there."""
+"""Plans for clusters that need not exist."""
 
 import json
 
@@ -69,7 +69,7 @@ def users(count, *overrides, world_size=8):
     return planned_config(tables, *overrides, world_size=world_size, batch_size=64 * world_size)
 
 
-def test_a_shortfall_is_named_with_what_would_do(capsys):
+def test_a_shortfall_is_named_with_what_would_help(capsys):
     with pytest.raises(DoesNotFitError) as failure:
         print_dry_run(users(12e9), gpus(8, 80), None)
     said = str(failure.value)
@@ -81,13 +81,13 @@ def test_a_shortfall_is_named_with_what_would_do(capsys):
     assert dry_run(users(12e9, world_size=devices), gpus(devices, 80)).fits
 
 
-def test_a_smaller_state_is_proposed_where_it_is_enough():
+def test_an_optimizer_with_less_state_is_proposed_if_it_fits():
     # 444 GB of weights and moments on 8 devices; 300 GB would do for Adagrad.
     with pytest.raises(DoesNotFitError, match=r"optim.embedding.optimizer=(rowwise_adam|adagrad)"):
         print_dry_run(users(3e9), gpus(8, 60), None)
 
 
-def test_a_table_that_is_not_split_is_the_reason():
+def test_splitting_the_tables_is_proposed_if_that_is_enough():
     with pytest.raises(DoesNotFitError, match=r"sharding.plan=auto or row_wise"):
         print_dry_run(users(2e9, "sharding.plan=table_wise"), gpus(8, 80), None)
     # With the counter of steps 296 GB on 8 devices.
@@ -121,7 +121,7 @@ def test_prepared_data_tell_their_sizes_and_frequencies(tmp_path):
     assert largest.below(largest.rows // 10) > 0.2
 
 
-def test_a_log_that_is_not_prepared_says_how_to(tmp_path):
+def test_for_a_raw_log_the_command_that_prepares_it_is_named(tmp_path):
     log = shared("data/avazu_20k.csv.gz")
     keys = [f"data.path={log}", f"data.cache={tmp_path}"]
     config = load_config(ROOT / "configs/avazu.yaml", keys, 4)
@@ -129,6 +129,6 @@ def test_a_log_that_is_not_prepared_says_how_to(tmp_path):
         dry_run(config, gpus(4, 80))
 
 
-def test_sizes_of_a_field_that_is_none():
+def test_an_unknown_field_is_refused():
     with pytest.raises(SettingsError, match=r"'use' is not a field of data.tables"):
         dry_run(planned_config("data.ids_per_sample={use: 3.0}"), gpus(1, 80))

@@ -30,30 +30,35 @@ def model_of(name, options):
     return CTRModel(name, sizes, NUMBERS, 8, [64, 48], 0, checked)
 
 
-def allocated(model, samples):
-    """Most bytes alive at a time in forward and backward."""
-    rows = torch.randn(samples, FIELDS * model.front.columns.stored, requires_grad=True)
-    numbers = torch.randn(samples, NUMBERS)
+def peak_memory(action):
+    """Most bytes that an action allocates at a time on the CPU."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        torch.autograd.grad(model.logits(rows, numbers).sum(), rows)
+        action()
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return max(accumulate(event.nbytes() for event in events))
 
 
+def allocated(model, samples):
+    """Peak memory of forward and backward."""
+    rows = torch.randn(samples, FIELDS * model.front.columns.stored, requires_grad=True)
+    numbers = torch.randn(samples, NUMBERS)
+    return peak_memory(lambda: torch.autograd.grad(model.logits(rows, numbers).sum(), rows))
+
+
 @pytest.mark.parametrize("name, options", VARIANTS, ids=variant_id)
-def test_it_is_what_is_allocated(name, options):
+def test_the_estimate_is_close_to_what_is_allocated(name, options):
     model = model_of(name, options)
     planned = SAMPLES * activation_bytes_per_sample(model)
     with switched_off():
         assert allocated(model, SAMPLES) == pytest.approx(planned, rel=0.15)
-    # What the kernels need for weights does not grow with the samples; gradients take the memory of
+    # The kernels' memory for weights does not grow with the samples, and they write gradients over
     # activations.
     by_kernels = allocated(model, 9 * SAMPLES) - allocated(model, SAMPLES)
     assert by_kernels <= 1.25 * 8 * planned
 
 
-def test_the_model_is_left_as_it_is():
+def test_estimating_does_not_change_the_model():
     model = model_of("deepfm", {})
     model.network.mlp.hidden = nn.Sequential(model.network.mlp.hidden, nn.BatchNorm1d(48))
     torch.manual_seed(0)
@@ -66,11 +71,6 @@ def test_the_model_is_left_as_it_is():
 
 
 OPTIMIZERS = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd", "helen")
-
-
-def on_one_rank(folder, overrides):
-    with processes("cpu") as here:
-        return planned_and_real(folder, overrides, here)
 
 
 def planned_and_real(folder, overrides, here):
@@ -111,7 +111,8 @@ def planned_and_real(folder, overrides, here):
     ids=" ".join,
 )
 def test_one_rank(tmp_path, overrides):
-    planned, real = on_one_rank(tmp_path, overrides)
+    with processes("cpu") as here:
+        planned, real = planned_and_real(tmp_path, overrides, here)
     assert planned == real and real[0] > 1e5
 
 
@@ -132,11 +133,7 @@ def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
         first, second, *_ = Reader(config, dataset, here).training()
         first, second = (send(batch, job.front, here.device) for batch in (first, second))
         train_step(job, first, 1, here)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            train_step(job, second, 2, here)
-    allocations = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-    allocations.sort(key=lambda event: event.start_ns())
-    peak = max(accumulate(event.nbytes() for event in allocations))
+        peak = peak_memory(lambda: train_step(job, second, 2, here))
     estimate = found.memory["activations"][0]
     assert 0.05 * estimate < peak < estimate
 

@@ -1,4 +1,4 @@
-"""Plans: what fits, what is said of what does not, and sizes of memory as people write them."""
+"""Plans, the message if the tables do not fit, and sizes of memory as people write them."""
 
 import pytest
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -21,13 +21,17 @@ ROWS = 1_000_000
 TWO_TABLES = [f"data.tables={{C1: {ROWS}, C2: {ROWS}}}", "model.hidden=[4]", "train.batch_size=8"]
 
 
-def make_plan(sharding_type, *overrides):
+def model_and_work(*overrides, world_size=1):
     config = load_config(ROOT / "configs/plan_10b.yaml", [*TWO_TABLES, *overrides])
     model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
+    return model, workload(config, planned_data(config), model, world_size)
+
+
+def make_plan(sharding_type, *overrides):
+    model, work = model_and_work(*overrides)
     with processes("cpu") as here:
         types = planner.sharding_types(sharding_type, "adam", here.world_size)
-        work = workload(config, planned_data(config), model, 1)
         return planner.make_plan(model, cowclip_sharders(), types, lambda: work, here)
 
 
@@ -39,10 +43,9 @@ def test_the_asked_sharding_type_is_planned(asked):
 
 def test_a_plan_is_the_same_in_every_process(monkeypatch):
     """On one machine several sharding types cost the same; TorchRec has them in no fixed order."""
-    config = load_config(ROOT / "configs/plan_10b.yaml", TWO_TABLES)
     usual = EmbeddingEnumerator._filter_sharding_types
-    model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
-    apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
+    model, work = model_and_work(world_size=2)
+    cluster = Cluster(2, 2, "cpu", 10**10)
     found = set()
     for reverse in (False, True):
         monkeypatch.setattr(
@@ -50,14 +53,8 @@ def test_a_plan_is_the_same_in_every_process(monkeypatch):
             "_filter_sharding_types",
             lambda *of, reverse=reverse: sorted(usual(*of), reverse=reverse),
         )
-        taken = search_plan(
-            model,
-            cowclip_sharders(),
-            SHARDING_TYPES,
-            workload(config, planned_data(config), model, 2),
-            Cluster(2, 2, "cpu", 10**10),
-        )
-        found.add(str(taken))
+        plan = search_plan(model, cowclip_sharders(), SHARDING_TYPES, work, cluster)
+        found.add(str(plan))
     assert len(found) == 1
 
 
@@ -71,14 +68,14 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
         make_plan("auto")
 
 
-def test_bags_stay_whole_where_bits_may_not_depend_on_the_ranks():
+def test_reproducible_runs_do_not_split_tables_with_bags():
     bags = "data.ids_per_sample={C2: 3}"
     assert describe_plan(make_plan("row_wise", bags)) == "2 tables row_wise"
     plan = make_plan("row_wise", bags, "train.reproducible=true", "train.tiles=2")
     assert describe_plan(plan) == "1 tables row_wise, 1 tables table_wise"
 
 
-def test_auto_leaves_to_the_planner_what_is_exact():
+def test_auto_lets_the_planner_choose_among_the_exact_types():
     assert planner.sharding_types("auto", "adam", 2) == SHARDING_TYPES
     assert planner.sharding_types("auto", "fbgemm_cowclip", 2) == BASELINE_SHARDING_TYPES
     in_order = planner.sharding_types("auto", "adam", 2, reproducible=True)
@@ -89,12 +86,12 @@ def test_auto_leaves_to_the_planner_what_is_exact():
     "text, size",
     [("141GB", 141 * 10**9), ("80GiB", 80 * 2**30), ("1.5 TB", 15 * 10**11), ("4tib", 4 * 2**40)],
 )
-def test_sizes_are_read(text, size):
+def test_a_size_is_parsed(text, size):
     assert parse_bytes(text, "--device-memory") == size
 
 
 @pytest.mark.parametrize("text", ["", "141", "GB", "141G", "-3GB", "0GB", "80gbit"])
-def test_what_is_no_size_is_refused_with_examples(text):
+def test_a_wrong_size_is_refused_with_examples(text):
     with pytest.raises(SettingsError, match=r"--device-memory: found '.*141GB.*80GiB"):
         parse_bytes(text, "--device-memory")
 
