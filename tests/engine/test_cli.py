@@ -6,31 +6,14 @@ from importlib import metadata
 
 import pytest
 
-from stampede.data.apply import main as apply
-from stampede.data.describe import main as describe
-from stampede.data.prepare import main as prepare
-from stampede.data.synthetic import main as synthetic
 from stampede.engine import cli
-from stampede.engine.export import main as export
-from stampede.engine.incremental import main as incremental
-from stampede.engine.predict import main as predict
-from stampede.engine.report.__main__ import main as report
-from stampede.engine.sweep.__main__ import main as sweep
 from support.paths import ROOT
 from support.waiting import HANG
 
-COMMANDS = {
-    "apply": apply,
-    "describe": describe,
-    "export": export,
-    "incremental": incremental,
-    "predict": predict,
-    "prepare": prepare,
-    "report": report,
-    "sweep": sweep,
-    "synthetic": synthetic,
-    "train": lambda arguments: cli.main(arguments, "stampede train"),
-}
+COMMANDS = [
+    "apply", "describe", "export", "incremental", "predict", "prepare", "report", "sweep",
+    "synthetic", "train",
+]  # fmt: skip
 
 
 def said(main, *arguments):
@@ -41,12 +24,9 @@ def said(main, *arguments):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_is_that_of_the_module(name, capsys):
-    assert said(COMMANDS[name], "--help") == 0
-    of_module = capsys.readouterr().out
+def test_every_command_has_a_help(name, capsys):
     assert said(cli.stampede, name, "--help") == 0
     shown = capsys.readouterr().out
-    assert shown == of_module
     assert shown.startswith(f"usage: stampede {name} ")
     assert "python -m" not in shown
 
@@ -58,7 +38,7 @@ def test_ctrl_c_while_data_are_prepared(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("stampede.engine.run.open_dataset", interrupted)
     job = [ROOT / "configs/quickstart.yaml", f"run.dir={tmp_path}"]
     assert said(cli.stampede, "train", *job) == 130
-    # No checkpoint is promised.
+    # The message promises no checkpoint.
     assert "from the newest checkpoint, or from scratch if there is none" in capsys.readouterr().out
 
 
@@ -80,7 +60,7 @@ def test_the_overview_names_every_command(capsys):
     assert capsys.readouterr().out == f"stampede {metadata.version('stampede')}\n"
 
 
-def test_a_command_that_is_none(capsys):
+def test_an_unknown_command_is_refused_with_the_nearest(capsys):
     assert cli.stampede(["trian"]) == 2
     shown = capsys.readouterr()
     assert not shown.out and shown.err.startswith("error: there is no command 'trian'; did you")
