@@ -59,12 +59,12 @@ def test_numbers_are_what_looks_like_numbers():
         ({"b": 1, "a": [False]}, "{b: 1, a: [false]}"),
     ],
 )
-def test_a_value_is_shown_as_a_file_has_it(value, text):
+def test_a_value_is_shown_as_in_a_file(value, text):
     assert yaml_value(value) == text
     assert parse_yaml(text, "") == value
 
 
-def test_the_help_shows_defaults_as_a_file_has_them():
+def test_the_help_shows_defaults_as_in_a_file():
     class Shown(Section):
         limit: int | None = Field(None, description="null: none")
         betas: tuple[float, float] = Field((0.9, 1e-8), description="rates")
@@ -101,14 +101,14 @@ def test_what_was_found_is_shown_in_short():
     assert shown(frame) == "DataFrame" and shown([frame]) == "list" and shown("a\nb") == "'a\\nb'"
 
 
-def test_of_many_mistakes_some_are_told():
+def test_only_the_first_of_many_mistakes_are_listed():
     values = ", ".join(["x"] * 5000)
     with pytest.raises(SettingsError, match=r"names.19: found 'x'.*\n  and 4980 more") as failure:
         from_key_values([f"names=[{values}]"], _Options, "--set")
     assert len(str(failure.value)) < 3000
 
 
-def test_a_likely_key_is_told_without_all_others():
+def test_a_similar_key_is_suggested_instead_of_the_list():
     for key, told in (("cuont", "did you mean 'count'?"), ("xyz", "allowed here: count, names")):
         with pytest.raises(SettingsError, match=rf"{key}: unknown key; {re.escape(told)}$"):
             from_key_values([f"{key}=1"], _Options, "--set")

@@ -139,7 +139,7 @@ def test_every_field_is_described():
         assert key.description, key.path
 
 
-def test_its_choices_are_those_of_the_optimizers():
+def test_its_choices_are_the_optimizers_own():
     assert get_args(optim.EpsPlacement) == get_args(rules.EpsPlacement)
     assert get_args(optim.Rows) == get_args(of_tables.Rows)
     assert get_args(optim.OnNonfinite) == get_args(of_tables.OnNonfinite)
@@ -160,7 +160,7 @@ print(*sys.modules, file=sys.stderr)
 
 
 @pytest.mark.parametrize("option", ["--help", "--print-config"])
-def test_to_print_it_neither_torch_nor_torchrec_is_imported(option):
+def test_printing_it_imports_neither_torch_nor_matplotlib(option):
     done = subprocess.run(
         [sys.executable, "-c", PRINTS, "configs/criteo_kaggle.yaml", "data.path=x", option],
         capture_output=True, text=True, cwd=ROOT, timeout=HANG, check=True,
@@ -180,7 +180,7 @@ def test_to_print_it_neither_torch_nor_torchrec_is_imported(option):
         (["train.epoch=3"], "train.epoch=3"),
     ],
 )
-def test_a_mistake_of_the_command_line_is_named_as_one(wrong, named):
+def test_a_mistake_names_the_override_that_made_it(wrong, named):
     quickstart = next(path for path in CONFIGS if path.stem == "quickstart")
     with pytest.raises(SettingsError) as raised:
         load_config(quickstart, [*wrong, "train.batch_size=64"])

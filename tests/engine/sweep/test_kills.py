@@ -58,7 +58,7 @@ def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys
     third = Started()
     sweep(tmp_path, GRID, third)
     assert third.names == []
-    # Of a sweep that is killed while it tries them again, what it had not begun is still known.
+    # If a sweep is killed while it retries, failures that it had not yet retried stay recorded.
     killed = Started(die_at=1)
     with pytest.raises(SystemExit):
         sweep(tmp_path, GRID, killed, retry_failed=True)
@@ -69,10 +69,10 @@ def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys
     assert [row["failed"] for row in rows_of(tmp_path)] == ["0", "2"]
     sweep(tmp_path, GRID, again, retry_failed=True)
     assert again.names == FAILED
-    # A seed more is one run more.
+    # One more seed starts one more run.
     with pytest.raises(SystemExit):
         sweep(tmp_path, GRID.replace("[1, 2]", "[1, 2, 3]"), Started(die_at=1))
-    # Runs of another configuration are neither taken for this one's nor deleted.
+    # Runs of another configuration are neither reused nor deleted.
     with pytest.raises(RunFolderError, match="another configuration"):
         sweep(tmp_path, GRID.replace("lr=1e-4", "lr=2e-4"), Started())
 
@@ -85,7 +85,7 @@ def test_a_trial_ends_with_its_sweep_and_is_continued(tmp_path):
     path, out = write_sweep(tmp_path / "killed", text), tmp_path / "killed/out"
     run = out / "trials/25-seed1"
     with swept(path, "--out", out) as process:
-        # The name that a whole one has.
+        # Only complete checkpoints have this name.
         assert wait_for(lambda: not process.is_alive() or list(run.glob("checkpoints/epoch_*")))
         trial = trial_of(run)
         assert trial != process.pid and not is_gone(trial)
@@ -113,12 +113,12 @@ def test_ctrl_c_ends_a_sweep_and_its_trial(tmp_path):
 
 
 def trial_of(run):
-    """Number of the process of a trial, which deletes the file as it ends."""
+    """Process id of a trial, from the lock file that it deletes at its end."""
     return int(run.with_name(f".{run.name}.lock").read_text())
 
 
 def is_gone(process):
-    """Also where nobody asks for its status; its threads have let go of its files."""
+    """Whether a process has ended, perhaps as a zombie, and its threads have closed its files."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         return state == "Z" and len(os.listdir(f"/proc/{process}/task")) == 1
@@ -132,6 +132,6 @@ def test_trials_on_two_processes_that_fail_are_recorded_with_their_sentence(tmp_
     table = (tmp_path / "out/results.md").read_text()
     assert "-seed1`: the loss is nan" in table
     assert "ChildFailedError" not in table
-    # Not how one process has them.
+    # With a single process they would be table_wise.
     for log in (tmp_path / "out/trials").glob("*.log"):
         assert "tables row_wise" in log.read_text()

@@ -14,7 +14,7 @@ from stampede.settings import SettingsError
 from support.own_networks import NUMBERS_ONLY, own_network
 from support.sweeping import Started, rows_of, sweep, write_sweep
 
-# What libraries say around the sentence.
+# The sentence among the output of libraries.
 SAID = """\
 [W1121 socket.cpp:764] [c10d] The hostname of the client socket cannot be retrieved
 error: the loss is nan at step 2; lower the rates
@@ -78,7 +78,7 @@ LOW = "low-seed1"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A sweep of a trial that was done and one that failed."""
+    """A sweep with one finished and one failed trial."""
     folder = tmp_path_factory.mktemp("sweep")
     sweep(folder, GRID, Started())
     return folder
@@ -86,7 +86,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def moved(finished, tmp_path, monkeypatch):
-    """The sweep in another folder, the working one."""
+    """The sweep, moved to another folder, which is the working folder."""
     shutil.copytree(finished, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -100,12 +100,12 @@ def again(folder, text=GRID, **options):
     return found, start.names, files
 
 
-def test_a_sweep_that_is_done_may_be_moved_and_leaves_no_checkpoints_if_so_asked(moved):
+def test_a_finished_sweep_can_be_moved_and_deletes_checkpoints_if_asked(moved):
     checkpoints = moved / f"out/trials/{LOW}/checkpoints"
     assert checkpoints.exists()
     # As after a kill between the end of a trial and the deletion.
     _, started, files = again(moved, GRID + "keep_checkpoints: false\n")
-    # Neither trial is taken for one of another configuration, also not the one that failed.
+    # Both trials are recognised, the failed one too.
     assert started == [] and not checkpoints.exists()
     assert {file.name for file in files} == {"results.csv", "results.md", "auc.png", "seconds.png"}
     with pytest.raises(RunFolderError, match=r"optim.dense.lr is 0.0001 there and 0.0002 here"):
@@ -114,7 +114,7 @@ def test_a_sweep_that_is_done_may_be_moved_and_leaves_no_checkpoints_if_so_asked
 
 
 @pytest.mark.slow
-def test_trials_of_a_network_whose_file_has_changed_are_not_taken_for_its(tmp_path, monkeypatch):
+def test_trials_are_not_reused_if_the_networks_file_has_changed(tmp_path, monkeypatch):
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
     own = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
     text = f"grid: {{optim.dense.lr: [1e-4]}}\noverrides: {json.dumps(own)}\n"
@@ -131,7 +131,7 @@ def edit_summary(run, **values):
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_an_undefined_auc_is_a_failure_also_if_failed_trials_are_tried_again(moved):
+def test_an_undefined_auc_is_a_failure_also_when_retrying(moved):
     edit_summary(moved / f"out/trials/{LOW}", auc=None)
     with pytest.raises(TrainingStoppedError, match="AUC of the test part is undefined"):
         again(moved, retry_failed=True)
@@ -154,7 +154,7 @@ RUN = f"trials/{LOW}"
         (write(f"{RUN}/summary.json", "{}"), r"summary\.json: damaged \(no 'selected_on'\)"),
     ],
 )
-def test_what_is_damaged_gets_a_sentence(moved, damage, sentence):
+def test_a_damaged_file_gets_a_sentence(moved, damage, sentence):
     damage(moved / "out")
     with pytest.raises(RunFolderError, match=sentence):
         again(moved)
@@ -213,12 +213,12 @@ def test_a_killed_study_goes_on_as_if_nothing_had_happened(tmp_path):
     assert sought == pytest.approx(sorted(on_validation))
     assert (tmp_path / "whole/out/study.png").read_bytes().startswith(b"\x89PNG")
 
-    # One more trial of it, but not of another.
+    # The same study may get more trials; a different study is refused.
     sweep(tmp_path / "killed", STUDY.replace("trials: 3", "trials: 4"), again)
     assert again.names[2:] == ["trial0003-seed1"]
     with pytest.raises(SettingsError, match="a study with another seed"):
         sweep(tmp_path / "killed", STUDY + "  seed: 7\n", Started())
-    # A trial whose metric is undefined on the part that selects has failed.
+    # A trial has failed if its metric is undefined on the selecting part.
     edit_summary(tmp_path / "killed/out/trials/trial0001-seed1", validation={"logloss": None})
     sweep(tmp_path / "killed", STUDY, Started())
     assert [row["failed"] for row in rows_of(tmp_path / "killed")] == ["0", "0", "1"]
@@ -259,7 +259,7 @@ study:
 
 
 @pytest.mark.slow
-def test_a_point_whose_values_do_not_go_together_is_a_failed_trial(tmp_path):
+def test_a_point_with_contradictory_values_is_a_failed_trial(tmp_path):
     first = Started()
     sweep(tmp_path, CLASHING, first)
     rows = rows_of(tmp_path)
