@@ -12,8 +12,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
-from stampede.data.description.statistics import Column, Statistics
-from stampede.data.description.text import short
+from stampede.data.description.statistics import Column, Statistics, short
 
 # More panels would be too small to read on a page; the text has all columns.
 _MOST_PANELS = 48

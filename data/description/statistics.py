@@ -156,6 +156,11 @@ def collect(rows: Rows) -> Statistics:
     )
 
 
+def short(name: str, most: int = 17) -> str:
+    """A name of at most `most` characters."""
+    return name if len(name) <= most else name[: most - 2] + ".."
+
+
 def least_width(first: int, last: int, by_time: bool, most: int) -> int:
     """The smallest width that gives at most `most` slices; it divides all larger widths."""
     widths = _TIMES if by_time else tuple(2**i for i in range(62))

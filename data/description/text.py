@@ -12,6 +12,7 @@ from stampede.data.description.statistics import (
     Column,
     Statistics,
     least_width,
+    short,
 )
 from stampede.data.prepared.manifest import PARTS
 from stampede.data.sources import TEST, TRAIN, VALIDATION
@@ -196,11 +197,6 @@ def _percent(share: float | None) -> str:
 
 def _rate(rows: int, clicks: int) -> str:
     return f"{clicks / rows:.4f}" if rows else "-"
-
-
-def short(name: str, most: int = _NAME - 1) -> str:
-    """A name of at most `most` characters."""
-    return name if len(name) <= most else name[: most - 2] + ".."
 
 
 def _plain(text: str) -> str:
