@@ -12,10 +12,8 @@ from support.parity_cases import (
     drawn,
     every_plan,
     family,
-    half_of_every_plan,
     odd_widths,
     queued,
-    split_at_odd_widths,
 )
 from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
@@ -24,15 +22,14 @@ pytestmark = pytest.mark.slow
 
 # The largest deviation, of the largest movement, that float32 may make in 6 steps.
 TOLERANCE = 1e-4
-# What one or four processes may do otherwise than two is a matter of the plan and the clip. Both
-# have every plan, together with `all` and with `touched` rows.
+# What one or four processes may do otherwise than two is a matter of the plan and the clip.
 CASES = [
     *every_plan(), *family(), *corners(), *odd_widths(), *base_optimizers(), *drawn(), *queued(),
 ]  # fmt: skip
 ON = {
-    1: [*half_of_every_plan(1), *corners()],
+    1: [*every_plan(), *corners()],
     2: CASES,
-    4: [*half_of_every_plan(0), *family()[::2], *split_at_odd_widths()],
+    4: [*every_plan(), *family()[::2], *odd_widths()],
 }
 # Four processes are two nodes of two, or table-row-wise and grid never cross nodes.
 PROCESSES = {1: 1, 2: 2, 4: 2}
@@ -110,7 +107,7 @@ def placement(plan, processes, per_node):
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_plan_is_what_was_asked_for(count, plan):
     found = results(count)
-    for case in found.keys() & set(every_plan()):
+    for case in every_plan():
         if case.plan != plan:
             continue
         assert set(found[case]["plan"].values()) == {plan}
@@ -130,7 +127,7 @@ def test_the_plan_is_what_was_asked_for(count, plan):
 @pytest.mark.parametrize("count", [2, 4])
 def test_columns_are_split_at_any_width(count):
     found = results(count)
-    for case in found.keys() & set(odd_widths()):
+    for case in odd_widths():
         for index, table in enumerate(case.tables):
             shards = [columns for _, columns in found[case]["shards"][f"t{index}"]]
             if case.sharding_of(f"t{index}") == "column_wise" and table.columns:

@@ -58,12 +58,6 @@ def every_plan():
     ]
 
 
-def half_of_every_plan(first):
-    """Every sharding type once, with rows `all` and `touched` in turn; 0: `all` first."""
-    cases = every_plan()
-    return [cases[2 * number + (number + first) % 2] for number in range(len(PLANS))]
-
-
 def queued():
     """As on a GPU where whole rows lie on one rank; split and replicated ones need sums at once."""
     plans = ("table_wise", "row_wise", ("table_wise", "row_wise", "column_wise", "data_parallel"))
@@ -142,13 +136,6 @@ def odd_widths():
             ((*PLANS[1::2], mixed), "touched", "rowwise_adam"),
         )
         for plan in plans
-    ]
-
-
-def split_at_odd_widths():
-    """Those whose tables are split by columns."""
-    return [
-        case for case in odd_widths() if "column" in str(case.plan) or case.plan == "grid_shard"
     ]
 
 
