@@ -10,9 +10,9 @@ from support.ranks import run_ranks
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, sharding_type",
-    # test_every_plan.py has all plans.
-    [("deepfm", "table_row_wise"), ("deepfm_bound", "row_wise")],
-)
+    [("deepfm", "table_wise"), ("deepfm", "row_wise"), ("deepfm", "table_row_wise"),
+     ("deepfm_bound", "row_wise")],
+)  # fmt: skip
 def test_two_processes(name, sharding_type):
     path = shared(f"golden/largebatchctr_{name}.npz")
     trajectories = run_ranks(2, train_with_the_engine, path, f"sharding.plan={sharding_type}")
