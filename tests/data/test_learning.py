@@ -67,6 +67,21 @@ def test_counts_and_vocabularies_with_any_budget(
     assert rows(asked.cast(pl.String)).tolist() == expected_rows
 
 
+def test_ids_with_one_hash_get_another_seed(monkeypatch):
+    honest = pl.Series.hash
+    seeds = []
+
+    def colliding(series, seed=0):
+        seeds.append(seed)
+        return honest(series, seed) if seed >= 2 else pl.Series([7] * len(series), dtype=pl.UInt64)
+
+    monkeypatch.setattr(pl.Series, "hash", colliding)
+    rows = RowsOfIds(pl.Series(["a", "b", "c"]))
+    assert rows(pl.Series(["c", "x", "a"])).tolist() == [4, 1, 2]
+    assert seeds[:3] == [0, 1, 2]
+    assert not rows.takes_hashes
+
+
 # Hash
 
 
