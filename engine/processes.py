@@ -80,11 +80,14 @@ class Processes:
     def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
         """Run `action` on the first rank of every machine; all ranks raise its error."""
         is_first = self.rank % self.local_world_size == 0
-        outcomes = [None] * self.world_size
-        own = _outcome(action) if is_first else (None, None)
-        dist.all_gather_object(outcomes, own, group=self.group(patience))
-        for outcome in outcomes:
-            _result(*outcome)
+        together(action if is_first else lambda: None, self.group(patience))
+
+
+def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
+    """Run `action` on every rank; each returns all results by rank, or raises an error."""
+    outcomes = [None] * dist.get_world_size(group)
+    dist.all_gather_object(outcomes, _outcome(action), group=group)
+    return [_result(*outcome) for outcome in outcomes]
 
 
 def _outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:

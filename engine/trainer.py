@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +21,6 @@ from stampede.engine.config import DivergenceSection
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.evaluate import (
-    Evaluation,
     Plateau,
     evaluate_run,
     finish_epoch,
@@ -168,7 +168,7 @@ class Trainer:
             with self._clock.paused():
                 self._evaluate()
 
-    def _evaluate(self) -> dict[str, Evaluation]:
+    def _evaluate(self) -> dict[str, dict[str, Any]]:
         return evaluate_run(self._run, self._reader, self._agree)
 
     def _finish_epoch(self, epoch: int) -> None:
@@ -187,7 +187,7 @@ class Trainer:
         finish_epoch(run, results)
         if progress.epoch == min(config.evaluate.every_epochs, config.train.epochs):
             selecting = config.evaluate.select_on
-            found_off = on_first_epoch(selecting, results[selecting].auc, progress.epoch)
+            found_off = on_first_epoch(selecting, results[selecting]["auc"], progress.epoch)
             tell(found_off, progress.step, run.folder, run.processes)
             progress.metrics_lines = run.folder.metrics_lines
         self._save()

@@ -51,9 +51,9 @@ def test_ranks_share_the_batches_and_resume_for_each_other(tmp_path, shuffle):
 
 def assert_same(one, other):
     assert other[0] == pytest.approx(one[0], rel=1e-5)
-    assert other[1].samples == one[1].samples
-    assert other[1].auc == pytest.approx(one[1].auc, abs=1e-5)
-    assert other[1].logloss == pytest.approx(one[1].logloss, rel=1e-5)
+    assert other[1]["samples"] == one[1]["samples"]
+    assert other[1]["auc"] == pytest.approx(one[1]["auc"], abs=1e-5)
+    assert other[1]["logloss"] == pytest.approx(one[1]["logloss"], rel=1e-5)
     for field, weights in one[2].items():
         for mine, theirs in zip(weights, other[2][field], strict=True):
             torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-5)

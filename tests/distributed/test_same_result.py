@@ -71,9 +71,9 @@ pytestmark = pytest.mark.slow
 
 def assert_same(one, other):
     assert other[0] == pytest.approx(one[0], rel=1e-5)
-    assert other[1].samples == one[1].samples
-    assert other[1].auc == pytest.approx(one[1].auc, abs=1e-4)
-    assert other[1].logloss == pytest.approx(one[1].logloss, rel=1e-5)
+    assert other[1]["samples"] == one[1]["samples"]
+    assert other[1]["auc"] == pytest.approx(one[1]["auc"], abs=1e-4)
+    assert other[1]["logloss"] == pytest.approx(one[1]["logloss"], rel=1e-5)
     for field, weights in one[2].items():
         for mine, theirs in zip(weights, other[2][field], strict=True):
             torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-5)

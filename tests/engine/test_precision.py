@@ -46,4 +46,4 @@ def test_bf16_trains_to_nearly_the_same(tmp_path, monkeypatch):
     rounded = train_an_epoch(small_config(tmp_path, "train.precision=bf16"))
     assert rounded.losses != exact.losses
     assert rounded.losses == pytest.approx(exact.losses, rel=2e-2)
-    assert rounded.evaluation.logloss == pytest.approx(exact.evaluation.logloss, rel=2e-2)
+    assert rounded.evaluation["logloss"] == pytest.approx(exact.evaluation["logloss"], rel=2e-2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import stampede.engine.evaluate as made_by
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.optim import PlateauSection
-from stampede.engine.evaluate import Evaluation, Plateau
+from stampede.engine.evaluate import Plateau
 from stampede.engine.metrics import PARTS
 from stampede.engine.tables import read_field
 from stampede.settings import SettingsError
@@ -43,9 +43,7 @@ def scripted(monkeypatch):
         def evaluate(model, batches, *others):
             found = real(model, batches, *others)
             # The small job's validation part has 100 rows, its test part 300.
-            if found.samples == 100:
-                found = Evaluation(next(values), *list(vars(found).values())[1:])
-            return found
+            return {**found, "auc": next(values)} if found["samples"] == 100 else found
 
         monkeypatch.setattr(made_by, "evaluate", evaluate)
 

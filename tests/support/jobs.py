@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
-from stampede.engine.evaluate import Evaluation, evaluate
+from stampede.engine.evaluate import evaluate
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
@@ -54,7 +54,7 @@ class Trained(NamedTuple):
     """What an epoch of training left; the tables on rank 0 only."""
 
     losses: list[float]
-    evaluation: Evaluation
+    evaluation: dict[str, Any]
     tables: dict[str, FieldWeights | None]
     dense: dict[str, torch.Tensor]
     plan: set[str]
