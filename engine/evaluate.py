@@ -100,9 +100,12 @@ class _Scores:
         self._processes = processes
         self._settings = settings
         self._rows = batches.rows
-        self._unknown_groups = batches.unknown_rows.get(settings.group_by, ())
         self._unseen_rows = unseen_rows
-        self._metrics: PartMetrics | None = None
+        self._metrics = PartMetrics(
+            settings.metrics,
+            samples=batches.rows,
+            unknown_groups=batches.unknown_rows.get(settings.group_by, ()),
+        )
         self._metrics_of_new_ids = PartMetrics(settings.metrics) if unseen_rows else None
         # Unsent scores of this rank, and the number of samples in their global batches.
         self._floats: list[Tensor] = []
@@ -178,14 +181,6 @@ class _Scores:
         return self._processes.on_main(run)
 
     def _take(self, floats: np.ndarray, groups: np.ndarray | None) -> None:
-        if self._metrics is None:
-            self._metrics = PartMetrics(
-                self._settings.metrics,
-                grouped=groups is not None,
-                with_truth=len(floats) > 3 + bool(self._unseen_rows),
-                samples=self._rows,
-                unknown_groups=self._unknown_groups,
-            )
         logits, labels, weights, *truth = floats
         if self._metrics_of_new_ids is not None:
             with_new = truth.pop(0) > 0

@@ -36,39 +36,28 @@ _HELD = 16
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
-class HostClock:
-    """The clock of the process, for training on a CPU."""
-
-    mark = staticmethod(time.perf_counter)
-
-    def seconds(self, first: Any, last: Any) -> float:
-        """Seconds between two marks; waits for the last one."""
-        return last - first
-
-
-class StreamClock(HostClock):
-    """Events on the GPU's training stream: when the GPU gets there, not the host.
+class Clock:
+    """The time of a device: the host's, or events on a GPU's training stream.
 
     The host runs ahead of the GPU. If the stream idles because the host is late, that time counts
     for the stage in which the host was late.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
-    def mark(self) -> torch.cuda.Event:  # noqa: D102
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
+    def mark(self) -> Any:
+        """The time at which the device gets here."""
+        if self._stream is None:
+            return time.perf_counter()
+        return self._stream.record_event(torch.cuda.Event(enable_timing=True))
 
-    def seconds(self, first: Any, last: Any) -> float:  # noqa: D102
+    def seconds(self, first: Any, last: Any) -> float:
+        """Seconds between two marks; waits for the last one."""
+        if self._stream is None:
+            return last - first
         last.synchronize()
         return first.elapsed_time(last) / 1e3
-
-
-def clock_of(device: torch.device) -> HostClock:
-    """The clock of a device."""
-    return StreamClock(device) if device.type == "cuda" else HostClock()
 
 
 class StepTime(NamedTuple):
@@ -105,7 +94,7 @@ class PhaseTimes:
         exchanges: phases that consist of collectives; all their time counts as waited.
     """
 
-    def __init__(self, clock: HostClock, exchanges: Collection[str] = ()) -> None:
+    def __init__(self, clock: Clock, exchanges: Collection[str] = ()) -> None:
         self._clock = clock
         self._exchanges = exchanges
         self._stage = "starting"
@@ -413,7 +402,7 @@ class Monitor:
         self._times: PhaseTimes | None = None
         if self._every:
             exchanges = EXCHANGES if processes.device.type == "cuda" else ()
-            self._times = PhaseTimes(clock_of(processes.device), exchanges)
+            self._times = PhaseTimes(Clock(processes.device), exchanges)
 
     def __enter__(self) -> Monitor:
         processes, device = self._processes, str(self._processes.device)

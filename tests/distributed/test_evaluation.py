@@ -110,7 +110,7 @@ def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
     assert alone["logloss"] == pytest.approx(expected, rel=1e-9)
     # Row 0 is that of missing values.
     known = arrays["ids"][:, 0] > 0
-    by_group = PartMetrics([], grouped=True)
+    by_group = PartMetrics([])
     known_weight = np.ones(known.sum(), np.float32) if weight is None else weight[known]
     by_group.add(scores[known], label[known], known_weight, arrays["ids"][known, 0])
     expected = by_group.result()["gauc"]

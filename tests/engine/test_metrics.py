@@ -30,7 +30,7 @@ def drawn(rows, weighted, seed=0):
 
 
 def measured(samples, pieces=1, chosen=FURTHER, expected=0):
-    found = PartMetrics(chosen, grouped=True, with_truth=True, samples=expected)
+    found = PartMetrics(chosen, samples=expected)
     for rows in np.array_split(np.arange(len(samples[0])), pieces):
         found.add(*(column[rows] for column in samples))
     return found.result()
@@ -166,7 +166,7 @@ def test_groups_of_one_class_and_unknown_groups_are_counted():
     logits = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], np.float32)
     labels = np.array([0, 1, 1, 1, 0, 1, 0, 1], np.float32)
     groups = np.array([3, 3, 8, 8, 9, 1, 1, 2])
-    sums = PartMetrics([], grouped=True, unknown_groups=[2])
+    sums = PartMetrics([], unknown_groups=[2])
     sums.add(logits, labels, np.ones(8, np.float32), groups)
     found = sums.result()
     assert (found["gauc"], found["gauc_groups"], found["gauc_left_out"]) == (0.5, 2, 2)

@@ -118,7 +118,7 @@ def test_an_undefined_auc_is_shown_and_survives_a_resume(tmp_path, capsys):
     overrides = ["data.rows=100", "data.test_rows=100", "train.batch_size=64"]
     overrides.append("evaluate.select_on=test")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics._RankingSums, "auc", float("nan"))
+        patch.setattr(metrics._RankingSums, "auc", None)
         run_small(tmp_path, overrides)
         run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     printed = capsys.readouterr().out

@@ -25,7 +25,6 @@ from stampede.engine.checkpoint.retention import (
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import processes
 from stampede.files import delete_folder, recover_folders
 from support.checkpoints import (
     WEIGHTS,
@@ -218,27 +217,22 @@ def whole(folder, newest=10):
     return write_checkpoint(folder / "epoch_0002", at(newest))
 
 
-def chosen(folder):
-    with processes("cpu") as here:
-        return newest_whole(folder, here)
-
-
 def test_without_checkpoints_there_is_none(tmp_path):
-    assert chosen(tmp_path) is None
-    assert chosen(tmp_path / "nowhere") is None
+    assert newest_whole(tmp_path) is None
+    assert newest_whole(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, damage):
     path = whole(tmp_path, newest=5 if damage is changed else 10)
-    assert chosen(tmp_path) == path
+    assert newest_whole(tmp_path) == path
     damage(path)
     if damage is not flipped:
         with pytest.raises(RunFolderError, match=r"epoch_0002: damaged checkpoint \(.*delete it"):
             read_tensors(path, {"model": {WEIGHTS: torch.zeros(7, 12)}}, alone=True)
     with pytest.raises(DamagedCheckpointError, match=r"epoch_0002: damaged checkpoint \("):
         verify(path)
-    assert chosen(tmp_path) == tmp_path / "epoch_0001"
+    assert newest_whole(tmp_path) == tmp_path / "epoch_0001"
     said = capsys.readouterr().out
     assert "epoch_0002: damaged checkpoint (" in said
     assert "epoch_0001 is used" in said
@@ -247,7 +241,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, dam
     damage(tmp_path / "epoch_0001")
     for _ in range(2):
         with pytest.raises(RunFolderError, match=r"epoch_0001: damaged.*\n.*run.overwrite=true"):
-            chosen(tmp_path)
+            newest_whole(tmp_path)
         # Left alone: it may be mended.
         assert (tmp_path / "epoch_0001").exists()
 
@@ -255,7 +249,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, dam
 def test_an_older_one_that_is_damaged_is_no_matter(tmp_path):
     path = whole(tmp_path)
     shortened(tmp_path / "epoch_0001")
-    assert chosen(tmp_path) == path
+    assert newest_whole(tmp_path) == path
 
 
 def test_all_ranks_use_the_same(tmp_path):

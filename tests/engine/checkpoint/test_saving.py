@@ -13,7 +13,6 @@ from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import on_cpu, reason
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.processes import processes
 from stampede.engine.resume import load
 from support.checkpoints import (
     WEIGHTS,
@@ -63,7 +62,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
             assert names(target) == ["step_00000007"]
         changed = first_weights(job)
         assert changed != before
-        assert load(newest_whole(target, here), job, data).step == 7
+        assert load(newest_whole(target), job, data).step == 7
         assert first_weights(job) == before
 
 
@@ -85,7 +84,7 @@ def test_without_asynchronous_nothing_is_copied_and_nothing_pending(tmp_path, mo
         # In place, and cut to size, or else torch copies it.
         assert places == {table.data_ptr(): True}
         change_weights(job, 1.0)
-        load(newest_whole(target, here), job, data)
+        load(newest_whole(target), job, data)
         assert first_weights(job) == before
         monkeypatch.setattr(saving, "as_text", full)
         with pytest.raises(TrainingStoppedError, match=r"step_00000008: .*No space left"):
@@ -203,8 +202,7 @@ def test_a_kill_while_writing_leaves_no_checkpoint(tmp_path):
     target = tmp_path / "checkpoints"
     assert killed_in_a_save(tmp_path, "as_text") == 9
     assert names(target) == [".step_00000007.tmp"]
-    with processes("cpu") as here:
-        assert newest_whole(target, here) is None
+    assert newest_whole(target) is None
     # What was left is removed when a run goes on.
     assert names(target) == []
 
