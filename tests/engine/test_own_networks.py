@@ -8,18 +8,13 @@ from stampede.engine.build import build
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.models import CTRModel
-from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
 from support.gathered import gather_field
-from support.jobs import run_small, small_config, train_an_epoch, without_times
-from support.own_networks import DRAWING, DROPPING, NUMBERS_ONLY, drawn_in_training, own_network
+from support.jobs import run_small, small_config, train_an_epoch
+from support.own_networks import DRAWING, NUMBERS_ONLY, drawn_in_training, own_network
 from support.ranks import run_ranks
 
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """Networks that are registered during a test are gone after it."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 # In one tile, and in several.
@@ -67,21 +62,6 @@ def test_trying_a_network_leaves_its_state_alone(tmp_path):
     model = CTRModel("numbers_only", {"a": 7}, 3, 4, [8], 0)
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
     assert norm.training and norm.num_batches_tracked == 0 and norm.running_var.eq(1).all()
-
-
-@pytest.mark.slow
-def test_dropout_follows_the_seed_also_after_a_resume(tmp_path):
-    def trained(name, *overrides):
-        # As other programs, or a run before it, would leave it.
-        torch.seed()
-        run_small(tmp_path, [*network, f"run.name={name}", *overrides])
-        return without_times(tmp_path / name)
-
-    network = own_network(tmp_path, "dropping", DROPPING)
-    whole = trained("whole", "train.epochs=2")
-    trained("parts")
-    assert trained("parts", "train.epochs=2", "checkpoint.resume=auto") == whole
-    assert trained("other", "train.epochs=2", "run.seed=1") != whole
 
 
 @pytest.mark.slow

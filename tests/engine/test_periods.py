@@ -49,6 +49,14 @@ def write_logs(folder, starts, **options):
     return path
 
 
+def assert_same_end(folder, other):
+    """Both folders hold three periods with the same bits and lines."""
+    found, expected = tensors(folder, 3), tensors(other, 3)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    one, two = ([{**line, "file": ""} for line in lines(one)] for one in (folder, other))
+    assert one == two
+
+
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
     """A folder with three periods; half of the users of each are new."""
@@ -70,8 +78,8 @@ def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, ca
         file.write('{"kind": "per')
     write_log(folder / "log3.csv", 60, seed=3)
     train(path)
-    found = [{k: v for k, v in line.items() if k != "file"} for line in lines(folder)]
-    assert found == [{k: v for k, v in line.items() if k != "file"} for line in lines(three)]
+    assert_same_end(folder, three)
+    found = lines(folder)
     assert [line["step"] for line in found] == [7, 14, 21]
     assert [line["auc"] is None for line in found] == [True, False, False]
     assert found[0]["new_ids_samples"] is None and found[0]["rows"] == 400
@@ -236,11 +244,7 @@ def test_what_ends_in_the_middle_goes_on_with_the_same_bits(three, tmp_path, mon
     assert failed.keys() == {name for _, name in places} and failed["train_step"] == 2
     # What every try printed is kept.
     assert (period(folder, 1) / "output.txt").read_text().count("training rows") > 1
-    found, expected = tensors(folder, 3), tensors(three, 3)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert [{**line, "file": ""} for line in lines(folder)] == [
-        {**line, "file": ""} for line in lines(three)
-    ]
+    assert_same_end(folder, three)
 
 
 def test_a_damaged_file_stops_or_is_left_out(tmp_path, capsys):
@@ -535,7 +539,4 @@ def test_kills_at_any_time_end_with_the_same_bits(three, tmp_path):
         if waited:
             break
     train(path, ["checkpoint.keep=3", "checkpoint.every_steps=2"])
-    found, expected = tensors(folder, 3), tensors(three, 3)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    one, other = ([{**line, "file": ""} for line in lines(one)] for one in (folder, three))
-    assert one == other
+    assert_same_end(folder, three)

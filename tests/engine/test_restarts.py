@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import agree_on_name, launched_by, restarts, start_ranks
+from stampede.engine.processes import agree_on_name, start_ranks
 from stampede.engine.run_folder import RunFolder
 from support.waiting import HANG
 
@@ -77,15 +77,6 @@ def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch,
         for attempt in range(2):
             with pytest.raises(RunFolderError, match="exists; write"):
                 start("a", attempt)
-
-
-def test_restarts_are_counted(monkeypatch):
-    assert restarts() == (0, 0)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    assert restarts() == (1, 3)
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    assert launched_by() is None
 
 
 @pytest.mark.slow

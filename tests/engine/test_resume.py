@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from stampede.engine import metrics, run_folder
-from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.errors import TrainingStoppedError
-from support.checkpoints import sign, values_of
 from support.jobs import run_small, without_times
 from support.ranks import run_ranks
 from support.warm_starts import tensors_of
@@ -19,6 +17,7 @@ from support.warm_starts import tensors_of
 
 @pytest.mark.slow
 def test_resume_continues_as_if_nothing_had_happened(tmp_path, capsys):
+    """From the newest whole checkpoint, whatever a kill or a damage left after it."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
         folder.mkdir()
@@ -32,9 +31,11 @@ def test_resume_continues_as_if_nothing_had_happened(tmp_path, capsys):
         file.write('{"kind": "tra')
     # As a kill while the folder was made leaves it.
     (parts / "small/.config.yaml.tmp").write_text("run:")
+    next((parts / "small/checkpoints/epoch_0002").glob("*.distcp")).write_bytes(b"")
     run_small(parts, ["train.epochs=3", "checkpoint.resume=auto"])
     assert without_times(parts / "small") == without_times(whole / "small")
     printed = capsys.readouterr().out
+    assert "epoch_0002: damaged checkpoint (" in printed and "epoch_0001 is used" in printed
     assert printed.count("new setting: ") == printed.count("train.epochs=3 (was 2)") == 1
     one, other = (json.loads((f / "small/summary.json").read_text()) for f in (whole, parts))
     for key in ("auc", "logloss", "best_auc", "best_epoch", "clipped_share", "steps"):
@@ -67,38 +68,6 @@ def test_what_is_drawn_and_what_decays_go_on_as_well(tmp_path, ranks):
     assert parts[0] == whole[0]
     assert whole[1].keys() == parts[1].keys()
     assert all(torch.equal(tensor, parts[1][name]) for name, tensor in whole[1].items())
-
-
-NEW_KEYS = {
-    "model": ["first_order_scale", "dropout", "normalization", "initial_bias"],
-    "optim.dense": ["weight_decay"],
-    "optim.embedding": ["plateau"],
-}
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_before_there_were_these_keys_goes_on(tmp_path, capsys):
-    # As an older version began.
-    start = "model.initial_bias=zero"
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-    run_small(whole, [start, "train.epochs=2"])
-    run_small(parts, [start])
-    path = newest(parts / "small/checkpoints")
-    values = values_of(path)
-    del values["progress"]["table_plateau"]
-    for section, keys in NEW_KEYS.items():
-        found = values["config"]
-        for name in section.split("."):
-            found = found[name]
-        for key in keys:
-            del found[key]
-    sign(path, values)
-    assert read_manifest(path).first_order_scale == 1.0
-    run_small(parts, ["train.epochs=2", "checkpoint.resume=auto"])
-    assert without_times(parts / "small") == without_times(whole / "small")
-    assert "new setting: model" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_waits_for_the_lines_it_counts(tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ def test_a_folder_that_is_no_run_is_never_deleted(tmp_path):
     assert (tmp_path / "small/thesis.txt").exists()
 
 
-def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path):
+def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path, capsys):
     for part in ("validation", "test"):
         run_small(tmp_path, ["train.epochs=3", "run.overwrite=true", f"evaluate.select_on={part}",
                              "optim.embedding.lr=0.05"])  # fmt: skip
@@ -114,6 +114,8 @@ def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path):
         assert summary["best_epoch"] == int(np.argmax(chosen)) + 1
         assert summary["best_auc"] == tested[summary["best_epoch"] - 1]
         assert ("validation" in {e["part"] for e in every}) == (part == "validation")
+        assert summary["selected_on"] == part
+        assert ("itself, so optimistic" in capsys.readouterr().out) == (part == "test")
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
@@ -167,12 +169,3 @@ def test_a_validation_part_of_one_class_gives_null(tmp_path):
     assert "NaN" not in text and '"auc": null' in text
     summary = json.loads((tmp_path / "small/summary.json").read_text())
     assert summary["best_epoch"] == 2 and 0 < summary["best_auc"] < 1
-
-
-def test_warmup_and_scaling_are_applied(tmp_path):
-    run_small(tmp_path, ["train.log_every=1", "evaluate.select_on=test"])
-    rates = [line["dense_lr"] for line in lines(tmp_path / "small") if line["kind"] == "train"]
-    # 2000 rows, batches of 256: 7 whole ones, so 7 steps of warm-up; the rule divides lr by 2.
-    target = 1e-3 * (256 / 1024) ** 0.5
-    assert rates[0] == 1e-8
-    assert rates[1:] == pytest.approx([target * step / 7 for step in range(1, 8)], rel=1e-3)

@@ -195,13 +195,6 @@ def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted):
         assert found[-1] == pytest.approx(full / 2) and found[10] == full
 
 
-def test_selecting_on_the_test_part_is_told_everywhere(tmp_path, capsys):
-    run_small(tmp_path, ["evaluate.select_on=test"])
-    assert summary_of(tmp_path)["selected_on"] == "test"
-    assert "best AUC on the test part itself, so optimistic" in capsys.readouterr().out
-    assert "validation" not in summary_of(tmp_path)
-
-
 def test_metrics_reach_the_files_and_the_table(tmp_path, capsys):
     run_small(tmp_path, ["evaluate.group_by=C6"])
     names = {"pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc",

@@ -18,7 +18,7 @@ from stampede.engine.checkpoint.manifest import DataEntry, Manifest, Progress, T
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import write_tensors
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.resume import load
@@ -223,19 +223,6 @@ def fail_on_rank_1(folder, where):
                 said.append(str(stop))
         here.on_main(lambda: None)
         return said, sorted(path.name for path in target.iterdir())
-
-
-def damaged_on_all_ranks(folder):
-    """What each rank is given or told where the newest checkpoint, and then all, are damaged."""
-    folder = Path(folder)
-    with processes("cpu") as here:
-        used = here.on_main(lambda: newest_whole(folder))
-        here.on_main(lambda: next(used.glob("*.distcp")).unlink())
-        try:
-            here.on_main(lambda: newest_whole(folder))
-        except RunFolderError as failure:
-            return used.name, str(failure)
-    return used.name, None
 
 
 def rows_fewer_than_ranks(folder, world_size):

@@ -13,7 +13,6 @@ from stampede.engine.config.load import load_config, load_config_of_run, with_de
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from stampede.engine.resume import changes
-from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
 from support.checkpoints import sign, values_of
 from support.jobs import run_small, small_config
@@ -52,6 +51,12 @@ def changed(saved):
 
     yield told
     sign(saved, before)
+
+
+def test_keys_that_came_later_had_the_papers_values(changed):
+    keys = ("first_order_scale", "dropout", "normalization", "initial_bias")
+    later = [f"model.{key}" for key in keys] + ["optim.dense.weight_decay"]
+    assert changed([*later, "optim.embedding.plateau"], "model.initial_bias=zero") == []
 
 
 @pytest.mark.parametrize("key, other", [
@@ -124,7 +129,7 @@ def test_another_network(saved):
     check_same_network(saved, manifest, model)
 
 
-# A network of a user's own that is edited between two runs.
+# A user's own network, edited between two runs.
 OWN = """
 from torch import nn
 from stampede.models import register
@@ -143,12 +148,7 @@ class OwnLayers(nn.Module):
 """
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """Networks that are registered during a test are gone after it."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
-
-
+@pytest.mark.usefixtures("registered")
 def test_an_edited_file(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(OWN)

@@ -1,4 +1,4 @@
-"""Checkpoints of whole runs: damaged, read for their tables."""
+"""Tables read from the checkpoint of a whole run."""
 
 import pytest
 import torch
@@ -10,21 +10,8 @@ from stampede.engine.reading import open_dataset
 from stampede.engine.resume import load
 from stampede.engine.tables import read_field
 from support.gathered import gather_field
-from support.jobs import run_small, small_config, without_times
+from support.jobs import run_small, small_config
 from support.warm_starts import tensors_of, weights_name
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, capsys):
-    run_small(tmp_path, ["train.epochs=3"])
-    folder = tmp_path / "small/checkpoints"
-    whole = without_times(tmp_path / "small")
-    next((folder / "epoch_0003").glob("*.distcp")).write_bytes(b"")
-    run_small(tmp_path, ["train.epochs=3", "checkpoint.resume=auto"])
-    said = capsys.readouterr().out
-    assert "epoch_0003: damaged checkpoint (" in said
-    assert f"{folder / 'epoch_0002'} is used" in said
-    assert without_times(tmp_path / "small") == whole
 
 
 @pytest.mark.slow
