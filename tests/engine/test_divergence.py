@@ -1,6 +1,7 @@
 """Runs that diverge stop with a good checkpoint; losses that leap, batches that are skipped."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -9,12 +10,12 @@ from stampede.engine import trainer
 from stampede.engine.checkpoint.manifest import Progress, read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config import DivergenceSection
-from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
+from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.trainer import check_logged_loss
 from stampede.settings import SettingsError
-from support.diverging import LONG, SAVED, KilledError, broken, kill, poisoned, same_run
+from support.diverging import LONG, SAVED, broken, poisoned, same_run
 from support.jobs import lines, run_small, small_config
-from support.stopping import ask_to_stop, before_step
+from support.stopping import kill, run_disturbed
 
 
 @pytest.mark.slow
@@ -69,10 +70,9 @@ def test_a_signal_amid_spoilt_weights_keeps_the_checkpoint_before(tmp_path, monk
     for spoil, reason in ((swollen, "the loss .* of step 11 is more"), (broken, "not finite")):
         with monkeypatch.context() as patch:
             spoil(patch, 10)
-            before_step(patch, 11 if spoil is swollen else 10, ask_to_stop)
-            with pytest.raises(InterruptedRunError, match=f"not saved, as .*{reason}") as stop:
-                run_small(tmp_path, [*overrides, "run.overwrite=true"])
-        assert stop.value.signal == 15
+            step = 11 if spoil is swollen else 10
+            stop = run_disturbed(tmp_path, [*overrides, "run.overwrite=true"], step)
+        assert re.search(f"not saved, as .*{reason}", str(stop)) and stop.signal == 15
         found = [path.name for path in (tmp_path / "small/checkpoints").iterdir()]
         assert found == ["epoch_0001"]
 
@@ -113,10 +113,7 @@ def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
         assert "batches skipped  3 of 16, losses not finite" in capsys.readouterr().out
         # A run that is killed between them goes on.
         again = [*SAVED, SKIPS, "run.name=killed"]
-        with monkeypatch.context() as killing:
-            before_step(killing, 10, kill)
-            with pytest.raises(KilledError):
-                run_small(tmp_path, again)
+        run_disturbed(tmp_path, again, 10, kill)
         run_small(tmp_path, [*again, "checkpoint.resume=auto"])
     same_run(tmp_path / "small", tmp_path / "killed")
     skipped = [line for line in lines(tmp_path / "small") if line["kind"] == "skipped_batch"]

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from stampede.engine.errors import InterruptedRunError, TrainingStoppedError
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.heartbeat import PHASES, Heartbeat
 from stampede.engine.monitor import (
     Monitor,
@@ -26,7 +26,7 @@ from stampede.engine.processes import processes
 from support.full_disk import files_of_at_most
 from support.jobs import lines, run_small, small_config, without_times
 from support.monitored import logged
-from support.stopping import ask_to_stop, before_step
+from support.stopping import run_disturbed
 
 
 class SetClock:
@@ -264,11 +264,8 @@ def test_untimed_runs_compute_the_same(timed_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_same_lines_and_appends_to_its_log(timed_run, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        before_step(patch, 4, ask_to_stop)
-        with pytest.raises(InterruptedRunError):
-            run_small(tmp_path, LONG)
+def test_a_resumed_run_has_the_same_lines_and_appends_to_its_log(timed_run, tmp_path):
+    run_disturbed(tmp_path, LONG, 4)
     (stop,) = of_event(tmp_path / "small", "stopped")
     assert stop["step"] == 4 and "SIGTERM" in stop["reason"]
     run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])

@@ -6,10 +6,9 @@ import json
 import pytest
 from torch.profiler import profile
 
-from stampede.engine.errors import InterruptedRunError
 from stampede.engine.monitor import trace_file
 from support.jobs import lines, run_small
-from support.stopping import ask_to_stop, before_step
+from support.stopping import run_disturbed
 
 
 def trace(start, steps):
@@ -63,11 +62,8 @@ def test_steps_beyond_the_runs_end(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_traces_what_is_left(tmp_path, monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        before_step(patch, 4, ask_to_stop)
-        with pytest.raises(InterruptedRunError):
-            run_small(tmp_path, trace(3, 4))
+def test_a_resumed_run_traces_what_is_left(tmp_path, capsys):
+    run_disturbed(tmp_path, trace(3, 4), 4)
     # What was traced until then is kept until there is more.
     assert steps_in(tmp_path / "small") == [3, 4]
     run_small(tmp_path, [*trace(3, 4), "checkpoint.resume=auto"])
