@@ -4,11 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from stampede.engine.build import build
-from stampede.engine.processes import processes
-from stampede.engine.reading import open_dataset
 from stampede.models import CTRModel
 from stampede.settings import SettingsError
+from support.checkpoints import small_job
 from support.gathered import gather_field
 from support.jobs import run_small, small_config, train_an_epoch
 from support.own_networks import DRAWING, NUMBERS_ONLY, drawn_in_training, own_network
@@ -21,16 +19,9 @@ pytestmark = pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("tile_rows", [8192, 100])
 def test_embeddings_need_not_be_used_and_are_not_trained_then(tmp_path, monkeypatch, tile_rows):
     monkeypatch.setattr("stampede.engine.step.TILE_ROWS", tile_rows)
-    config = small_config(
-        tmp_path,
-        *own_network(tmp_path, "numbers_only", NUMBERS_ONLY),
-        "data.rows=6000",
-        "train.batch_size=256",
-        "optim.embedding.l2=0",
-    )
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+    overrides = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
+    overrides += ["data.rows=6000", "train.batch_size=256", "optim.embedding.l2=0"]
+    with small_job(tmp_path, *overrides) as (here, job, config, dataset, _):
         before = {f: gather_field(job.model, f, 10, here) for f in dataset.vocabulary_sizes}
     trained = train_an_epoch(config)
     assert trained.losses[-1] < 1 and trained.evaluation["auc"] > 0.5

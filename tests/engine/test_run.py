@@ -13,15 +13,13 @@ import torch
 import stampede.engine.run as engine_run
 from stampede.data import GlobalBatches
 from stampede.engine import trainer
-from stampede.engine.build import build
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import processes
-from stampede.engine.reading import open_dataset
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import send, train_step
 from stampede.optim import CowClipTables, local_cowclip_tables
 from stampede.settings import SettingsError
+from support.checkpoints import small_job
 from support.jobs import lines, run_small, small_config
 
 SUMMARY = {
@@ -119,25 +117,17 @@ def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path, capsys):
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
-    config = small_config(tmp_path)
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+    with small_job(tmp_path) as (here, job, _, dataset, _):
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 256, 0, 1).epoch(0)
         train_step(job, send(next(batches), job.front, here.device), 1, here)
         batch = next(batches)
         batch.dense[3, 0] = float("nan")
-        before = [
-            *(p.detach().clone() for p in job.dense_parameters.values()),
-            *(t.weights_tensor().clone() for t in local_cowclip_tables(job.model)),
-        ]
+        weights = [*job.dense_parameters.values()]
+        weights += [tables.weights_tensor() for tables in local_cowclip_tables(job.model)]
+        before = [values.detach().clone() for values in weights]
         with pytest.raises(TrainingStoppedError, match=r"step 2.*optim.dense.lr"):
             train_step(job, send(batch, job.front, here.device), 2, here)
-        after = [
-            *job.dense_parameters.values(),
-            *(t.weights_tensor() for t in local_cowclip_tables(job.model)),
-        ]
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        assert all(map(torch.equal, before, weights))
 
 
 def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
