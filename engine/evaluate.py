@@ -245,7 +245,16 @@ def finish_epoch(run: TrainingRun, results: dict[str, dict[str, Any]]) -> None:
     """Finish an evaluated epoch; remember it if it is the best so far."""
     progress, settings = run.progress, run.config.evaluate
     progress.epoch += 1
-    choose(progress, results, settings.select_on)
+    score, best = results[settings.select_on]["auc"], progress.best_score
+    # If the part has only one class, its AUC is undefined and the last epoch is the best.
+    if best is None or score > best:
+        progress.best_epoch = progress.epoch
+        progress.best_score = score
+        progress.best_auc = results["test"]["auc"]
+        progress.selected = results
+        progress.waited = 0
+    else:
+        progress.waited += 1
     if not run.processes.is_main:
         return
     shown = [
@@ -303,20 +312,6 @@ class Plateau:
 def is_evaluated(epoch: int, config: Config) -> bool:
     """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
     return epoch % config.evaluate.every_epochs == 0 or epoch == config.train.epochs
-
-
-def choose(progress: Progress, results: dict[str, dict[str, Any]], select_on: str) -> None:
-    """Remember the epoch just finished if it is the best so far."""
-    score, best = results[select_on]["auc"], progress.best_score
-    # If the part has only one class, its AUC is undefined and the last epoch is the best.
-    if best is None or score > best:
-        progress.best_epoch = progress.epoch
-        progress.best_score = score
-        progress.best_auc = results["test"]["auc"]
-        progress.selected = results
-        progress.waited = 0
-    else:
-        progress.waited += 1
 
 
 def stops_early(progress: Progress, settings: EvaluateSection) -> bool:

@@ -110,15 +110,6 @@ def test_rare_ids_and_few_unseen_ones_are_not(tmp_path, train, validation, test)
     assert on_data(prepared(tmp_path, **shares)) == []
 
 
-def test_the_unseen_row_is_the_manifests(tmp_path):
-    write_prepared(tmp_path, {"train": drawn_rows(9), "test": drawn_rows(9)}, drawn_fields())
-    path = tmp_path / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["fields"][0]["unseen_row"] = 7
-    path.write_text(json.dumps(manifest))
-    assert open_prepared(tmp_path).unseen_rows == {"C1": 7}
-
-
 @pytest.mark.parametrize("part", ["validation", "test"])
 def test_a_part_of_one_class(tmp_path, part):
     parts = {name: drawn_rows(300, seed=seed) for seed, name in

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from stampede.engine import metrics, run_folder
+from stampede.engine import run_folder
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.errors import TrainingStoppedError
 from support.jobs import run_small, without_times
@@ -48,6 +48,7 @@ REGULARIZED = [
     "model.normalization=layer",
     "optim.dense.weight_decay=0.1",
     "optim.embedding.plateau={factor: 0.5, patience: 0, threshold: 0.1}",
+    "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.1}",
 ]
 
 
@@ -84,15 +85,17 @@ def test_a_checkpoint_waits_for_the_lines_it_counts(tmp_path, monkeypatch):
 
 
 def test_an_undefined_auc_is_shown_and_survives_a_resume(tmp_path, capsys):
-    overrides = ["data.rows=100", "data.test_rows=100", "train.batch_size=64"]
-    overrides.append("evaluate.select_on=test")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics._RankingSums, "auc", None)
-        run_small(tmp_path, overrides)
-        run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
+    # The only validation row is of one class.
+    overrides = ["data.rows=100", "data.validation_fraction=0.01", "train.epochs=2",
+                 "train.batch_size=64"]  # fmt: skip
+    for more in ([], ["checkpoint.resume=auto"]):
+        run_small(tmp_path, [*overrides, *more])
+        text = (tmp_path / "small/metrics.jsonl").read_text()
+        assert "NaN" not in text and '"auc": null' in text
+        summary = json.loads((tmp_path / "small/summary.json").read_text())
+        assert summary["best_epoch"] == 2 and 0 < summary["best_auc"] < 1
     printed = capsys.readouterr().out
-    assert printed.count("all 1 epochs are already trained; to train more, raise") == 1
+    assert printed.count("all 2 epochs are already trained; to train more, raise") == 1
     assert len(re.findall(r"  AUC +undefined", printed)) == 2
-    told = "epoch 1: the last one, as the AUC of the test part is undefined"
+    told = "epoch 2: the last one, as the AUC of the validation part is undefined"
     assert printed.count(told) == 2 and "best AUC" not in printed
-    assert json.loads((tmp_path / "small/summary.json").read_text())["auc"] is None

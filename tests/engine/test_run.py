@@ -150,12 +150,3 @@ def test_two_runs_do_not_write_one_folder(tmp_path):
 def test_a_validation_part_without_rows_is_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"data.validation_fraction.*select_on=test"):
         run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.005"])
-
-
-def test_a_validation_part_of_one_class_gives_null(tmp_path):
-    run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.01", "train.epochs=2",
-                         "train.batch_size=64"])  # fmt: skip
-    text = (tmp_path / "small/metrics.jsonl").read_text()
-    assert "NaN" not in text and '"auc": null' in text
-    summary = json.loads((tmp_path / "small/summary.json").read_text())
-    assert summary["best_epoch"] == 2 and 0 < summary["best_auc"] < 1

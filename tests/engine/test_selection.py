@@ -179,22 +179,6 @@ def test_tables_stay_where_they_are_at_a_rate_of_nearly_nothing(tmp_path, script
     torch.testing.assert_close(third, second, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_plateau_goes_on_after_a_resume(tmp_path, scripted):
-    plateau = "plateau={factor: 0.5, patience: 1, threshold: 0.01}"
-    overrides = [f"optim.dense.{plateau}", f"optim.embedding.{plateau}"]
-    aucs = [0.7, 0.6, 0.6, 0.6]
-    scripted(aucs)
-    run_small(tmp_path, [*overrides, "train.epochs=4", "run.name=whole"])
-    scripted(aucs)
-    run_small(tmp_path, [*overrides, "train.epochs=2"])
-    run_small(tmp_path, [*overrides, "train.epochs=4", "checkpoint.resume=auto"])
-    assert without_times(tmp_path / "small") == without_times(tmp_path / "whole")
-    for part, full in (("dense", 5e-4), ("embedding", 1e-2)):
-        found = rates(tmp_path, part)
-        assert found[-1] == pytest.approx(full / 2) and found[10] == full
-
-
 def test_metrics_reach_the_files_and_the_table(tmp_path, capsys):
     run_small(tmp_path, ["evaluate.group_by=C6"])
     names = {"pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc",
