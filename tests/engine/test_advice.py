@@ -105,7 +105,7 @@ def test_unseen_ids_are_told_by_column(tmp_path, multi):
 @pytest.mark.parametrize("train, validation, test", [
     (0.0, 0.2, 0.0), (0.35, 0.4, 0.0), (0.4, 0.0, 0.0), (0.0, 0.0, 0.9)
 ])  # fmt: skip
-def test_rare_ids_and_few_unseen_ones_are_not(tmp_path, train, validation, test):
+def test_no_advice_on_rare_ids_and_few_unseen_ones(tmp_path, train, validation, test):
     shares = {"train_unseen": train, "validation_unseen": validation, "test_unseen": test}
     assert on_data(prepared(tmp_path, **shares)) == []
 

@@ -64,7 +64,7 @@ def test_a_step_whose_loss_leaps_is_not_saved(tmp_path, monkeypatch, every, foun
 
 
 @pytest.mark.slow
-def test_a_signal_amid_spoilt_weights_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+def test_a_signal_after_a_divergence_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """Those whose loss leaps, and those that are not finite."""
     overrides = [*LONG, *LEAP, "train.log_every=4"]
     for spoil, reason in ((swollen, "the loss .* of step 11 is more"), (broken, "not finite")):

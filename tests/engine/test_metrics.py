@@ -166,7 +166,7 @@ def test_groups_of_one_class_and_unknown_groups_are_counted():
     assert found["gauc_unknown_samples"] == 1 and found["samples"] == 8
 
 
-def test_what_is_not_chosen_is_not_there():
+def test_metrics_that_are_not_chosen_are_absent():
     found = measured(drawn(100, False), chosen=["calibration"])
     assert "calibration" in found and not {"pr_auc", "calibration_buckets"} & set(found)
 
@@ -182,7 +182,7 @@ def test_one_class_leaves_metrics_undefined(label):
     assert found["logloss"] > 0 and found["gauc_groups"] == 0
 
 
-def test_weights_that_only_some_pieces_have_count():
+def test_weights_in_only_some_of_the_pieces_count():
     logits, labels, weights, groups, truth = drawn(1000, False)
     weights[:500] = np.random.default_rng(1).integers(0, 3, 500)
     found = measured((logits, labels, weights, groups, truth), pieces=2)

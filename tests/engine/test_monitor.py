@@ -91,7 +91,7 @@ def test_phases_are_the_whole_step_and_evaluations_are_outside(watched):
     assert times.take() == []
 
 
-def test_a_gpu_is_waited_for_at_the_end_of_a_window_only(watched):
+def test_a_gpu_is_only_waited_for_at_the_end_of_a_window(watched):
     clock, heartbeat, times = watched
     for _ in range(100):
         take_step(heartbeat, clock)
@@ -101,7 +101,7 @@ def test_a_gpu_is_waited_for_at_the_end_of_a_window_only(watched):
     assert len(times.take()) == 100 and clock.read == clock.now
 
 
-def test_all_of_an_exchange_that_runs_on_the_stream_is_waiting():
+def test_a_collective_on_the_gpus_stream_counts_as_waiting():
     clock, heartbeat = SetClock(), Heartbeat()
     times = PhaseTimes(clock, exchanges=["adding up the loss"])
     with heartbeat.listening(times.begin):
@@ -306,7 +306,7 @@ def steps_in(run):
     return sorted(int(name[5:]) for name in events_in(run) if name.startswith("step "))
 
 
-def test_the_steps_that_were_asked_for(tmp_path, capsys):
+def test_the_requested_steps_are_traced(tmp_path, capsys):
     run_small(tmp_path, trace(3, 2))
     run = tmp_path / "small"
     assert steps_in(run) == [3, 4]
@@ -318,7 +318,7 @@ def test_the_steps_that_were_asked_for(tmp_path, capsys):
     assert [path.name for path in (run / "profile").iterdir()] == [trace_file(run, 0).name]
 
 
-def test_the_first_step_and_a_run_that_ends_meanwhile(tmp_path, capsys):
+def test_a_trace_ends_with_the_run(tmp_path, capsys):
     run_small(tmp_path, trace(1, 100))
     assert steps_in(tmp_path / "small") == list(range(1, 9))
     said = capsys.readouterr().out
@@ -326,7 +326,7 @@ def test_the_first_step_and_a_run_that_ends_meanwhile(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_steps_beyond_the_runs_end(tmp_path, capsys):
+def test_steps_beyond_the_end_are_not_traced(tmp_path, capsys):
     run_small(tmp_path, trace(9, 3))
     assert not (tmp_path / "small/profile").exists()
     assert (
@@ -354,7 +354,7 @@ def test_a_resumed_run_traces_what_is_left(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_trace_that_cannot_be_written_ends_no_run(tmp_path, capsys, monkeypatch):
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys, monkeypatch):
     (tmp_path / "small").mkdir()
     (tmp_path / "small/config.yaml").write_text("")
     (tmp_path / "small/profile").write_text("a file")

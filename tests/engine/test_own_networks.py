@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 
 # In one tile, and in several.
 @pytest.mark.parametrize("tile_rows", [8192, 100])
-def test_embeddings_need_not_be_used_and_are_not_trained_then(tmp_path, monkeypatch, tile_rows):
+def test_unused_embeddings_are_not_trained(tmp_path, monkeypatch, tile_rows):
     monkeypatch.setattr("stampede.engine.step.TILE_ROWS", tile_rows)
     overrides = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
     overrides += ["data.rows=6000", "train.batch_size=256", "optim.embedding.l2=0"]

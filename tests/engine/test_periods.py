@@ -123,7 +123,7 @@ def test_a_period_is_scored_by_the_model_before_it(three):
     assert len(before.embeddings("site")) == 8 and len(before.embeddings("user")) > 60
 
 
-def test_rows_and_moments_go_on_by_their_ids(tmp_path):
+def test_rows_and_moments_follow_their_ids(tmp_path):
     """Rows that a period does not touch stay as they were, those that it does count on."""
     folder = tmp_path / "kept"
     path = write_logs(folder, [0, 30])
@@ -143,7 +143,7 @@ def test_rows_and_moments_go_on_by_their_ids(tmp_path):
     assert steps and all(float(step) == 14 for step in steps)
 
 
-def test_a_row_begins_by_its_id_wherever_and_whenever(tmp_path):
+def test_a_new_row_depends_only_on_its_id(tmp_path):
     late, early = tmp_path / "late", tmp_path / "early"
     train(write_logs(late, [0, 30]), STILL)
     train(write_logs(early, [30]), STILL)
@@ -158,7 +158,7 @@ def test_a_row_begins_by_its_id_wherever_and_whenever(tmp_path):
     assert 0.7 < float(drawn.std()) / load_config(early / "ads.yaml").model.init_std < 1.3
 
 
-def test_the_row_of_an_id_that_is_given_up_begins_anew(tmp_path):
+def test_a_reused_row_starts_from_scratch(tmp_path):
     """As a new row would, moments included; the table stays as large as it may be."""
     capped, free = tmp_path / "capped", tmp_path / "free"
     for folder, most in ((capped, "data.max_rows=60"), (free, "data.max_rows=null")):
@@ -180,7 +180,7 @@ def test_the_row_of_an_id_that_is_given_up_begins_anew(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("plan", "max_rows"), [("row_wise", 60), ("data_parallel", None)])
-def test_any_number_of_ranks_and_another_one_tomorrow(three, tmp_path, plan, max_rows):
+def test_each_period_may_have_another_number_of_ranks(three, tmp_path, plan, max_rows):
     """Two, four and one; where a table is full, new ids take rows on whatever rank they are."""
     folder, keys = tmp_path / plan, ["checkpoint.keep=3"]
     if max_rows is not None:
@@ -207,7 +207,7 @@ def test_any_number_of_ranks_and_another_one_tomorrow(three, tmp_path, plan, max
         assert one["new_ids_samples"] == other["new_ids_samples"]
 
 
-def test_what_ends_in_the_middle_goes_on_with_the_same_bits(three, tmp_path, monkeypatch):
+def test_an_interrupted_period_continues_with_the_same_bits(three, tmp_path, monkeypatch):
     """As kills would leave it: errors that nobody handles, at several places."""
     folder = tmp_path / "killed"
     path = write_logs(folder, [0, 30, 60])
@@ -331,7 +331,7 @@ def test_another_model_or_a_decay_is_refused(tmp_path):
     assert len(lines(folder)) == 2
 
 
-def test_a_model_that_is_being_read_stays_with_its_vocabularies(tmp_path):
+def test_a_checkpoint_in_use_is_kept_with_its_vocabularies(tmp_path):
     folder = tmp_path / "read"
     path = write_logs(folder, [0])
     train(path, ["checkpoint.keep=1"])
@@ -352,7 +352,7 @@ def test_a_model_that_is_being_read_stays_with_its_vocabularies(tmp_path):
         open_trained(period(folder, 3))
 
 
-def test_a_file_has_one_name_from_wherever_it_is_called(tmp_path, monkeypatch):
+def test_a_file_is_recognised_by_any_path(tmp_path, monkeypatch):
     folder = tmp_path / "names"
     path = write_logs(folder, [0])
     (folder / "below").mkdir()

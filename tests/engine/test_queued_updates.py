@@ -63,9 +63,7 @@ def _poison_gradient(batch, patch):
     "poison, says",
     [(_poison_loss, "optim.dense.lr"), (_poison_gradient, "optim.embedding.on_nonfinite=skip_row")],
 )
-def test_what_is_not_finite_is_named_by_its_step_some_steps_later(
-    poison, says, tmp_path, monkeypatch
-):
+def test_a_nonfinite_step_is_named_some_steps_later(poison, says, tmp_path, monkeypatch):
     monkeypatch.setattr(nonfinite, "LATE", 1)
     made = small_job(tmp_path, *FEW, "train.batch_size=10")
     with computed("queued"), made as (here, job, _, dataset, _):

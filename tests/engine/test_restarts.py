@@ -24,7 +24,7 @@ def joined(store, ranks, names):
         thread.join(HANG)
 
 
-def test_a_start_has_a_name_that_no_other_start_has_had():
+def test_each_start_gets_a_new_name():
     """The store keeps what processes have written that are gone, some before they had joined."""
     store, names = dist.HashStore(), []
     for other in (1, 2):

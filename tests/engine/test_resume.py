@@ -53,7 +53,7 @@ REGULARIZED = [
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_drawn_and_what_decays_go_on_as_well(tmp_path, ranks):
+def test_random_numbers_decay_and_plateaus_continue(tmp_path, ranks):
     def trained(name, *overrides):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
@@ -71,7 +71,7 @@ def test_what_is_drawn_and_what_decays_go_on_as_well(tmp_path, ranks):
     assert all(torch.equal(tensor, parts[1][name]) for name, tensor in whole[1].items())
 
 
-def test_a_checkpoint_waits_for_the_lines_it_counts(tmp_path, monkeypatch):
+def test_no_checkpoint_before_its_lines_are_synced(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 

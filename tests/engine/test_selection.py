@@ -57,7 +57,7 @@ def scripted(monkeypatch):
     st.integers(0, 3),
     st.sampled_from([0.0, 0.02]),
 )
-def test_a_plateau_is_torchs(scores, factor, patience, threshold):
+def test_a_plateau_matches_torchs(scores, factor, patience, threshold):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, "max", factor, patience, threshold, threshold_mode="abs", min_lr=0.03, eps=0
@@ -166,7 +166,7 @@ def test_rates_fall_on_a_plateau_by_factors_of_their_own(tmp_path, scripted, cap
 
 
 @pytest.mark.slow
-def test_tables_stay_where_they_are_at_a_rate_of_nearly_nothing(tmp_path, scripted):
+def test_tables_hardly_move_at_a_tiny_rate(tmp_path, scripted):
     """Rows that wait for their steps take them at the rates that were then."""
     scripted([0.7, 0.6, 0.6])
     still = "optim.embedding.plateau={factor: 1e-9, patience: 0, least: 0}"

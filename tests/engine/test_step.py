@@ -37,7 +37,7 @@ class Numbered:
         return self
 
 
-def test_each_batch_is_sent_before_the_one_ahead_of_it_is_computed():
+def test_a_batch_is_sent_before_the_previous_one_is_computed():
     happened, read = [], []
 
     def batches():
@@ -139,7 +139,7 @@ def test_rows_that_wait_give_the_bits_of_a_sweep_also_after_a_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_wait_on_where_an_epoch_is_not_evaluated(tmp_path, monkeypatch):
+def test_rows_keep_waiting_after_an_epoch_without_an_evaluation(tmp_path, monkeypatch):
     flushes, flush = [], CowClipTables.flush
 
     def counted(tables):

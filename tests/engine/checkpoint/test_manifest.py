@@ -47,7 +47,7 @@ def test_no_checkpoint(tmp_path):
             read_manifest(path)
 
 
-def test_another_format_is_refused_and_not_passed_over(checkpoint):
+def test_an_unknown_format_is_refused_rather_than_skipped(checkpoint):
     write_checkpoint(checkpoint.parent / "epoch_0000")
     sign(checkpoint, {**values_of(checkpoint), "format": 3, "more": 1})
     said = r"epoch_0001: the checkpoint has format 3, but .* reads only 1 and 2; use the version"
@@ -56,7 +56,7 @@ def test_another_format_is_refused_and_not_passed_over(checkpoint):
     assert checkpoint.exists()
 
 
-def test_what_older_versions_wrote_besides(checkpoint):
+def test_values_that_only_older_versions_wrote(checkpoint):
     """They took a run that diverged back, and evaluated one part."""
     values = values_of(checkpoint)
     values["progress"].update(rollbacks=1, dense_fraction=0.5, last={"auc": 0.5, "logloss": 0.6})

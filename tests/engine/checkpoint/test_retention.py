@@ -100,7 +100,7 @@ def test_the_newest_the_best_and_every_third_epoch_are_kept(tmp_path):
     assert names(tmp_path) == {"epoch_0008", "epoch_0009", "step_00000082"}
 
 
-def test_one_that_is_read_is_kept_until_it_is_not(tmp_path):
+def test_a_checkpoint_in_use_is_kept_until_it_is_closed(tmp_path):
     fill(tmp_path, 2)
     path, held = being_read(lambda: tmp_path / "epoch_0001")
     again, also_held = being_read(lambda: tmp_path / "epoch_0001")
@@ -113,7 +113,7 @@ def test_one_that_is_read_is_kept_until_it_is_not(tmp_path):
     assert names(tmp_path) == {"epoch_0002"}
 
 
-def test_one_that_is_deleted_before_it_is_held_is_chosen_anew(tmp_path):
+def test_another_is_chosen_if_one_is_deleted_before_it_is_locked(tmp_path):
     fill(tmp_path, 2)
     choices = iter(["epoch_0009", "epoch_0002"])
     path, held = being_read(lambda: tmp_path / next(choices))
@@ -122,7 +122,7 @@ def test_one_that_is_deleted_before_it_is_held_is_chosen_anew(tmp_path):
     assert being_read(lambda: tmp_path / "epoch_0009") == (tmp_path / "epoch_0009", None)
 
 
-def test_one_that_is_deleted_while_others_are_read_is_not_the_newest(tmp_path, monkeypatch):
+def test_a_checkpoint_deleted_meanwhile_is_not_the_newest(tmp_path, monkeypatch):
     fill(tmp_path, 2)
 
     def deleted_meanwhile(path):
@@ -134,7 +134,7 @@ def test_one_that_is_deleted_while_others_are_read_is_not_the_newest(tmp_path, m
     assert newest(tmp_path).name == "epoch_0002"
 
 
-def test_copies_by_other_names_are_their_owners(tmp_path):
+def test_copies_under_other_names_are_left_alone(tmp_path):
     fill(tmp_path, 2)
     others = {"step_00000016_backup", "epoch_archive", "epoch_9", "step_9999999", "epoch_0002 2"}
     for name in others:
@@ -145,7 +145,7 @@ def test_copies_by_other_names_are_their_owners(tmp_path):
     assert names(tmp_path) == {"epoch_0002", "step_00000016", *others}
 
 
-def test_damaged_ones_are_set_aside_side_by_side(tmp_path):
+def test_damaged_checkpoints_are_set_aside_under_free_names(tmp_path):
     for number in range(3):
         path = write_position(tmp_path, 1, 10)
         (path / "which").write_text(str(number))
@@ -229,13 +229,13 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, dam
         assert (tmp_path / "epoch_0001").exists()
 
 
-def test_an_older_one_that_is_damaged_is_no_matter(tmp_path):
+def test_an_older_damaged_checkpoint_does_not_matter(tmp_path):
     path = whole(tmp_path)
     shortened(tmp_path / "epoch_0001")
     assert newest_whole(tmp_path) == path
 
 
-def test_a_lack_of_memory_is_no_damage(tmp_path, monkeypatch):
+def test_lack_of_memory_does_not_count_as_damage(tmp_path, monkeypatch):
     def lacking(*_):
         raise RuntimeError("DefaultCPUAllocator: no")
 

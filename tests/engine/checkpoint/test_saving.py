@@ -66,7 +66,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
         assert first_weights(job) == before
 
 
-def test_without_asynchronous_nothing_is_copied_and_nothing_pending(tmp_path, monkeypatch):
+def test_a_synchronous_save_copies_nothing_and_waits(tmp_path, monkeypatch):
     places, write = {}, saving.write_tensors
 
     def noted(state, *arguments):
@@ -91,7 +91,7 @@ def test_without_asynchronous_nothing_is_copied_and_nothing_pending(tmp_path, mo
             checkpoints.save(at(8))
 
 
-def test_a_failure_is_raised_when_it_is_waited_for(tmp_path, monkeypatch):
+def test_wait_raises_a_failure_once(tmp_path, monkeypatch):
     with small_job(tmp_path) as (here, job, config, data, target):
         checkpoints = Checkpoints(target, job, config, data, here)
         checkpoints.save(at(7))
@@ -111,9 +111,7 @@ def test_a_failure_is_raised_when_it_is_waited_for(tmp_path, monkeypatch):
         assert names(target) == ["step_00000007"]
 
 
-def test_a_failure_of_the_one_before_does_not_keep_the_next_from_being_written(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_next_checkpoint_is_written_after_one_that_failed(tmp_path, monkeypatch, capsys):
     with small_job(tmp_path) as (here, job, config, data, target):
         with Checkpoints(target, job, config, data, here) as checkpoints:
             with monkeypatch.context() as patch:
@@ -165,7 +163,7 @@ def test_ranks_without_rows(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["write", "copy"])
-def test_a_failure_on_one_rank_is_one_on_all(tmp_path, where):
+def test_all_ranks_fail_if_one_does(tmp_path, where):
     (said, left), (elsewhere, _) = run_ranks(2, fail_on_rank_1, str(tmp_path), where)
     assert left == ["epoch_0001"]
     assert len(said) == len(elsewhere) == 2
@@ -186,7 +184,7 @@ def test_the_random_state_is_that_of_each_rank(tmp_path):
     assert alone == torch.rand(3).tolist()
 
 
-def test_the_system_is_quoted_where_torchs_writer_fails_over_its_words():
+def test_the_operating_systems_error_is_shown_instead_of_torchs():
     """Closing a file that could not be written fails once more, in words of torch's own."""
 
     for failure, said in [
@@ -227,7 +225,7 @@ def test_what_a_manifest_says(tmp_path):
     assert manifest["config"] == config.model_dump(mode="json")
 
 
-def test_tensors_are_taken_in_place_whatever_they_are():
+def test_tensors_of_any_type_and_shape_are_taken_in_place():
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for shape in ((), (0, 4), (3, 4)):
             whole = torch.arange(40).to(dtype)
