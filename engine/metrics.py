@@ -51,8 +51,7 @@ class PartMetrics:
     Attributes:
         samples: added so far.
 
-    Raises:
-        MemoryError: there is not enough memory; the methods may raise it too.
+    The methods raise MemoryError if there is not enough memory.
     """
 
     def __init__(

@@ -263,7 +263,7 @@ def trace_file(folder: Path, rank: int) -> Path:
 class StepTrace:
     """Traces the steps that `train.profile` asks for, with their phases.
 
-    Each rank traces the same steps. If a trace cannot be written, a sentence says so.
+    Each rank traces the same steps. A trace that cannot be written ends no run, but is reported.
 
     Args:
         step: the last one of earlier starts of the run.
@@ -299,7 +299,7 @@ class StepTrace:
         self._begin_if_due()
 
     def close(self, well: bool) -> None:
-        """End the run, `well` or by a failure; write the trace so far."""
+        """The run ends, `well` or by a failure: write the trace so far."""
         if self._step < self._first <= self._last:
             if self._profile is not None:
                 self._stop()

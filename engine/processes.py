@@ -105,7 +105,7 @@ def _result(result: T, failure: Exception | None) -> T:
 
 
 def launched_by() -> str | None:
-    """An identifier of the torchrun that started this process, also again; None without one."""
+    """An identifier of the torchrun that started this process, kept in restarts, or None."""
     # Each torchrun makes a folder with a new name: FOLDER/attempt_1/0/error.json.
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return str(Path(file).parents[2]) if file else None
@@ -247,7 +247,7 @@ def _rendezvous() -> tuple[dist.Store, int, int]:
 
 
 def connection() -> dist.Store:
-    """Another connection to that store, for one thread."""
+    """Another connection to the ranks' store, for a thread of its own."""
     if STORE_FILE in os.environ:
         return dist.FileStore(os.environ[STORE_FILE])
     return dist.TCPStore(

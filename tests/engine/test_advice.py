@@ -1,4 +1,4 @@
-"""What a run says when something is off, and that it says nothing when nothing is."""
+"""The advice of a run if something looks wrong, and only then."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What becomes of processes that hang, and which rank is named."""
+"""Processes that hang end themselves and name the stuck rank."""
 
 import itertools
 import multiprocessing

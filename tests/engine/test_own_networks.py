@@ -1,4 +1,4 @@
-"""Networks that do what none of ours does: leave embeddings alone, change them, draw."""
+"""Users' networks that ignore their embeddings, change their inputs, or draw random numbers."""
 
 import pytest
 import torch

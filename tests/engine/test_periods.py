@@ -1,4 +1,4 @@
-"""A log that comes in files: each is scored, then trained on; started again, only new ones are."""
+"""A log that comes in files: each new one is scored, then trained on."""
 
 import gzip
 import json
@@ -106,7 +106,7 @@ def test_the_recipe_looks_at_all_rows_so_far(tmp_path):
 
 
 def test_a_period_is_scored_by_the_model_before_it(three):
-    """The scores of `predict` with the run of the period before are an independent way."""
+    """Compared with scoring the file by the run of the previous period."""
     before = api.open_run(period(three, 2))
     scores = torch.from_numpy(before.score(three / "log3.csv"))
     rows = (three / "log3.csv").read_text().splitlines()[1:]
@@ -124,7 +124,7 @@ def test_a_period_is_scored_by_the_model_before_it(three):
 
 
 def test_rows_and_moments_follow_their_ids(tmp_path):
-    """Rows that a period does not touch stay as they were, those that it does count on."""
+    """Rows that a period does not touch stay as they were; the steps of others continue."""
     folder = tmp_path / "kept"
     path = write_logs(folder, [0, 30])
     train(path, ["optim.embedding.rows=touched", "optim.embedding.l2=0"])

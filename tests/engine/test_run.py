@@ -1,4 +1,4 @@
-"""Whole runs in this process: files, refusals, a loss that is not finite."""
+"""Whole runs in this process: their files, refused settings, a loss that is not finite."""
 
 import json
 import os

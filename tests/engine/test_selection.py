@@ -1,4 +1,4 @@
-"""The best epoch, early stops, reduced rates: what evaluations decide."""
+"""What evaluations decide: the best epoch, early stops, reduced rates."""
 
 import json
 import re

@@ -57,7 +57,7 @@ def test_an_unknown_format_is_refused_rather_than_skipped(checkpoint):
 
 
 def test_values_that_only_older_versions_wrote(checkpoint):
-    """They took a run that diverged back, and evaluated one part."""
+    """They rolled diverged runs back, and evaluated only the test part."""
     values = values_of(checkpoint)
     values["progress"].update(rollbacks=1, dense_fraction=0.5, last={"auc": 0.5, "logloss": 0.6})
     sign(checkpoint, values)

@@ -1,4 +1,4 @@
-"""Saving: while training goes on, whole or not at all, and alike on all ranks."""
+"""Saving while training continues: a checkpoint appears whole or not at all, on all ranks alike."""
 
 import hashlib
 import json
@@ -185,7 +185,7 @@ def test_the_random_state_is_that_of_each_rank(tmp_path):
 
 
 def test_the_operating_systems_error_is_shown_instead_of_torchs():
-    """Closing a file that could not be written fails once more, in words of torch's own."""
+    """Closing a file that could not be written raises another error, of torch's own."""
 
     for failure, said in [
         (RuntimeError("enforce fail at inline_container.cc:672"), "[Errno 28] No space left"),
