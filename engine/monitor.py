@@ -203,7 +203,7 @@ def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> dict[str, An
     }
 
 
-def together(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def over_ranks(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Fields of a line of `metrics.jsonl`, from the windows of all ranks.
 
     All names end in `_seconds` or `_bytes`, like others that differ between equal runs.
@@ -234,7 +234,7 @@ def together(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
-    """A line of `together`, for the console."""
+    """A line of `over_ranks`, for the console."""
     steps, mean = line["step_seconds"], line["step_seconds"]["mean"]
     times = ", ".join(f"{name} {_ms(steps[name])}" for name in _PERCENTILES)
     parts = [
@@ -451,7 +451,7 @@ class Monitor:
     def line(self, step: int, ended: bool) -> dict[str, Any] | None:
         """A line for `metrics.jsonl` after a step, if it is time for one; None on all ranks if not.
 
-        Rank 0's has the fields of `together`, others' only `kind` and `step`.
+        Rank 0's has the fields of `over_ranks`, others' only `kind` and `step`.
 
         Args:
             ended: whether the epoch ends with the step.
@@ -465,7 +465,7 @@ class Monitor:
         windows = [None] * processes.world_size if processes.is_main else None
         dist.gather_object(window, windows)
         if windows is not None:
-            line |= together(windows)
+            line |= over_ranks(windows)
             if step % self._every == 0:
                 tqdm.write(sentence_of(line, processes.world_size))
         return line

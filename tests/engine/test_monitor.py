@@ -20,8 +20,8 @@ from stampede.engine.monitor import (
     PhaseTimes,
     StepTime,
     log_file,
+    over_ranks,
     sentence_of,
-    together,
     trace_file,
     waits_counted,
     window_of,
@@ -157,23 +157,23 @@ def test_percentiles_and_means_of_a_rank():
 
 def test_the_slowest_rank_is_the_one_that_waits_least():
     """Steps of all ranks last equally long, as they wait for each other."""
-    found = together([window([1.0], 2.0, 10), window([2.9], 0.1, 30), window([2.0], 1.0, 20)])
+    found = over_ranks([window([1.0], 2.0, 10), window([2.9], 0.1, 30), window([2.0], 1.0, 20)])
     assert found["slowest_seconds"] == pytest.approx({"rank": 1, "own": 3.0, "others": 1.6})
     assert found["peak_memory_bytes"] == 30
     assert found["communication_seconds"] == pytest.approx(3.1 / 3)
     assert sum(found["phase_seconds"].values()) == pytest.approx(found["step_seconds"]["mean"])
     # The largest percentiles of any rank.
-    found = together([window([1.0, 9.0]), window([5.0, 5.0])])
+    found = over_ranks([window([1.0, 9.0]), window([5.0, 5.0])])
     assert found["step_seconds"]["p50"] == pytest.approx(5.1)
     assert found["step_seconds"]["max"] == pytest.approx(9.1)
 
 
 def test_the_sentence_for_the_console():
-    line = {"step": 1500, **together([window([0.8], 0.1, 2 * 10**9)])}
+    line = {"step": 1500, **over_ranks([window([0.8], 0.1, 2 * 10**9)])}
     assert sentence_of(line, 1) == (
         "step 1,500: p50 1 s, p90 1 s, p99 1 s, max 1 s; reading 10.0%; memory 2.00 GB"
     )
-    line = {"step": 3, **together([window([0.2], 0.2), window([0.4])])}
+    line = {"step": 3, **over_ranks([window([0.2], 0.2), window([0.4])])}
     assert sentence_of(line, 2) == (
         "step 3: p50 500 ms, p90 500 ms, p99 500 ms, max 500 ms; reading 20.0%; communication "
         "20.0%; slowest rank 1: 500 ms without waiting, the others 300 ms; memory 0 B"
