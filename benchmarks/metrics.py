@@ -74,7 +74,7 @@ def measure(rows: int, ours: bool, grouped: bool) -> dict:
         auc = float(timed(roc_auc_score, labels, logits))
     else:
         before = 0
-        metrics = PartMetrics(FURTHER, grouped=grouped, samples=rows)
+        metrics = PartMetrics(FURTHER, samples=rows)
         for piece in pieces:
             before = before or memory_of_this_process()[1]
             timed(metrics.add, *piece)

@@ -24,7 +24,7 @@ from training import Training, training
 
 from stampede.engine.config import Config
 from stampede.engine.heartbeat import PHASES
-from stampede.engine.monitor import Monitor, PhaseTimes, clock_of, waits_counted
+from stampede.engine.monitor import Clock, Monitor, PhaseTimes, waits_counted
 from stampede.engine.run_folder import RunFolder
 from support.ranks import run_ranks
 
@@ -98,7 +98,7 @@ def _watched(trained: Training, run: RunFolder) -> tuple[float, float]:
 
 
 def _waits(trained: Training) -> int:
-    times = PhaseTimes(clock_of(trained.processes.device))
+    times = PhaseTimes(Clock(trained.processes.device))
     with trained.processes.heartbeat.listening(times.begin), waits_counted(times):
         trained.step()
     return len(times._step.waits)
@@ -106,7 +106,7 @@ def _waits(trained: Training) -> int:
 
 def _calls(trained: Training, waits: int, steps: int = 2000) -> float:
     """Processor seconds of the monitoring calls in a step."""
-    times, heartbeat = PhaseTimes(clock_of(trained.processes.device)), trained.processes.heartbeat
+    times, heartbeat = PhaseTimes(Clock(trained.processes.device)), trained.processes.heartbeat
     with heartbeat.listening(times.begin):
         start = time.process_time()
         for _ in range(steps):

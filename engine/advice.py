@@ -105,7 +105,7 @@ def check_labels(part: Part) -> None:
 
 
 def _one_class(name: str, part: Part) -> str:
-    """That all labels of a part are the same, as part of a sentence; empty if they are not."""
+    """A clause saying that all labels of a part are the same; empty if they differ."""
     label = only_label(part)
     if label is None:
         return ""

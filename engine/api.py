@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +38,7 @@ from stampede.settings import SettingsError, read_yaml, reading
 if TYPE_CHECKING:
     from stampede.engine.inference.packaging import RowType
     from stampede.engine.inference.prediction import OnBadValue
-    from stampede.engine.inference.trained import Scorer, Trained
+    from stampede.engine.inference.trained import Trained
 
 # Keys of an evaluation's line that are not metrics.
 _NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples")
@@ -94,7 +94,8 @@ def configuration(
     kept = named or checked.run.overwrite or checked.checkpoint.resume == "auto" or world_size > 1
     if kept:
         return checked
-    name = _free_name(Path(checked.run.dir), checked.run.name)
+    names = chain([checked.run.name], (f"{checked.run.name}-{number}" for number in count(2)))
+    name = next(name for name in names if not (Path(checked.run.dir) / name).exists())
     return checked.model_copy(update={"run": checked.run.model_copy(update={"name": name})})
 
 
@@ -107,11 +108,6 @@ def _merge(values: dict[str, Any], given: Mapping[str, Any], above: tuple[str, .
         else:
             plain = str(value) if isinstance(value, PathLike) else deepcopy(value)
             set_key(values, parts, plain)
-
-
-def _free_name(folder: Path, name: str) -> str:
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(name for name in names if not (folder / name).exists())
 
 
 def open_run(path: str | PathLike[str], *, allow_import: bool = False) -> Run:
@@ -236,11 +232,14 @@ class Run:
             ValueError: there is no such `on_bad_value`.
         """
         from stampede.engine.inference.prediction import OnBadValue, score, score_frame
+        from stampede.engine.inference.trained import Scorer
 
+        if batch_size < 1:
+            raise SettingsError(f"batch_size: found {batch_size}; write a number of at least 1")
         if on_bad_value not in get_args(OnBadValue):
             raise ValueError(f"on_bad_value: found {on_bad_value!r}; write 'error' or 'missing'")
         with libraries_quiet():
-            scorer = self._scorer(batch_size)
+            scorer = Scorer(self._model, batch_size)
             if isinstance(data, pd.DataFrame | pl.DataFrame):
                 scores, missing = score_frame(self._trained, scorer, data, on_bad_value)
             else:
@@ -308,13 +307,6 @@ class Run:
 
         with libraries_quiet():
             return open_trained(self.path, allow_import=self._allow_import)
-
-    def _scorer(self, batch_size: int) -> Scorer:
-        from stampede.engine.inference.trained import Scorer
-
-        if batch_size < 1:
-            raise SettingsError(f"batch_size: found {batch_size}; write a number of at least 1")
-        return Scorer(self._model, batch_size)
 
     @cached_property
     def _model(self) -> Any:

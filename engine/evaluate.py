@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,29 +35,6 @@ NEW_IDS = "new_ids_"
 _TOGETHER = 1 << 17
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Metrics of one part, weighted if its samples have weights.
-
-    Attributes:
-        auc: None if one class is absent.
-        attainable_auc: AUC of the true probabilities, if the data have them.
-        samples: number of samples, weight 0 included.
-        further: the metrics of `evaluate.metrics` and `evaluate.group_by`, by name.
-    """
-
-    auc: float | None
-    logloss: float
-    attainable_auc: float | None
-    samples: int
-    further: dict[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All metrics by name."""
-        first = {name: value for name, value in vars(self).items() if name != "further"}
-        return {**first, **self.further}
-
-
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -66,8 +43,8 @@ def evaluate(
     settings: EvaluateSection | None = None,
     on_batch: Callable[[int], None] | None = None,
     unseen_rows: Mapping[str, int] | None = None,
-) -> Evaluation:
-    """Score every sample once and compute the metrics; the same result on every rank.
+) -> dict[str, Any]:
+    """Score every sample once; the metrics by name, the same on every rank, see `PartMetrics`.
 
     Rank 0 collects and sorts the scores, see `PartMetrics` for its memory. It takes the samples in
     the order of the part, so equal scores give bit-equal metrics on any number of ranks. At least
@@ -75,8 +52,8 @@ def evaluate(
 
     Args:
         on_batch: called after every batch with its number, counted from 1; may raise on all ranks.
-        unseen_rows: row of unseen ids, by field; `further` then also has metrics of the samples
-            with such an id, as `new_ids_auc` etc.
+        unseen_rows: row of unseen ids, by field; adds metrics of the samples with such an id, as
+            `new_ids_auc` etc.
 
     Raises:
         TrainingStoppedError: rank 0 has no memory for the scores.
@@ -98,8 +75,7 @@ def evaluate(
         with processes.heartbeat.slowly("computing metrics"):
             found = scores.metrics()
     model.train()
-    first = {name: found.pop(name) for name in ("auc", "logloss", "attainable_auc", "samples")}
-    return Evaluation(**first, further=found)
+    return found
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
@@ -124,9 +100,12 @@ class _Scores:
         self._processes = processes
         self._settings = settings
         self._rows = batches.rows
-        self._unknown_groups = batches.unknown_rows.get(settings.group_by, ())
         self._unseen_rows = unseen_rows
-        self._metrics: PartMetrics | None = None
+        self._metrics = PartMetrics(
+            settings.metrics,
+            samples=batches.rows,
+            unknown_groups=batches.unknown_rows.get(settings.group_by, ()),
+        )
         self._metrics_of_new_ids = PartMetrics(settings.metrics) if unseen_rows else None
         # Unsent scores of this rank, and the number of samples in their global batches.
         self._floats: list[Tensor] = []
@@ -202,14 +181,6 @@ class _Scores:
         return self._processes.on_main(run)
 
     def _take(self, floats: np.ndarray, groups: np.ndarray | None) -> None:
-        if self._metrics is None:
-            self._metrics = PartMetrics(
-                self._settings.metrics,
-                grouped=groups is not None,
-                with_truth=len(floats) > 3 + bool(self._unseen_rows),
-                samples=self._rows,
-                unknown_groups=self._unknown_groups,
-            )
         logits, labels, weights, *truth = floats
         if self._metrics_of_new_ids is not None:
             with_new = truth.pop(0) > 0
@@ -229,7 +200,7 @@ def _have_unseen_ids(batch: Batch, unseen_rows: Mapping[str, int]) -> Tensor:
 
 def evaluate_run(
     run: TrainingRun, reader: Reader, on_batch: Callable[[int], None]
-) -> dict[str, Evaluation]:
+) -> dict[str, dict[str, Any]]:
     """Evaluate the validation and the test part, log the results, reduce rates if due.
 
     Tables must be up to date. An interrupted evaluation changes only the log, see
@@ -253,32 +224,42 @@ def evaluate_run(
             "part": name,
             "step": progress.step,
             "train_seconds": progress.train_seconds,
-            **result.as_dict(),
+            **result,
         }
         # The line is valid once all parts are evaluated.
         run.processes.on_main(lambda line=line: run.folder.log(line))
-        if not math.isfinite(result.logloss):
+        if not math.isfinite(result["logloss"]):
             raise DivergedError(
-                f"the logloss of the {name} part is {result.logloss} after step {progress.step}",
+                f"the logloss of the {name} part is {result['logloss']} after step {progress.step}",
                 progress.step,
             )
-    progress.last = {part: result.as_dict() for part, result in results.items()}
+    progress.last = results
     progress.evaluated_step = progress.step
     progress.metrics_lines = run.folder.metrics_lines
     # Periods have no validation part.
-    _reduce_rates(run, results.get(settings.select_on, results["test"]).auc)
+    _reduce_rates(run, results.get(settings.select_on, results["test"])["auc"])
     return results
 
 
-def finish_epoch(run: TrainingRun, results: Mapping[str, Evaluation]) -> None:
+def finish_epoch(run: TrainingRun, results: dict[str, dict[str, Any]]) -> None:
     """Finish an evaluated epoch; remember it if it is the best so far."""
     progress, settings = run.progress, run.config.evaluate
     progress.epoch += 1
-    choose(progress, results, settings.select_on)
+    score, best = results[settings.select_on]["auc"], progress.best_score
+    # If the part has only one class, its AUC is undefined and the last epoch is the best.
+    if best is None or score > best:
+        progress.best_epoch = progress.epoch
+        progress.best_score = score
+        progress.best_auc = results["test"]["auc"]
+        progress.selected = results
+        progress.waited = 0
+    else:
+        progress.waited += 1
     if not run.processes.is_main:
         return
     shown = [
-        f"{n} AUC {readable_metric(r.auc)} logloss {r.logloss:.4f}" for n, r in results.items()
+        f"{part} AUC {readable_metric(found['auc'])} logloss {found['logloss']:.4f}"
+        for part, found in results.items()
     ]
     tqdm.write(f"epoch {progress.epoch}: {', '.join(shown)}")
     if stops_early(progress, settings) and progress.epoch < run.config.train.epochs:
@@ -331,20 +312,6 @@ class Plateau:
 def is_evaluated(epoch: int, config: Config) -> bool:
     """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
     return epoch % config.evaluate.every_epochs == 0 or epoch == config.train.epochs
-
-
-def choose(progress: Progress, results: Mapping[str, Evaluation], select_on: str) -> None:
-    """Remember the epoch just finished if it is the best so far."""
-    score, best = results[select_on].auc, progress.best_score
-    # If the part has only one class, its AUC is undefined and the last epoch is the best.
-    if best is None or score > best:
-        progress.best_epoch = progress.epoch
-        progress.best_score = score
-        progress.best_auc = results["test"].auc
-        progress.selected = {part: result.as_dict() for part, result in results.items()}
-        progress.waited = 0
-    else:
-        progress.waited += 1
 
 
 def stops_early(progress: Progress, settings: EvaluateSection) -> bool:

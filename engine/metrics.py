@@ -51,23 +51,20 @@ class PartMetrics:
     Attributes:
         samples: added so far.
 
-    Raises:
-        MemoryError: there is not enough memory; the methods may raise it too.
+    The methods raise MemoryError if there is not enough memory.
     """
 
     def __init__(
         self,
         chosen: Collection[str],
         *,
-        grouped: bool = False,
-        with_truth: bool = False,
         samples: int = 0,
         unknown_groups: Collection[int] = (),
     ) -> None:
         self._chosen = frozenset(chosen)
-        self._scores = _Records(1, samples)
-        self._truths = _Records(1, samples) if with_truth else None
-        self._groups = _Records(2, samples) if grouped else None
+        self._scores, self._truths = _Records(1, samples), _Records(1, samples)
+        self._groups = _Records(2, samples)
+        self._grouped = False
         self._loss = _LossSums()
         self.samples = 0
         self._weighted = False
@@ -87,8 +84,8 @@ class PartMetrics:
         Args:
             logits, weights: `[n]` float32.
             labels: `[n]`, 0 or 1.
-            groups: `[n]` non-negative integers.
-            truth: `[n]` float32, the probabilities that the labels were drawn with.
+            groups: `[n]` non-negative integers; in all pieces or in none.
+            truth: `[n]` float32, the probabilities that the labels were drawn with; likewise.
         """
         self.samples += len(logits)
         # Without weights, pairs are counted as integers.
@@ -96,12 +93,13 @@ class PartMetrics:
         self._loss.add(logits, labels, weights)
         keys = _keys(logits, labels, weights)
         self._scores.add(keys[None])
-        if self._groups is not None:
+        if groups is not None:
+            self._grouped = True
             unknown = np.isin(groups, self._unknown_groups)
             self._unknown_samples += int(unknown.sum())
             groups, keys = groups[~unknown], keys[~unknown]
             self._groups.add(np.stack([groups.astype(np.uint64), keys]))
-        if self._truths is not None:
+        if truth is not None:
             self._truths.add(_keys(truth, labels, weights)[None])
 
     def result(self) -> dict[str, Any]:
@@ -111,15 +109,14 @@ class PartMetrics:
         `gauc_groups` of groups it averages, the number `gauc_left_out` of groups of one class, and
         the number `gauc_unknown_samples` of samples in `unknown_groups`.
         """
-        ranking, buckets = _RankingSums(), _CalibrationBuckets(self.samples)
+        ranking, truth = _RankingSums(), _RankingSums()
+        buckets = _CalibrationBuckets(self.samples)
         for scores in self._scores.distinct(self._weighted):
             ranking.add(scores)
             if "calibration_buckets" in self._chosen:
                 buckets.add(scores)
-        truth = _RankingSums()
-        if self._truths is not None:
-            for scores in self._truths.distinct(self._weighted):
-                truth.add(scores)
+        for scores in self._truths.distinct(self._weighted):
+            truth.add(scores)
         found = {
             "auc": ranking.auc,
             "logloss": self._loss.logloss,
@@ -133,7 +130,7 @@ class PartMetrics:
             "calibration_buckets": buckets.table(),
         }
         found |= {name: value for name, value in further.items() if name in self._chosen}
-        if self._groups is not None:
+        if self._grouped:
             sums = _GroupedSums()
             for scores in self._groups.distinct(self._weighted):
                 sums.add(scores)
@@ -143,11 +140,7 @@ class PartMetrics:
                 "gauc_left_out": sums.left_out,
                 "gauc_unknown_samples": self._unknown_samples,
             }
-        # Show a non-finite logloss unchanged.
-        return {
-            name: None if name != "logloss" and _is_nan(value) else value
-            for name, value in found.items()
-        }
+        return found
 
 
 def probability(logits: np.ndarray) -> np.ndarray:
@@ -202,14 +195,15 @@ class _Records:
     """
 
     def __init__(self, columns: int, expected: int) -> None:
-        self._array = np.empty((columns, expected), np.uint64)
+        self._array, self._expected = np.empty((columns, 0), np.uint64), expected
         self._held = 0
 
     def add(self, records: np.ndarray) -> None:
         """Add records, `[columns, n]` uint64."""
         held = self._held + records.shape[1]
         if held > self._array.shape[1]:
-            grown = np.empty((len(records), max(held, 2 * self._array.shape[1])), np.uint64)
+            size = max(held, self._expected, 2 * self._array.shape[1])
+            grown = np.empty((len(records), size), np.uint64)
             grown[:, : self._held] = self._array[:, : self._held]
             self._array = grown
         self._array[:, self._held : held] = records
@@ -287,18 +281,18 @@ class _RankingSums:
         self._negatives += total_negatives
 
     @property
-    def auc(self) -> float:
-        """Area under the ROC curve; NaN if one class is absent, or has no weight."""
+    def auc(self) -> float | None:
+        """Area under the ROC curve; None if one class is absent, or has no weight."""
         pairs = self._positives * self._negatives
-        return self._twice / (2 * pairs) if pairs else float("nan")
+        return self._twice / (2 * pairs) if pairs else None
 
     @property
-    def average_precision(self) -> float:
+    def average_precision(self) -> float | None:
         """Area under the precision-recall curve: the sum over scores of precision x recall gained.
 
-        Like scikit-learn's `average_precision_score`; NaN without positive samples.
+        Like scikit-learn's `average_precision_score`; None without positive samples.
         """
-        return self._precisions / self._positives if self._positives else float("nan")
+        return self._precisions / self._positives if self._positives else None
 
 
 class _GroupedSums:
@@ -338,9 +332,9 @@ class _GroupedSums:
         self._weighted += float((impressions * auc).sum())
 
     @property
-    def gauc(self) -> float:
-        """The weighted mean; NaN if every group has only one class."""
-        return self._weighted / self._impressions if self._impressions else float("nan")
+    def gauc(self) -> float | None:
+        """The weighted mean; None if every group has only one class."""
+        return self._weighted / self._impressions if self._impressions else None
 
 
 class _LossSums:
@@ -369,20 +363,20 @@ class _LossSums:
         return self._loss / self._weight if self._weight else float("nan")
 
     @property
-    def normalized_entropy(self) -> float:
-        """Logloss over the entropy of the share of clicks; NaN if one class is absent.
+    def normalized_entropy(self) -> float | None:
+        """Logloss over the entropy of the share of clicks; None if one class is absent.
 
         "Practical Lessons from Predicting Clicks on Ads at Facebook" (ADKDD 2014), equation 1.
         """
         if not 0 < self._positive < self._weight:
-            return float("nan")
+            return None
         rate = self._positive / self._weight
         return self.logloss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
     @property
-    def calibration(self) -> float:
-        """Mean prediction over mean label; NaN without clicks."""
-        return self._predicted / self._positive if self._positive else float("nan")
+    def calibration(self) -> float | None:
+        """Mean prediction over mean label; None without clicks."""
+        return self._predicted / self._positive if self._positive else None
 
 
 class _CalibrationBuckets:
@@ -423,10 +417,6 @@ class _CalibrationBuckets:
             for samples, weight, predicted, clicked in self._sums.T[::-1]
             if weight > 0
         ]
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def selected_metrics(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -36,39 +36,28 @@ _HELD = 16
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
-class HostClock:
-    """The clock of the process, for training on a CPU."""
-
-    mark = staticmethod(time.perf_counter)
-
-    def seconds(self, first: Any, last: Any) -> float:
-        """Seconds between two marks; waits for the last one."""
-        return last - first
-
-
-class StreamClock(HostClock):
-    """Events on the GPU's training stream: when the GPU gets there, not the host.
+class Clock:
+    """The time of a device: the host's, or events on a GPU's training stream.
 
     The host runs ahead of the GPU. If the stream idles because the host is late, that time counts
     for the stage in which the host was late.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
-    def mark(self) -> torch.cuda.Event:  # noqa: D102
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
+    def mark(self) -> Any:
+        """The time at which the device gets here."""
+        if self._stream is None:
+            return time.perf_counter()
+        return self._stream.record_event(torch.cuda.Event(enable_timing=True))
 
-    def seconds(self, first: Any, last: Any) -> float:  # noqa: D102
+    def seconds(self, first: Any, last: Any) -> float:
+        """Seconds between two marks; waits for the last one."""
+        if self._stream is None:
+            return last - first
         last.synchronize()
         return first.elapsed_time(last) / 1e3
-
-
-def clock_of(device: torch.device) -> HostClock:
-    """The clock of a device."""
-    return StreamClock(device) if device.type == "cuda" else HostClock()
 
 
 class StepTime(NamedTuple):
@@ -105,7 +94,7 @@ class PhaseTimes:
         exchanges: phases that consist of collectives; all their time counts as waited.
     """
 
-    def __init__(self, clock: HostClock, exchanges: Collection[str] = ()) -> None:
+    def __init__(self, clock: Clock, exchanges: Collection[str] = ()) -> None:
         self._clock = clock
         self._exchanges = exchanges
         self._stage = "starting"
@@ -214,7 +203,7 @@ def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> dict[str, An
     }
 
 
-def together(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def over_ranks(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Fields of a line of `metrics.jsonl`, from the windows of all ranks.
 
     All names end in `_seconds` or `_bytes`, like others that differ between equal runs.
@@ -245,7 +234,7 @@ def together(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
-    """A line of `together`, for the console."""
+    """A line of `over_ranks`, for the console."""
     steps, mean = line["step_seconds"], line["step_seconds"]["mean"]
     times = ", ".join(f"{name} {_ms(steps[name])}" for name in _PERCENTILES)
     parts = [
@@ -274,7 +263,7 @@ def trace_file(folder: Path, rank: int) -> Path:
 class StepTrace:
     """Traces the steps that `train.profile` asks for, with their phases.
 
-    Each rank traces the same steps. If a trace cannot be written, a sentence says so.
+    Each rank traces the same steps. A trace that cannot be written ends no run, but is reported.
 
     Args:
         step: the last one of earlier starts of the run.
@@ -310,7 +299,7 @@ class StepTrace:
         self._begin_if_due()
 
     def close(self, well: bool) -> None:
-        """End the run, `well` or by a failure; write the trace so far."""
+        """The run ends, `well` or by a failure: write the trace so far."""
         if self._step < self._first <= self._last:
             if self._profile is not None:
                 self._stop()
@@ -413,7 +402,7 @@ class Monitor:
         self._times: PhaseTimes | None = None
         if self._every:
             exchanges = EXCHANGES if processes.device.type == "cuda" else ()
-            self._times = PhaseTimes(clock_of(processes.device), exchanges)
+            self._times = PhaseTimes(Clock(processes.device), exchanges)
 
     def __enter__(self) -> Monitor:
         processes, device = self._processes, str(self._processes.device)
@@ -462,7 +451,7 @@ class Monitor:
     def line(self, step: int, ended: bool) -> dict[str, Any] | None:
         """A line for `metrics.jsonl` after a step, if it is time for one; None on all ranks if not.
 
-        Rank 0's has the fields of `together`, others' only `kind` and `step`.
+        Rank 0's has the fields of `over_ranks`, others' only `kind` and `step`.
 
         Args:
             ended: whether the epoch ends with the step.
@@ -476,7 +465,7 @@ class Monitor:
         windows = [None] * processes.world_size if processes.is_main else None
         dist.gather_object(window, windows)
         if windows is not None:
-            line |= together(windows)
+            line |= over_ranks(windows)
             if step % self._every == 0:
                 tqdm.write(sentence_of(line, processes.world_size))
         return line

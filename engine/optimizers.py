@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,17 +117,10 @@ def _decays(name: str, parameter: Tensor) -> bool:
     return parameter.ndim > 1 and is_other is None
 
 
-class LearningRates(NamedTuple):
-    """The rates of one step: of the tables and of the dense layers."""
-
-    embedding: float
-    dense: float
-
-
 def learning_rates(
     config: Config, full: Hyperparameters, step: int, steps_per_epoch: float, total_steps: int
-) -> LearningRates:
-    """The rates of the step after `step` steps, see `stampede.optim.learning_rate`.
+) -> tuple[float, float]:
+    """The tables' and the dense layers' rate after `step` steps, see `optim.learning_rate`.
 
     Args:
         full: the rates at the configured batch size; schedules are fractions of them.
@@ -135,7 +128,7 @@ def learning_rates(
     embedding = config.optim.embedding.schedule.as_schedule()
     dense = config.optim.dense.schedule.as_schedule()
     where = step, steps_per_epoch, total_steps
-    return LearningRates(
+    return (
         learning_rate(embedding, full.embedding_lr, *where),
         learning_rate(dense, full.dense_lr, *where),
     )

@@ -259,16 +259,12 @@ class _Periods:
         self._write(Ledger(periods=periods))
         return changed
 
-    @property
-    def _by_time(self) -> bool:
-        return self.whole.data.order_by == "time"
-
     def _place(self, period: Period) -> tuple[int, list[Any]]:
         """The sort key of periods."""
         return period.time or 0, naturally(Path(period.file))
 
     def _time(self, file: Path, size: int) -> int | None:
-        if not self._by_time:
+        if self.whole.data.order_by != "time":
             return None
         if (file, size) not in self._times:
             try:

@@ -80,11 +80,14 @@ class Processes:
     def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
         """Run `action` on the first rank of every machine; all ranks raise its error."""
         is_first = self.rank % self.local_world_size == 0
-        outcomes = [None] * self.world_size
-        own = _outcome(action) if is_first else (None, None)
-        dist.all_gather_object(outcomes, own, group=self.group(patience))
-        for outcome in outcomes:
-            _result(*outcome)
+        together(action if is_first else lambda: None, self.group(patience))
+
+
+def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
+    """Run `action` on every rank; each returns all results by rank, or raises an error."""
+    outcomes = [None] * dist.get_world_size(group)
+    dist.all_gather_object(outcomes, _outcome(action), group=group)
+    return [_result(*outcome) for outcome in outcomes]
 
 
 def _outcome(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -102,7 +105,7 @@ def _result(result: T, failure: Exception | None) -> T:
 
 
 def launched_by() -> str | None:
-    """An identifier of the torchrun that started this process, also again; None without one."""
+    """An identifier of the torchrun that started this process, kept in restarts, or None."""
     # Each torchrun makes a folder with a new name: FOLDER/attempt_1/0/error.json.
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return str(Path(file).parents[2]) if file else None
@@ -244,7 +247,7 @@ def _rendezvous() -> tuple[dist.Store, int, int]:
 
 
 def connection() -> dist.Store:
-    """Another connection to that store, for one thread."""
+    """Another connection to the ranks' store, for a thread of its own."""
     if STORE_FILE in os.environ:
         return dist.FileStore(os.environ[STORE_FILE])
     return dist.TCPStore(

@@ -64,7 +64,8 @@ class Reader:
                 _check_weighted(name, part)
         self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
-        self._order = training_order(config, dataset)
+        shuffle = section.shuffle if dataset.shuffle else "none"
+        self._order = self._order_of(dataset.train, shuffle)
         self.residence = choose_residence(
             section.residence, dataset, section.memory_gb * 1e9, processes.device
         )
@@ -104,8 +105,11 @@ class Reader:
 
     def evaluation(self, part: Part) -> GlobalBatches:
         """Batches of a part of `dataset` in the order of its rows."""
-        order = make_order(part, "none", self._section.memory_gb * 1e9, self._config.run.seed)
+        order = self._order_of(part, "none")
         return self._batches(part, order, self._config.evaluate.batch_size)
+
+    def _order_of(self, part: Part, shuffle: str) -> Order:
+        return make_order(part, shuffle, self._section.memory_gb * 1e9, self._config.run.seed)
 
     def _batches(self, part: Part, order: Order, batch_size: int) -> GlobalBatches:
         from_disk = self.residence == "disk" and isinstance(part, ShardedPart)
@@ -126,13 +130,6 @@ class Reader:
             unknown_rows=self.dataset.unknown_rows,
             tiles=train.tiles if train.reproducible else 0,
         )
-
-
-def training_order(config: Config, dataset: Dataset) -> Order:
-    """The order of the training rows, from the data as opened."""
-    section = _section(config)
-    shuffle = section.shuffle if dataset.shuffle else "none"
-    return make_order(dataset.train, shuffle, section.memory_gb * 1e9, config.run.seed)
 
 
 def _section(config: Config) -> ReadingSection:

@@ -95,10 +95,12 @@ def find_beginning(
         check_executed(config, folder.path)
         return Found(newest, read_manifest(newest).config, lines=lines)
 
-    newest = newest_whole(folder.checkpoints, processes) if continued else None
-    if newest is not None:
-        return processes.on_main(lambda: to_continue(newest))
-    lost = processes.on_main(folder.begin_anew) if continued else ""
+    lost = ""
+    if continued:
+        newest = processes.on_main(lambda: newest_whole(folder.checkpoints), patience=PATIENCE)
+        if newest is not None:
+            return processes.on_main(lambda: to_continue(newest))
+        lost = processes.on_main(folder.begin_anew)
     given, source = config.checkpoint.init_from, None
     if given:
         source = processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +21,6 @@ from stampede.engine.config import DivergenceSection
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.evaluate import (
-    Evaluation,
     Plateau,
     evaluate_run,
     finish_epoch,
@@ -28,7 +28,7 @@ from stampede.engine.evaluate import (
     stops_early,
 )
 from stampede.engine.monitor import Monitor
-from stampede.engine.optimizers import LearningRates, learning_rates
+from stampede.engine.optimizers import learning_rates
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.stop import Agreement, StopSignals
@@ -168,7 +168,7 @@ class Trainer:
             with self._clock.paused():
                 self._evaluate()
 
-    def _evaluate(self) -> dict[str, Evaluation]:
+    def _evaluate(self) -> dict[str, dict[str, Any]]:
         return evaluate_run(self._run, self._reader, self._agree)
 
     def _finish_epoch(self, epoch: int) -> None:
@@ -187,7 +187,7 @@ class Trainer:
         finish_epoch(run, results)
         if progress.epoch == min(config.evaluate.every_epochs, config.train.epochs):
             selecting = config.evaluate.select_on
-            found_off = on_first_epoch(selecting, results[selecting].auc, progress.epoch)
+            found_off = on_first_epoch(selecting, results[selecting]["auc"], progress.epoch)
             tell(found_off, progress.step, run.folder, run.processes)
             progress.metrics_lines = run.folder.metrics_lines
         self._save()
@@ -243,7 +243,8 @@ class Trainer:
                 self._run.log({"kind": "stopped", "step": step, "reason": str(stop)})
             raise
 
-    def _learning_rates(self) -> LearningRates:
+    def _learning_rates(self) -> list[float]:
+        """The rates of the next step: of the tables and of the dense layers."""
         train, progress = self._config.train, self._progress
         rates = learning_rates(
             self._config,
@@ -252,22 +253,20 @@ class Trainer:
             steps_per_epoch=self._run.dataset.train.rows / train.batch_size,
             total_steps=len(self._batches) * train.epochs,
         )
-        return LearningRates(
-            embedding=rates.embedding * Plateau(**progress.table_plateau).fraction,
-            dense=rates.dense * Plateau(**progress.plateau).fraction,
-        )
+        plateaus = progress.table_plateau, progress.plateau
+        return [rate * Plateau(**at).fraction for rate, at in zip(rates, plateaus, strict=True)]
 
-    def _log_step(self, epoch: int, loss: float, rates: LearningRates) -> None:
+    def _log_step(self, epoch: int, loss: float, rates: list[float]) -> None:
         self._run.add_row_counts()
-        progress = self._progress
+        progress, (embedding_lr, dense_lr) = self._progress, rates
         self._run.log(
             {
                 "kind": "train",
                 "step": progress.step,
                 "epoch": epoch + 1,
                 "loss": loss,
-                "dense_lr": rates.dense,
-                "embedding_lr": rates.embedding,
+                "dense_lr": dense_lr,
+                "embedding_lr": embedding_lr,
                 "clipped_share": clipped_share(progress),
                 "skipped_rows": progress.skipped_rows,
                 "samples_per_second": self._clock.samples_per_second(),

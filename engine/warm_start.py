@@ -36,14 +36,14 @@ from stampede.engine.checkpoint.manifest import (
     weights_name,
 )
 from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
-from stampede.engine.checkpoint.tensors import read_tensors, together
+from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, kept_inputs, remedy
 from stampede.engine.job import Job
-from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.processes import PATIENCE, Processes, together
 from stampede.engine.reading import data_folder
 from stampede.models import StoredColumns, table_name
 from stampede.optim import TableInit, drawn_by_id

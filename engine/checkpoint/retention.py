@@ -20,7 +20,6 @@ from stampede.engine.checkpoint.manifest import (
 )
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import PATIENCE, Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.files import check_files, delete_folder, hidden, recover_folders
 
@@ -215,11 +214,10 @@ def verify(path: Path, remedy: str = REMEDY) -> None:
         raise DamagedCheckpointError(f"{path}: damaged checkpoint ({failure}); {remedy}") from None
 
 
-def newest_whole(folder: Path, processes: Processes) -> Path | None:
+def newest_whole(folder: Path) -> Path | None:
     """The newest whole checkpoint; damaged ones are renamed, with a message.
 
-    All ranks must call it, and the run must own the folder; rank 0 reads the files. It removes
-    unfinished ones of a killed run.
+    The run must own the folder; unfinished checkpoints of a killed run are removed.
 
     Args:
         folder: a run's `checkpoints`; it need not exist.
@@ -230,10 +228,6 @@ def newest_whole(folder: Path, processes: Processes) -> Path | None:
     Raises:
         RunFolderError: all are damaged, or one is of another format.
     """
-    return processes.on_main(lambda: _newest_whole(folder), patience=PATIENCE)
-
-
-def _newest_whole(folder: Path) -> Path | None:
     damaged = []
     try:
         recover_folders(folder, NAME)

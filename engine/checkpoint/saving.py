@@ -23,18 +23,12 @@ from stampede.engine.checkpoint.manifest import (
     versions,
 )
 from stampede.engine.checkpoint.retention import name_of, prune
-from stampede.engine.checkpoint.tensors import (
-    FailedSomewhereError,
-    on_cpu,
-    reason,
-    together,
-    write_tensors,
-)
+from stampede.engine.checkpoint.tensors import on_cpu, reason, write_tensors
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.job import Job
-from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.processes import PATIENCE, Processes, together
 from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
 
 _NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: "
@@ -117,7 +111,7 @@ class Checkpoints:
             state = on_cpu(state, copy=self._settings.asynchronous)
         except (MemoryError, RuntimeError) as lack:
             # Raised later, on all ranks.
-            state, failure = {}, _NO_MEMORY + reason(lack)
+            state, failure = {}, f"{_NO_MEMORY}{reason(lack)} on rank {self._processes.rank}"
         self._target = self._folder / name_of(progress)
         arguments = (state, failure, deepcopy(progress))
         if self._settings.asynchronous:
@@ -136,16 +130,13 @@ class Checkpoints:
             kept = {name: buffers[name] for name in self._finite_buffers}
             for name, values in {**self._job.dense_parameters, **kept}.items():
                 if not values.isfinite().all():
-                    raise ValueError(f"{name} is not")
+                    raise DivergedError(
+                        f"the dense layers are not finite after step {step:,} ({name} is not); "
+                        "nothing was saved, earlier checkpoints are untouched",
+                        step,
+                    )
 
-        try:
-            together(check, self._group)
-        except FailedSomewhereError as failure:
-            raise DivergedError(
-                f"the dense layers are not finite after step {step:,} ({failure}); nothing was "
-                "saved, earlier checkpoints are untouched",
-                step,
-            ) from None
+        together(check, self._group)
 
     def wait(self) -> None:
         """Wait for the last write.

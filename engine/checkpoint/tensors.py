@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,8 +40,6 @@ from stampede.engine.errors import RunFolderError, lacks_memory
 from stampede.files import check_files
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-T = TypeVar("T")
 
 
 @torch.no_grad()
@@ -249,32 +247,6 @@ def _as_metadata(tensors: dict[str, TensorEntry]) -> Metadata:
         properties = TensorProperties(DTYPES[tensor.dtype])
         described[name] = TensorStorageMetadata(properties, torch.Size(tensor.size), chunks)
     return Metadata(described, storage_data=stored, storage_meta=StorageMeta())
-
-
-class FailedSomewhereError(RunFolderError):
-    """An action failed on some rank; all ranks raise it, with the same message."""
-
-    known_to_all_ranks = True
-
-
-def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
-    """Run `action` on every rank; each gets the results of all, by rank.
-
-    Raises:
-        FailedSomewhereError: it failed on some rank.
-    """
-    try:
-        outcome = (action(), None)
-    except Exception as failure:
-        # As text: not every exception can be sent.
-        outcome = (None, reason(failure))
-    outcomes = [outcome] * dist.get_world_size(group)
-    dist.all_gather_object(outcomes, outcome, group=group)
-    for rank, (_, failure) in enumerate(outcomes):
-        if failure is not None:
-            where = f" on rank {rank}" if len(outcomes) > 1 else ""
-            raise FailedSomewhereError(f"{failure}{where}")
-    return [result for result, _ in outcomes]
 
 
 def reason(failure: BaseException) -> str:

@@ -109,21 +109,21 @@ def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
         assert found == alone
     arrays = scored_rows(rows, weighted, seed=1)
     scores, label, weight = arrays["numbers"][:, 0], arrays["label"], arrays.get("weight")
-    assert alone.samples == rows
+    assert alone["samples"] == rows
     expected = roc_auc_score(label, scores, sample_weight=weight)
-    assert alone.auc == pytest.approx(expected, abs=1e-12)
+    assert alone["auc"] == pytest.approx(expected, abs=1e-12)
     clicked = 1 / (1 + np.exp(-scores.astype(np.float64)))
     expected = log_loss(label, clicked, sample_weight=weight)
-    assert alone.logloss == pytest.approx(expected, rel=1e-9)
+    assert alone["logloss"] == pytest.approx(expected, rel=1e-9)
     # Row 0 is that of missing values.
     known = arrays["ids"][:, 0] > 0
-    by_group = PartMetrics([], grouped=True)
+    by_group = PartMetrics([])
     known_weight = np.ones(known.sum(), np.float32) if weight is None else weight[known]
     by_group.add(scores[known], label[known], known_weight, arrays["ids"][known, 0])
     expected = by_group.result()["gauc"]
-    assert alone.further["gauc_unknown_samples"] == (~known).sum() > 0
-    assert alone.further["gauc"] == pytest.approx(expected, abs=1e-12)
-    together = alone.further["gauc_groups"] + alone.further["gauc_left_out"]
+    assert alone["gauc_unknown_samples"] == (~known).sum() > 0
+    assert alone["gauc"] == pytest.approx(expected, abs=1e-12)
+    together = alone["gauc_groups"] + alone["gauc_left_out"]
     assert together == len(np.unique(arrays["ids"][known, 0]))
 
 

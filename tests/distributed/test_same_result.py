@@ -75,7 +75,7 @@ pytestmark = pytest.mark.slow
 def test_two_ranks(tmp_path, plan, rows):
     overrides = [f"data.rows={rows}", "evaluate.select_on=test", "data.test_rows=259"]
     alone = losses_and_weights(tmp_path, overrides)
-    assert alone.evaluation.samples == 259
+    assert alone.evaluation["samples"] == 259
     together = run_ranks(2, losses_and_weights, tmp_path, [*overrides, f"sharding.plan={plan}"], 2)
     assert_same_training(alone, together[0])
     assert together[0].losses == together[1].losses

@@ -114,7 +114,7 @@ def test_scores_are_those_of_predict(movie_run, tmp_path, kind):
     np.testing.assert_allclose(movie_run.score(data, batch_size=7), expected, rtol=1e-6)
 
 
-def test_what_a_frame_lacks_is_said(movie_run, tmp_path):
+def test_a_frame_without_a_needed_column_is_refused(movie_run, tmp_path):
     frame = rows_of_test_part()
     with pytest.raises(DataError, match=r"^the frame: no column 'movie'; its columns are "):
         movie_run.score(frame.drop(columns="movie"))
@@ -166,7 +166,7 @@ def test_report_and_export(movie_run, tmp_path):
     assert (package / "load.py").is_file()
 
 
-def test_what_is_no_run_is_said(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match="there is no run"):
         open_run(tmp_path)
     (tmp_path / "config.yaml").write_text("")

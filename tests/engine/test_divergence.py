@@ -1,6 +1,7 @@
 """Runs that diverge stop with a good checkpoint; losses that leap, batches that are skipped."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -9,13 +10,12 @@ from stampede.engine import trainer
 from stampede.engine.checkpoint.manifest import Progress, read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config import DivergenceSection
-from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
+from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.trainer import check_logged_loss
-from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
-from support.diverging import LONG, SAVED, KilledError, broken, kill, poisoned, same_run
+from support.diverging import LONG, SAVED, broken, poisoned, same_run
 from support.jobs import lines, run_small, small_config
-from support.stopping import ask_to_stop, before_step
+from support.stopping import kill, run_disturbed
 
 
 @pytest.mark.slow
@@ -30,17 +30,6 @@ def test_a_run_stops_and_goes_on_from_its_newest_checkpoint(tmp_path, monkeypatc
     run_small(tmp_path, [*SAVED, "checkpoint.resume=auto"])
     run_small(tmp_path, [*SAVED, "run.name=undisturbed"])
     same_run(tmp_path / "small", tmp_path / "undisturbed")
-
-
-@pytest.mark.slow
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
-    broken(monkeypatch, 7)
-    with pytest.raises(TrainingStoppedError, match="not finite after step 7"):
-        run_small(tmp_path, [*LONG, "checkpoint.every_steps=1"])
-    last = lines(tmp_path / "small")[-1]
-    assert (last["kind"], last["step"]) == ("stopped", 7)
-    assert "the dense layers are not finite" in last["reason"]
-    assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 6
 
 
 def swollen(patch, at):
@@ -75,16 +64,15 @@ def test_a_step_whose_loss_leaps_is_not_saved(tmp_path, monkeypatch, every, foun
 
 
 @pytest.mark.slow
-def test_a_signal_amid_spoilt_weights_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+def test_a_signal_after_a_divergence_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """Those whose loss leaps, and those that are not finite."""
     overrides = [*LONG, *LEAP, "train.log_every=4"]
     for spoil, reason in ((swollen, "the loss .* of step 11 is more"), (broken, "not finite")):
         with monkeypatch.context() as patch:
             spoil(patch, 10)
-            before_step(patch, 11 if spoil is swollen else 10, ask_to_stop)
-            with pytest.raises(InterruptedRunError, match=f"not saved, as .*{reason}") as stop:
-                run_small(tmp_path, [*overrides, "run.overwrite=true"])
-        assert stop.value.signal == 15
+            step = 11 if spoil is swollen else 10
+            stop = run_disturbed(tmp_path, [*overrides, "run.overwrite=true"], step)
+        assert re.search(f"not saved, as .*{reason}", str(stop)) and stop.signal == 15
         found = [path.name for path in (tmp_path / "small/checkpoints").iterdir()]
         assert found == ["epoch_0001"]
 
@@ -125,10 +113,7 @@ def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
         assert "batches skipped  3 of 16, losses not finite" in capsys.readouterr().out
         # A run that is killed between them goes on.
         again = [*SAVED, SKIPS, "run.name=killed"]
-        with monkeypatch.context() as killing:
-            before_step(killing, 10, kill)
-            with pytest.raises(KilledError):
-                run_small(tmp_path, again)
+        run_disturbed(tmp_path, again, 10, kill)
         run_small(tmp_path, [*again, "checkpoint.resume=auto"])
     same_run(tmp_path / "small", tmp_path / "killed")
     skipped = [line for line in lines(tmp_path / "small") if line["kind"] == "skipped_batch"]
@@ -155,9 +140,8 @@ class OwnNorm(nn.Module):
 
 
 @pytest.fixture
-def with_batch_norm(tmp_path, monkeypatch):
+def with_batch_norm(tmp_path, registered):
     """Overrides of a network that keeps means of its batches."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
     (tmp_path / "own.py").write_text(BATCH_NORM)
     return [f"model.import={tmp_path}/own.py", "model.name=own_norm"]
 
@@ -193,6 +177,9 @@ def test_means_of_batches_that_are_not_finite_are_not_saved(tmp_path, monkeypatc
     monkeypatch.setattr(trainer, "train_step", disturbed)
     with pytest.raises(DivergedError, match=r"finite after step 4 \(network\.norm\.running_mean"):
         run_small(tmp_path, [*SAVED, *with_batch_norm])
+    last = lines(tmp_path / "small")[-1]
+    assert (last["kind"], last["step"]) == ("stopped", 4)
+    assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 2
 
 
 def test_ten_skipped_batches_in_a_row_are_a_divergence(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What becomes of processes that hang, and which rank is named."""
+"""Processes that hang end themselves and name the stuck rank."""
 
 import itertools
 import multiprocessing
@@ -146,7 +146,7 @@ LOST = (
 )
 
 
-def test_a_rank_that_is_gone_is_no_traceback_of_the_others(capsys, monkeypatch):
+def test_a_lost_rank_is_a_sentence_on_the_others(capsys, monkeypatch):
     def fail(message):
         raise RuntimeError(message)
 

@@ -69,7 +69,7 @@ def test_lines_that_are_missing_are_told(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("line", [b"[]", b"\xff", b'{"kind": "train", "step": "x"}'])
-def test_lines_that_somebody_damaged_do_not_cost_the_results(tmp_path, capsys, line):
+def test_damaged_lines_do_not_cost_the_results(tmp_path, capsys, line):
     (tmp_path / "metrics.jsonl").write_bytes(line + b"\n")
     RunFolder(tmp_path).write_results({"epochs": 2}, "title")
     assert "metrics.jsonl: damaged" in capsys.readouterr().out

@@ -1,6 +1,8 @@
-"""Times of steps by phase and rank, the log of each rank; that watching changes nothing."""
+"""Step times by phase and rank, the log and the trace of a rank; monitoring changes no result."""
 
+import gzip
 import io
+import json
 import os
 import threading
 from contextlib import redirect_stdout
@@ -9,16 +11,18 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.profiler import profile
 
-from stampede.engine.errors import InterruptedRunError, TrainingStoppedError
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.heartbeat import PHASES, Heartbeat
 from stampede.engine.monitor import (
     Monitor,
     PhaseTimes,
     StepTime,
     log_file,
+    over_ranks,
     sentence_of,
-    together,
+    trace_file,
     waits_counted,
     window_of,
 )
@@ -26,7 +30,7 @@ from stampede.engine.processes import processes
 from support.full_disk import files_of_at_most
 from support.jobs import lines, run_small, small_config, without_times
 from support.monitored import logged
-from support.stopping import ask_to_stop, before_step
+from support.stopping import run_disturbed
 
 
 class SetClock:
@@ -87,7 +91,7 @@ def test_phases_are_the_whole_step_and_evaluations_are_outside(watched):
     assert times.take() == []
 
 
-def test_a_gpu_is_waited_for_at_the_end_of_a_window_only(watched):
+def test_a_gpu_is_only_waited_for_at_the_end_of_a_window(watched):
     clock, heartbeat, times = watched
     for _ in range(100):
         take_step(heartbeat, clock)
@@ -97,7 +101,7 @@ def test_a_gpu_is_waited_for_at_the_end_of_a_window_only(watched):
     assert len(times.take()) == 100 and clock.read == clock.now
 
 
-def test_all_of_an_exchange_that_runs_on_the_stream_is_waiting():
+def test_a_collective_on_the_gpus_stream_counts_as_waiting():
     clock, heartbeat = SetClock(), Heartbeat()
     times = PhaseTimes(clock, exchanges=["adding up the loss"])
     with heartbeat.listening(times.begin):
@@ -153,23 +157,23 @@ def test_percentiles_and_means_of_a_rank():
 
 def test_the_slowest_rank_is_the_one_that_waits_least():
     """Steps of all ranks last equally long, as they wait for each other."""
-    found = together([window([1.0], 2.0, 10), window([2.9], 0.1, 30), window([2.0], 1.0, 20)])
+    found = over_ranks([window([1.0], 2.0, 10), window([2.9], 0.1, 30), window([2.0], 1.0, 20)])
     assert found["slowest_seconds"] == pytest.approx({"rank": 1, "own": 3.0, "others": 1.6})
     assert found["peak_memory_bytes"] == 30
     assert found["communication_seconds"] == pytest.approx(3.1 / 3)
     assert sum(found["phase_seconds"].values()) == pytest.approx(found["step_seconds"]["mean"])
     # The largest percentiles of any rank.
-    found = together([window([1.0, 9.0]), window([5.0, 5.0])])
+    found = over_ranks([window([1.0, 9.0]), window([5.0, 5.0])])
     assert found["step_seconds"]["p50"] == pytest.approx(5.1)
     assert found["step_seconds"]["max"] == pytest.approx(9.1)
 
 
 def test_the_sentence_for_the_console():
-    line = {"step": 1500, **together([window([0.8], 0.1, 2 * 10**9)])}
+    line = {"step": 1500, **over_ranks([window([0.8], 0.1, 2 * 10**9)])}
     assert sentence_of(line, 1) == (
         "step 1,500: p50 1 s, p90 1 s, p99 1 s, max 1 s; reading 10.0%; memory 2.00 GB"
     )
-    line = {"step": 3, **together([window([0.2], 0.2), window([0.4])])}
+    line = {"step": 3, **over_ranks([window([0.2], 0.2), window([0.4])])}
     assert sentence_of(line, 2) == (
         "step 3: p50 500 ms, p90 500 ms, p99 500 ms, max 500 ms; reading 20.0%; communication "
         "20.0%; slowest rank 1: 500 ms without waiting, the others 300 ms; memory 0 B"
@@ -264,11 +268,8 @@ def test_untimed_runs_compute_the_same(timed_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_same_lines_and_appends_to_its_log(timed_run, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        before_step(patch, 4, ask_to_stop)
-        with pytest.raises(InterruptedRunError):
-            run_small(tmp_path, LONG)
+def test_a_resumed_run_has_the_same_lines_and_appends_to_its_log(timed_run, tmp_path):
+    run_disturbed(tmp_path, LONG, 4)
     (stop,) = of_event(tmp_path / "small", "stopped")
     assert stop["step"] == 4 and "SIGTERM" in stop["reason"]
     run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
@@ -284,3 +285,86 @@ def test_why_a_run_failed_is_in_its_log(tmp_path):
     assert last["event"] == "failed" and "step" in last["reason"]
     assert "in train_step" in last["traceback"]
     assert dist.Work.wait is before
+
+
+def trace(start, steps):
+    return [f"train.profile.start={start}", f"train.profile.steps={steps}"]
+
+
+def events_in(run, rank=0):
+    """How often each event is in the trace."""
+    with gzip.open(trace_file(run, rank), "rt") as file:
+        events = json.load(file)["traceEvents"]
+    found = {}
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") != "gpu_user_annotation":
+            found[event["name"]] = found.get(event["name"], 0) + 1
+    return found
+
+
+def steps_in(run):
+    return sorted(int(name[5:]) for name in events_in(run) if name.startswith("step "))
+
+
+def test_the_requested_steps_are_traced(tmp_path, capsys):
+    run_small(tmp_path, trace(3, 2))
+    run = tmp_path / "small"
+    assert steps_in(run) == [3, 4]
+    found = events_in(run)
+    for phase in ("reading the next batch", "computing", "updating tables"):
+        assert found[phase] == 2, phase
+    assert found["aten::binary_cross_entropy_with_logits"] == 2
+    assert f"steps 3 to 4 are traced: {trace_file(run, 0)}" in capsys.readouterr().out
+    assert [path.name for path in (run / "profile").iterdir()] == [trace_file(run, 0).name]
+
+
+def test_a_trace_ends_with_the_run(tmp_path, capsys):
+    run_small(tmp_path, trace(1, 100))
+    assert steps_in(tmp_path / "small") == list(range(1, 9))
+    said = capsys.readouterr().out
+    assert "steps 1 to 8 are traced only, as training ended there: " in said
+
+
+@pytest.mark.slow
+def test_steps_beyond_the_end_are_not_traced(tmp_path, capsys):
+    run_small(tmp_path, trace(9, 3))
+    assert not (tmp_path / "small/profile").exists()
+    assert (
+        "train.profile asks for steps 9 to 11, but training ended after step 8: no trace is written"
+    ) in capsys.readouterr().out
+    # The profiler is free again.
+    run_small(tmp_path, ["run.name=again", *trace(2, 1)])
+    assert steps_in(tmp_path / "again") == [2]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_traces_what_is_left(tmp_path, capsys):
+    run_disturbed(tmp_path, trace(3, 4), 4)
+    # What was traced until then is kept until there is more.
+    assert steps_in(tmp_path / "small") == [3, 4]
+    run_small(tmp_path, [*trace(3, 4), "checkpoint.resume=auto"])
+    assert steps_in(tmp_path / "small") == [5, 6]
+    capsys.readouterr()
+    run_small(tmp_path, [*trace(1, 2), "checkpoint.resume=auto", "train.epochs=2"])
+    assert "no trace" not in capsys.readouterr().out
+    trace_file(tmp_path / "small", 0).unlink()
+    run_small(tmp_path, [*trace(1, 2), "checkpoint.resume=auto", "train.epochs=3"])
+    said = capsys.readouterr().out
+    assert "asks for steps 1 to 2, but 16 are already done: no trace is written" in said
+
+
+@pytest.mark.slow
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys, monkeypatch):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small/config.yaml").write_text("")
+    (tmp_path / "small/profile").write_text("a file")
+    run_small(tmp_path, [*trace(2, 2), "checkpoint.resume=auto"])
+    assert capsys.readouterr().err.count("the trace cannot be written (") == 1
+    assert [line["step"] for line in lines(tmp_path / "small") if line["kind"] == "train"][-1] == 8
+
+    def busy(*_):
+        raise RuntimeError("another profiler is active")
+
+    monkeypatch.setattr(profile, "prepare_trace", busy)
+    run_small(tmp_path, [*trace(2, 2), "run.name=busy"])
+    assert capsys.readouterr().err.count("the trace cannot be written (another profiler is") == 1

@@ -7,7 +7,6 @@ import yaml
 
 from stampede.engine.config.load import load_config
 from stampede.models import network
-from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
 from support.forked import run_program
 from support.jobs import SMALL
@@ -37,10 +36,7 @@ class Own(nn.Module):
 """
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """Networks that are registered during a test are gone after it."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.fixture

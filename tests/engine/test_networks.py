@@ -21,7 +21,7 @@ def test_it_learns(variant, tmp_path):
     rows = ["data.rows=48000"] if variant == ("wukong", {}) else FAST
     (done,) = train_networks(tmp_path, [variant], [*LEARNS, *rows])
     # Of 2000 samples, chance is within 0.03 of 0.5.
-    assert done.evaluation.auc > 0.55
+    assert done.evaluation["auc"] > 0.55
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def test_tables_that_get_no_memory(tmp_path):
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
     ],
 )
-def test_what_is_a_lack_of_memory(capsys, failure, said):
+def test_errors_that_mean_a_lack_of_memory(capsys, failure, said):
     def fail():
         raise failure
 
@@ -61,7 +61,7 @@ def test_what_is_a_lack_of_memory(capsys, failure, said):
     assert "checkpoint.resume=auto continues from the newest checkpoint" in printed
 
 
-def test_what_numpy_and_torch_raise():
+def test_allocation_errors_of_numpy_and_torch():
     """Of more bytes than there are addresses, so that nothing is allocated."""
     for allocate in (lambda: np.empty(1 << 55), lambda: torch.empty(1 << 56)):
         with pytest.raises((MemoryError, RuntimeError)) as raised:
@@ -72,5 +72,5 @@ def test_what_numpy_and_torch_raise():
 @pytest.mark.parametrize(
     "failure", [RuntimeError("a mistake of ours"), OSError(28, "full"), ValueError("out of memory")]
 )
-def test_what_is_none(failure):
+def test_other_errors_do_not_mean_a_lack_of_memory(failure):
     assert not lacks_memory(failure)

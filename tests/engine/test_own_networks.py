@@ -1,44 +1,30 @@
-"""Networks that do what none of ours does: leave embeddings alone, change them, draw."""
+"""Users' networks that ignore their embeddings, change their inputs, or draw random numbers."""
 
 import pytest
 import torch
 from torch import nn
 
-from stampede.engine.build import build
-from stampede.engine.processes import processes
-from stampede.engine.reading import open_dataset
 from stampede.models import CTRModel
-from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
+from support.checkpoints import small_job
 from support.gathering import gather_field
-from support.jobs import run_small, small_config, train_an_epoch, without_times
-from support.own_networks import DRAWING, DROPPING, NUMBERS_ONLY, drawn_in_training, own_network
+from support.jobs import run_small, small_config, train_an_epoch
+from support.own_networks import DRAWING, NUMBERS_ONLY, drawn_in_training, own_network
 from support.ranks import run_ranks
 
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """Networks that are registered during a test are gone after it."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 # In one tile, and in several.
 @pytest.mark.parametrize("tile_rows", [8192, 100])
-def test_embeddings_need_not_be_used_and_are_not_trained_then(tmp_path, monkeypatch, tile_rows):
+def test_unused_embeddings_are_not_trained(tmp_path, monkeypatch, tile_rows):
     monkeypatch.setattr("stampede.engine.step.TILE_ROWS", tile_rows)
-    config = small_config(
-        tmp_path,
-        *own_network(tmp_path, "numbers_only", NUMBERS_ONLY),
-        "data.rows=6000",
-        "train.batch_size=256",
-        "optim.embedding.l2=0",
-    )
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+    overrides = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
+    overrides += ["data.rows=6000", "train.batch_size=256", "optim.embedding.l2=0"]
+    with small_job(tmp_path, *overrides) as (here, job, config, dataset, _):
         before = {f: gather_field(job.model, f, 10, here) for f in dataset.vocabulary_sizes}
     trained = train_an_epoch(config)
-    assert trained.losses[-1] < 1 and trained.evaluation.auc > 0.5
+    assert trained.losses[-1] < 1 and trained.evaluation["auc"] > 0.5
     for field, weights in before.items():
         assert torch.equal(trained.tables[field].embedding, weights.embedding)
 
@@ -67,21 +53,6 @@ def test_trying_a_network_leaves_its_state_alone(tmp_path):
     model = CTRModel("numbers_only", {"a": 7}, 3, 4, [8], 0)
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
     assert norm.training and norm.num_batches_tracked == 0 and norm.running_var.eq(1).all()
-
-
-@pytest.mark.slow
-def test_dropout_follows_the_seed_also_after_a_resume(tmp_path):
-    def trained(name, *overrides):
-        # As other programs, or a run before it, would leave it.
-        torch.seed()
-        run_small(tmp_path, [*network, f"run.name={name}", *overrides])
-        return without_times(tmp_path / name)
-
-    network = own_network(tmp_path, "dropping", DROPPING)
-    whole = trained("whole", "train.epochs=2")
-    trained("parts")
-    assert trained("parts", "train.epochs=2", "checkpoint.resume=auto") == whole
-    assert trained("other", "train.epochs=2", "run.seed=1") != whole
 
 
 @pytest.mark.slow

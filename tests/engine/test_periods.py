@@ -1,4 +1,4 @@
-"""A log that comes in files: each is scored, then trained on; started again, only new ones are."""
+"""A log that comes in files: each new one is scored, then trained on."""
 
 import gzip
 import json
@@ -49,6 +49,14 @@ def write_logs(folder, starts, **options):
     return path
 
 
+def assert_same_end(folder, other):
+    """Both folders hold three periods with the same bits and lines."""
+    found, expected = tensors(folder, 3), tensors(other, 3)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    one, two = ([{**line, "file": ""} for line in lines(one)] for one in (folder, other))
+    assert one == two
+
+
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
     """A folder with three periods; half of the users of each are new."""
@@ -70,8 +78,8 @@ def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, ca
         file.write('{"kind": "per')
     write_log(folder / "log3.csv", 60, seed=3)
     train(path)
-    found = [{k: v for k, v in line.items() if k != "file"} for line in lines(folder)]
-    assert found == [{k: v for k, v in line.items() if k != "file"} for line in lines(three)]
+    assert_same_end(folder, three)
+    found = lines(folder)
     assert [line["step"] for line in found] == [7, 14, 21]
     assert [line["auc"] is None for line in found] == [True, False, False]
     assert found[0]["new_ids_samples"] is None and found[0]["rows"] == 400
@@ -98,7 +106,7 @@ def test_the_recipe_looks_at_all_rows_so_far(tmp_path):
 
 
 def test_a_period_is_scored_by_the_model_before_it(three):
-    """The scores of `predict` with the run of the period before are an independent way."""
+    """Compared with scoring the file by the run of the previous period."""
     before = api.open_run(period(three, 2))
     scores = torch.from_numpy(before.score(three / "log3.csv"))
     rows = (three / "log3.csv").read_text().splitlines()[1:]
@@ -115,8 +123,8 @@ def test_a_period_is_scored_by_the_model_before_it(three):
     assert len(before.embeddings("site")) == 8 and len(before.embeddings("user")) > 60
 
 
-def test_rows_and_moments_go_on_by_their_ids(tmp_path):
-    """Rows that a period does not touch stay as they were, those that it does count on."""
+def test_rows_and_moments_follow_their_ids(tmp_path):
+    """Rows that a period does not touch stay as they were; the steps of others continue."""
     folder = tmp_path / "kept"
     path = write_logs(folder, [0, 30])
     train(path, ["optim.embedding.rows=touched", "optim.embedding.l2=0"])
@@ -135,7 +143,7 @@ def test_rows_and_moments_go_on_by_their_ids(tmp_path):
     assert steps and all(float(step) == 14 for step in steps)
 
 
-def test_a_row_begins_by_its_id_wherever_and_whenever(tmp_path):
+def test_a_new_row_depends_only_on_its_id(tmp_path):
     late, early = tmp_path / "late", tmp_path / "early"
     train(write_logs(late, [0, 30]), STILL)
     train(write_logs(early, [30]), STILL)
@@ -150,7 +158,7 @@ def test_a_row_begins_by_its_id_wherever_and_whenever(tmp_path):
     assert 0.7 < float(drawn.std()) / load_config(early / "ads.yaml").model.init_std < 1.3
 
 
-def test_the_row_of_an_id_that_is_given_up_begins_anew(tmp_path):
+def test_a_reused_row_starts_from_scratch(tmp_path):
     """As a new row would, moments included; the table stays as large as it may be."""
     capped, free = tmp_path / "capped", tmp_path / "free"
     for folder, most in ((capped, "data.max_rows=60"), (free, "data.max_rows=null")):
@@ -172,7 +180,7 @@ def test_the_row_of_an_id_that_is_given_up_begins_anew(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("plan", "max_rows"), [("row_wise", 60), ("data_parallel", None)])
-def test_any_number_of_ranks_and_another_one_tomorrow(three, tmp_path, plan, max_rows):
+def test_each_period_may_have_another_number_of_ranks(three, tmp_path, plan, max_rows):
     """Two, four and one; where a table is full, new ids take rows on whatever rank they are."""
     folder, keys = tmp_path / plan, ["checkpoint.keep=3"]
     if max_rows is not None:
@@ -199,7 +207,7 @@ def test_any_number_of_ranks_and_another_one_tomorrow(three, tmp_path, plan, max
         assert one["new_ids_samples"] == other["new_ids_samples"]
 
 
-def test_what_ends_in_the_middle_goes_on_with_the_same_bits(three, tmp_path, monkeypatch):
+def test_an_interrupted_period_continues_with_the_same_bits(three, tmp_path, monkeypatch):
     """As kills would leave it: errors that nobody handles, at several places."""
     folder = tmp_path / "killed"
     path = write_logs(folder, [0, 30, 60])
@@ -236,11 +244,7 @@ def test_what_ends_in_the_middle_goes_on_with_the_same_bits(three, tmp_path, mon
     assert failed.keys() == {name for _, name in places} and failed["train_step"] == 2
     # What every try printed is kept.
     assert (period(folder, 1) / "output.txt").read_text().count("training rows") > 1
-    found, expected = tensors(folder, 3), tensors(three, 3)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert [{**line, "file": ""} for line in lines(folder)] == [
-        {**line, "file": ""} for line in lines(three)
-    ]
+    assert_same_end(folder, three)
 
 
 def test_a_damaged_file_stops_or_is_left_out(tmp_path, capsys):
@@ -327,7 +331,7 @@ def test_another_model_or_a_decay_is_refused(tmp_path):
     assert len(lines(folder)) == 2
 
 
-def test_a_model_that_is_being_read_stays_with_its_vocabularies(tmp_path):
+def test_a_checkpoint_in_use_is_kept_with_its_vocabularies(tmp_path):
     folder = tmp_path / "read"
     path = write_logs(folder, [0])
     train(path, ["checkpoint.keep=1"])
@@ -348,7 +352,7 @@ def test_a_model_that_is_being_read_stays_with_its_vocabularies(tmp_path):
         open_trained(period(folder, 3))
 
 
-def test_a_file_has_one_name_from_wherever_it_is_called(tmp_path, monkeypatch):
+def test_a_file_is_recognised_by_any_path(tmp_path, monkeypatch):
     folder = tmp_path / "names"
     path = write_logs(folder, [0])
     (folder / "below").mkdir()
@@ -535,7 +539,4 @@ def test_kills_at_any_time_end_with_the_same_bits(three, tmp_path):
         if waited:
             break
     train(path, ["checkpoint.keep=3", "checkpoint.every_steps=2"])
-    found, expected = tensors(folder, 3), tensors(three, 3)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    one, other = ([{**line, "file": ""} for line in lines(one)] for one in (folder, three))
-    assert one == other
+    assert_same_end(folder, three)

@@ -9,16 +9,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.data import GlobalBatches
 from stampede.engine import step as step_module
-from stampede.engine.build import build
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.processes import processes
-from stampede.engine.reading import open_dataset
 from stampede.engine.step import send, train_step
 from stampede.engine.trainer import count_if_skipped
 from stampede.optim import local_cowclip_tables, nonfinite
 from stampede.optim.sharded.backward_update import UpdateQueue
-from support.jobs import lines, run_small, small_config
+from support.checkpoints import small_job
+from support.jobs import lines, run_small
 from support.updated_tables import computed
 from support.waits import noted_waits
 
@@ -65,14 +63,10 @@ def _poison_gradient(batch, patch):
     "poison, says",
     [(_poison_loss, "optim.dense.lr"), (_poison_gradient, "optim.embedding.on_nonfinite=skip_row")],
 )
-def test_what_is_not_finite_is_named_by_its_step_some_steps_later(
-    poison, says, tmp_path, monkeypatch
-):
+def test_a_nonfinite_step_is_named_some_steps_later(poison, says, tmp_path, monkeypatch):
     monkeypatch.setattr(nonfinite, "LATE", 1)
-    config = small_config(tmp_path, *FEW, "train.batch_size=10")
-    with processes("cpu") as here, computed("queued"):
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+    made = small_job(tmp_path, *FEW, "train.batch_size=10")
+    with computed("queued"), made as (here, job, _, dataset, _):
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 10, 0, 1)
         weights = [*job.dense_parameters.values(), *local_cowclip_tables(job.model)]
         before = None
@@ -93,10 +87,8 @@ def test_what_is_not_finite_is_named_by_its_step_some_steps_later(
 def test_a_step_does_not_wait_for_the_device_nor_for_other_processes(
     way, precision, tmp_path, monkeypatch
 ):
-    config = small_config(tmp_path, *FEW, f"train.precision={precision}")
-    with processes("cpu") as here, computed(way):
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+    made = small_job(tmp_path, *FEW, f"train.precision={precision}")
+    with computed(way), made as (here, job, _, dataset, _):
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 25, 0, 1)
         first, second, *_ = (send(batch, job.front, here.device) for batch in batches.epoch(0))
         train_step(job, first, 1, here)

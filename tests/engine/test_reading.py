@@ -1,4 +1,4 @@
-"""What the settings make of reading: order, residence, and what a continued run may change."""
+"""Reading as configured: order, residence, and what a continued run may change."""
 
 import pytest
 import torch

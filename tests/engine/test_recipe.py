@@ -71,7 +71,7 @@ def test_batch_and_epochs_by_rows(rows, batch, base, epochs):
     assert found == (batch, base, epochs)
 
 
-def test_what_the_network_has_no_use_for_is_left_alone():
+def test_settings_that_the_network_does_not_use_are_left_alone():
     for name, scale, dropout in (
         ("deepfm", 4.0, 0.2),
         ("lr", 4.0, 0.0),
@@ -90,7 +90,7 @@ def test_few_steps_of_a_large_batch_become_more_epochs():
     assert chosen(41_000_000, "train.batch_size=131072")[0].train.epochs == 2
 
 
-def test_many_epochs_may_stand_still_for_longer():
+def test_patience_grows_with_the_epochs():
     assert chosen(105_793)[0].evaluate.patience == 2
     assert chosen(105_793, "train.batch_size=32768")[0].evaluate.patience == 8
     every_second = ["train.batch_size=32768", "evaluate.every_epochs=2"]

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import agree_on_name, launched_by, restarts, start_ranks
+from stampede.engine.processes import agree_on_name, start_ranks
 from stampede.engine.run_folder import RunFolder
 from support.waiting import HANG
 
@@ -24,7 +24,7 @@ def joined(store, ranks, names):
         thread.join(HANG)
 
 
-def test_a_start_has_a_name_that_no_other_start_has_had():
+def test_each_start_gets_a_new_name():
     """The store keeps what processes have written that are gone, some before they had joined."""
     store, names = dist.HashStore(), []
     for other in (1, 2):
@@ -77,15 +77,6 @@ def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch,
         for attempt in range(2):
             with pytest.raises(RunFolderError, match="exists; write"):
                 start("a", attempt)
-
-
-def test_restarts_are_counted(monkeypatch):
-    assert restarts() == (0, 0)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    assert restarts() == (1, 3)
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    assert launched_by() is None
 
 
 @pytest.mark.slow

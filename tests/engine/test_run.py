@@ -1,4 +1,4 @@
-"""Whole runs in this process: files, refusals, a loss that is not finite."""
+"""Whole runs in this process: their files, refused settings, a loss that is not finite."""
 
 import json
 import os
@@ -13,15 +13,13 @@ import torch
 import stampede.engine.run as engine_run
 from stampede.data import GlobalBatches
 from stampede.engine import trainer
-from stampede.engine.build import build
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import processes
-from stampede.engine.reading import open_dataset
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import send, train_step
 from stampede.optim import CowClipTables, local_cowclip_tables
 from stampede.settings import SettingsError
+from support.checkpoints import small_job
 from support.jobs import lines, run_small, small_config
 
 SUMMARY = {
@@ -103,7 +101,7 @@ def test_a_folder_that_is_no_run_is_never_deleted(tmp_path):
     assert (tmp_path / "small/thesis.txt").exists()
 
 
-def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path):
+def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path, capsys):
     for part in ("validation", "test"):
         run_small(tmp_path, ["train.epochs=3", "run.overwrite=true", f"evaluate.select_on={part}",
                              "optim.embedding.lr=0.05"])  # fmt: skip
@@ -114,28 +112,22 @@ def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path):
         assert summary["best_epoch"] == int(np.argmax(chosen)) + 1
         assert summary["best_auc"] == tested[summary["best_epoch"] - 1]
         assert ("validation" in {e["part"] for e in every}) == (part == "validation")
+        assert summary["selected_on"] == part
+        assert ("itself, so optimistic" in capsys.readouterr().out) == (part == "test")
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
-    config = small_config(tmp_path)
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+    with small_job(tmp_path) as (here, job, _, dataset, _):
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 256, 0, 1).epoch(0)
         train_step(job, send(next(batches), job.front, here.device), 1, here)
         batch = next(batches)
         batch.dense[3, 0] = float("nan")
-        before = [
-            *(p.detach().clone() for p in job.dense_parameters.values()),
-            *(t.weights_tensor().clone() for t in local_cowclip_tables(job.model)),
-        ]
+        weights = [*job.dense_parameters.values()]
+        weights += [tables.weights_tensor() for tables in local_cowclip_tables(job.model)]
+        before = [values.detach().clone() for values in weights]
         with pytest.raises(TrainingStoppedError, match=r"step 2.*optim.dense.lr"):
             train_step(job, send(batch, job.front, here.device), 2, here)
-        after = [
-            *job.dense_parameters.values(),
-            *(t.weights_tensor() for t in local_cowclip_tables(job.model)),
-        ]
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        assert all(map(torch.equal, before, weights))
 
 
 def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
@@ -158,21 +150,3 @@ def test_two_runs_do_not_write_one_folder(tmp_path):
 def test_a_validation_part_without_rows_is_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"data.validation_fraction.*select_on=test"):
         run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.005"])
-
-
-def test_a_validation_part_of_one_class_gives_null(tmp_path):
-    run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.01", "train.epochs=2",
-                         "train.batch_size=64"])  # fmt: skip
-    text = (tmp_path / "small/metrics.jsonl").read_text()
-    assert "NaN" not in text and '"auc": null' in text
-    summary = json.loads((tmp_path / "small/summary.json").read_text())
-    assert summary["best_epoch"] == 2 and 0 < summary["best_auc"] < 1
-
-
-def test_warmup_and_scaling_are_applied(tmp_path):
-    run_small(tmp_path, ["train.log_every=1", "evaluate.select_on=test"])
-    rates = [line["dense_lr"] for line in lines(tmp_path / "small") if line["kind"] == "train"]
-    # 2000 rows, batches of 256: 7 whole ones, so 7 steps of warm-up; the rule divides lr by 2.
-    target = 1e-3 * (256 / 1024) ** 0.5
-    assert rates[0] == 1e-8
-    assert rates[1:] == pytest.approx([target * step / 7 for step in range(1, 8)], rel=1e-3)

@@ -7,14 +7,12 @@ import torch
 
 from stampede.data import GlobalBatches
 from stampede.engine import step as step_module
-from stampede.engine.build import build
-from stampede.engine.processes import processes
-from stampede.engine.reading import open_dataset
 from stampede.engine.step import prefetch
 from stampede.engine.tables import read_field
 from stampede.models import CTRModel
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.optim import CowClipTables, local_cowclip_tables
+from support.checkpoints import small_job
 from support.jobs import run_small, small_config, train_an_epoch, without_times
 from support.updated_tables import computed
 
@@ -39,7 +37,7 @@ class Numbered:
         return self
 
 
-def test_each_batch_is_sent_before_the_one_ahead_of_it_is_computed():
+def test_a_batch_is_sent_before_the_previous_one_is_computed():
     happened, read = [], []
 
     def batches():
@@ -58,10 +56,7 @@ def test_each_batch_is_sent_before_the_one_ahead_of_it_is_computed():
 
 
 def test_all_fields_with_their_first_order_weights_are_looked_up_at_once(tmp_path):
-    config = small_config(tmp_path)
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+    with small_job(tmp_path) as (_, job, config, dataset, _):
         (tables,) = local_cowclip_tables(job.model)
         (array,) = tables.arrays
         assert len(array.weights) == sum(dataset.vocabulary_sizes.values())
@@ -144,7 +139,7 @@ def test_rows_that_wait_give_the_bits_of_a_sweep_also_after_a_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_wait_on_where_an_epoch_is_not_evaluated(tmp_path, monkeypatch):
+def test_rows_keep_waiting_after_an_epoch_without_an_evaluation(tmp_path, monkeypatch):
     flushes, flush = [], CowClipTables.flush
 
     def counted(tables):

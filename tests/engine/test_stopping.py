@@ -14,10 +14,10 @@ from stampede.engine.checkpoint.retention import newest
 from stampede.engine.cli import main
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop import StopSignals
-from support.diverging import KilledError, kill, same_run
+from support.diverging import same_run
 from support.forked import START_METHOD
 from support.jobs import SMALL, run_small, without_times
-from support.stopping import ask_to_stop, before_step
+from support.stopping import ask_to_stop, kill, run_disturbed
 from support.waiting import HANG, wait_for
 
 pytestmark = pytest.mark.slow
@@ -35,25 +35,19 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize("killed_before, continues_after", [(8, 8), (11, 10)])
 def test_a_killed_run_continues_from_its_newest_checkpoint(
-    tmp_path, monkeypatch, capsys, undisturbed, killed_before, continues_after
+    tmp_path, capsys, undisturbed, killed_before, continues_after
 ):
     overrides = [*LONG, "checkpoint.every_steps=2", "checkpoint.keep=100"]
-    with monkeypatch.context() as patch:
-        before_step(patch, killed_before + 1, kill)
-        with pytest.raises(KilledError):
-            run_small(tmp_path, overrides)
+    run_disturbed(tmp_path, overrides, killed_before + 1, kill)
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     assert f"continuing after step {continues_after} from" in capsys.readouterr().out
     same_run(tmp_path / "small", undisturbed)
 
 
 @pytest.mark.parametrize("before", [4, 16])
-def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, monkeypatch, undisturbed, before):
-    with monkeypatch.context() as patch:
-        before_step(patch, before, ask_to_stop)
-        with pytest.raises(InterruptedRunError, match=f"SIGTERM after step {before}") as stop:
-            run_small(tmp_path, LONG)
-    assert stop.value.signal == signal.SIGTERM
+def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, undisturbed, before):
+    stop = run_disturbed(tmp_path, LONG, before)
+    assert f"SIGTERM after step {before}" in str(stop) and stop.signal == signal.SIGTERM
     saved = read_manifest(newest(tmp_path / "small/checkpoints"))
     assert saved.progress.step == before
     run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
@@ -61,9 +55,7 @@ def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, monkeypatch, undis
 
 
 @pytest.mark.parametrize("which, step", [(1, 3), (5, 8)])
-def test_an_evaluation_that_is_broken_off_is_done_again(
-    tmp_path, monkeypatch, undisturbed, which, step
-):
+def test_an_interrupted_evaluation_is_repeated(tmp_path, monkeypatch, undisturbed, which, step):
     evaluate, begun = evaluation.evaluate, []
 
     def disturbed(*arguments):
@@ -88,15 +80,12 @@ def test_checkpoints_by_the_clock(tmp_path, undisturbed):
     assert names == within | {"epoch_0001", "epoch_0002"}
 
 
-def test_an_epoch_that_is_not_evaluated_can_end_with_a_checkpoint(tmp_path, monkeypatch):
+def test_an_epoch_without_an_evaluation_can_end_with_a_checkpoint(tmp_path):
     overrides = ["train.epochs=3", "evaluate.every_epochs=3"]
     run_small(tmp_path, overrides)
     whole = without_times(tmp_path / "small")
     overrides += ["checkpoint.every_steps=8", "run.name=again"]
-    with monkeypatch.context() as patch:
-        before_step(patch, 10, kill)
-        with pytest.raises(KilledError):
-            run_small(tmp_path, overrides)
+    run_disturbed(tmp_path, overrides, 10, kill)
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     assert without_times(tmp_path / "again") == whole
 
@@ -135,12 +124,9 @@ def test_the_launcher_ends_with_the_signals_status(tmp_path):
     assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step > 0
 
 
-def test_fewer_epochs_than_were_begun(tmp_path, monkeypatch):
+def test_a_continued_run_may_have_fewer_epochs_than_already_begun(tmp_path):
     overrides = ["train.epochs=5", "evaluate.every_epochs=5"]
-    with monkeypatch.context() as patch:
-        before_step(patch, 10, ask_to_stop)
-        with pytest.raises(InterruptedRunError):
-            run_small(tmp_path, overrides)
+    run_disturbed(tmp_path, overrides, 10)
     run_small(tmp_path, ["train.epochs=1", *overrides[1:], "checkpoint.resume=auto"])
     summary = json.loads((tmp_path / "small/summary.json").read_text())
     assert summary["steps"] == 10 and summary["auc"] > 0

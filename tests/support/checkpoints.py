@@ -18,7 +18,7 @@ from stampede.engine.checkpoint.manifest import DataEntry, Manifest, Progress, T
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import write_tensors
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.resume import load
@@ -162,7 +162,7 @@ def save_while_changing(folder, overrides, world_size):
             checkpoints.save(Progress(epoch=1, step=7))
             change_weights(job, 1.0)
         changed = first_weights(job)
-        progress = load(newest_whole(target, here), job, data)
+        progress = load(here.on_main(lambda: newest_whole(target)), job, data)
         return before, changed, first_weights(job), progress.step
 
 
@@ -171,12 +171,12 @@ def random_after_load(folder, world_size):
     with small_job(Path(folder), world_size=world_size) as (here, job, config, data, target):
         torch.manual_seed(1000 + here.rank)
         expected = None
-        if newest_whole(target, here) is None:
+        if here.on_main(lambda: newest_whole(target)) is None:
             with Checkpoints(target, job, config, data, here) as checkpoints:
                 checkpoints.save(Progress(epoch=1, step=7))
             expected = torch.rand(3).tolist()
             torch.manual_seed(2000)
-        load(newest_whole(target, here), job, data)
+        load(here.on_main(lambda: newest_whole(target)), job, data)
         return expected, torch.rand(3).tolist()
 
 
@@ -228,28 +228,15 @@ def fail_on_rank_1(folder, where):
         return said, sorted(path.name for path in target.iterdir())
 
 
-def damaged_on_all_ranks(folder):
-    """What each rank is given or told where the newest checkpoint, and then all, are damaged."""
-    folder = Path(folder)
-    with processes("cpu") as here:
-        used = newest_whole(folder, here)
-        here.on_main(lambda: next(used.glob("*.distcp")).unlink())
-        try:
-            newest_whole(folder, here)
-        except RunFolderError as failure:
-            return used.name, str(failure)
-    return used.name, None
-
-
 def rows_fewer_than_ranks(folder, world_size):
     """Save and load tables that leave ranks without rows; all weights before and after."""
     with small_job(
         Path(folder), "sharding.plan=row_wise", "data.scale=0.00001", world_size=world_size
     ) as (here, job, config, data, target):
-        if newest_whole(target, here) is None:
+        if here.on_main(lambda: newest_whole(target)) is None:
             with Checkpoints(target, job, config, data, here) as checkpoints:
                 checkpoints.save(Progress(epoch=1, step=7))
         before = first_weights(job)
         change_weights(job, 1.0)
-        load(newest_whole(target, here), job, data)
+        load(here.on_main(lambda: newest_whole(target)), job, data)
         return before, first_weights(job), min(data.vocabulary_sizes.values())

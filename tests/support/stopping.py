@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from stampede.engine import trainer
 from stampede.engine.errors import InterruptedRunError
 from stampede.optim import native
@@ -26,6 +28,23 @@ def before_step(patch, number, action):
 def ask_to_stop(number=signal.SIGTERM):
     """What a scheduler does."""
     os.kill(os.getpid(), number)
+
+
+def run_disturbed(folder: Path, overrides: list[str], step: int, action=ask_to_stop):
+    """A whole run; before step `step` it is asked to stop, or killed. Returns the error."""
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, step, action)
+        with pytest.raises((InterruptedRunError, KilledError)) as stop:
+            run_small(folder, overrides)
+    return stop.value
+
+
+class KilledError(Exception):
+    """Stands for a kill: nothing is written any more."""
+
+
+def kill():
+    raise KilledError
 
 
 class Setting:

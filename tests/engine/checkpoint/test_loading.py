@@ -1,4 +1,4 @@
-"""What a checkpoint may be continued with: another configuration, another network."""
+"""Which changes of configuration and network a checkpoint allows; tables read without a model."""
 
 from copy import deepcopy
 
@@ -12,12 +12,14 @@ from stampede.engine.checkpoint.tensors import check_same_network
 from stampede.engine.config.load import load_config, load_config_of_run, with_defaults
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
-from stampede.engine.resume import changes
-from stampede.models.registry import _NETWORKS
+from stampede.engine.resume import changes, load
+from stampede.engine.tables import read_field
 from stampede.settings import SettingsError
-from support.checkpoints import sign, values_of
+from support.checkpoints import sign, small_job, values_of
+from support.gathering import gather_field
 from support.jobs import run_small, small_config
 from support.predicting import predict
+from support.warm_starts import tensors_of, weights_name
 
 
 def without(values, dotted):
@@ -52,6 +54,12 @@ def changed(saved):
 
     yield told
     sign(saved, before)
+
+
+def test_keys_that_came_later_had_the_papers_values(changed):
+    keys = ("first_order_scale", "dropout", "normalization", "initial_bias")
+    later = [f"model.{key}" for key in keys] + ["optim.dense.weight_decay"]
+    assert changed([*later, "optim.embedding.plateau"], "model.initial_bias=zero") == []
 
 
 @pytest.mark.parametrize("key, other", [
@@ -124,7 +132,26 @@ def test_another_network(saved):
     check_same_network(saved, manifest, model)
 
 
-# A network of a user's own that is edited between two runs.
+@pytest.mark.slow
+def test_a_checkpoint_is_read_without_a_model(tmp_path):
+    settings = ["model.first_order_scale=8"]
+    run_small(tmp_path, settings)
+    folder = tmp_path / "small/checkpoints/epoch_0001"
+    with small_job(tmp_path, *settings) as (here, job, _, dataset, _):
+        load(folder, job, dataset)
+        for field in ("C1", "C3"):
+            gathered = gather_field(job.model, field, 10, here)
+            for one, other in zip(read_field(folder, field), gathered, strict=True):
+                assert torch.equal(one, other)
+            stored = tensors_of(folder)[weights_name(field)][:, 10:11]
+            assert stored.any() and torch.equal(gathered.first_order, 8 * stored)
+    with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
+        read_field(folder, "C99")
+    with pytest.raises(RunFolderError, match="is not a checkpoint"):
+        read_field(tmp_path, "C1")
+
+
+# A user's own network, edited between two runs.
 OWN = """
 from torch import nn
 from stampede.models import register
@@ -143,12 +170,7 @@ class OwnLayers(nn.Module):
 """
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """Networks that are registered during a test are gone after it."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
-
-
+@pytest.mark.usefixtures("registered")
 def test_an_edited_file(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(OWN)

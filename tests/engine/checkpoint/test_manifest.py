@@ -12,7 +12,6 @@ from stampede.engine.checkpoint.manifest import DamagedCheckpointError, read_man
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import processes
 from support.checkpoints import WEIGHTS, sign, values_of, weights_of_table, write_checkpoint
 
 
@@ -48,17 +47,17 @@ def test_no_checkpoint(tmp_path):
             read_manifest(path)
 
 
-def test_another_format_is_refused_and_not_passed_over(checkpoint):
+def test_an_unknown_format_is_refused_rather_than_skipped(checkpoint):
     write_checkpoint(checkpoint.parent / "epoch_0000")
     sign(checkpoint, {**values_of(checkpoint), "format": 3, "more": 1})
     said = r"epoch_0001: the checkpoint has format 3, but .* reads only 1 and 2; use the version"
-    with processes("cpu") as here, pytest.raises(RunFolderError, match=said):
-        newest_whole(checkpoint.parent, here)
+    with pytest.raises(RunFolderError, match=said):
+        newest_whole(checkpoint.parent)
     assert checkpoint.exists()
 
 
-def test_what_older_versions_wrote_besides(checkpoint):
-    """They took a run that diverged back, and evaluated one part."""
+def test_values_that_only_older_versions_wrote(checkpoint):
+    """They rolled diverged runs back, and evaluated only the test part."""
     values = values_of(checkpoint)
     values["progress"].update(rollbacks=1, dense_fraction=0.5, last={"auc": 0.5, "logloss": 0.6})
     sign(checkpoint, values)

@@ -1,4 +1,4 @@
-"""Saving: while training goes on, whole or not at all, and alike on all ranks."""
+"""Saving while training continues: a checkpoint appears whole or not at all, on all ranks alike."""
 
 import hashlib
 import json
@@ -13,7 +13,6 @@ from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import on_cpu, reason
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.processes import processes
 from stampede.engine.resume import load
 from support.checkpoints import (
     WEIGHTS,
@@ -63,11 +62,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
             assert names(target) == ["step_00000007"]
         changed = first_weights(job)
         assert changed != before
-        assert load(newest_whole(target, here), job, data).step == 7
+        assert load(newest_whole(target), job, data).step == 7
         assert first_weights(job) == before
 
 
-def test_without_asynchronous_nothing_is_copied_and_nothing_pending(tmp_path, monkeypatch):
+def test_a_synchronous_save_copies_nothing_and_waits(tmp_path, monkeypatch):
     places, write = {}, saving.write_tensors
 
     def noted(state, *arguments):
@@ -85,14 +84,14 @@ def test_without_asynchronous_nothing_is_copied_and_nothing_pending(tmp_path, mo
         # In place, and cut to size, or else torch copies it.
         assert places == {table.data_ptr(): True}
         change_weights(job, 1.0)
-        load(newest_whole(target, here), job, data)
+        load(newest_whole(target), job, data)
         assert first_weights(job) == before
         monkeypatch.setattr(saving, "as_text", full)
         with pytest.raises(TrainingStoppedError, match=r"step_00000008: .*No space left"):
             checkpoints.save(at(8))
 
 
-def test_a_failure_is_raised_when_it_is_waited_for(tmp_path, monkeypatch):
+def test_wait_raises_a_failure_once(tmp_path, monkeypatch):
     with small_job(tmp_path) as (here, job, config, data, target):
         checkpoints = Checkpoints(target, job, config, data, here)
         checkpoints.save(at(7))
@@ -112,9 +111,7 @@ def test_a_failure_is_raised_when_it_is_waited_for(tmp_path, monkeypatch):
         assert names(target) == ["step_00000007"]
 
 
-def test_a_failure_of_the_one_before_does_not_keep_the_next_from_being_written(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_next_checkpoint_is_written_after_one_that_failed(tmp_path, monkeypatch, capsys):
     with small_job(tmp_path) as (here, job, config, data, target):
         with Checkpoints(target, job, config, data, here) as checkpoints:
             with monkeypatch.context() as patch:
@@ -166,7 +163,7 @@ def test_ranks_without_rows(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["write", "copy"])
-def test_a_failure_on_one_rank_is_one_on_all(tmp_path, where):
+def test_all_ranks_fail_if_one_does(tmp_path, where):
     (said, left), (elsewhere, _) = run_ranks(2, fail_on_rank_1, str(tmp_path), where)
     assert left == ["epoch_0001"]
     assert len(said) == len(elsewhere) == 2
@@ -187,8 +184,8 @@ def test_the_random_state_is_that_of_each_rank(tmp_path):
     assert alone == torch.rand(3).tolist()
 
 
-def test_the_system_is_quoted_where_torchs_writer_fails_over_its_words():
-    """Closing a file that could not be written fails once more, in words of torch's own."""
+def test_the_operating_systems_error_is_shown_instead_of_torchs():
+    """Closing a file that could not be written raises another error, of torch's own."""
 
     for failure, said in [
         (RuntimeError("enforce fail at inline_container.cc:672"), "[Errno 28] No space left"),
@@ -203,8 +200,7 @@ def test_a_kill_while_writing_leaves_no_checkpoint(tmp_path):
     target = tmp_path / "checkpoints"
     assert killed_in_a_save(tmp_path, "as_text") == 9
     assert names(target) == [".step_00000007.tmp"]
-    with processes("cpu") as here:
-        assert newest_whole(target, here) is None
+    assert newest_whole(target) is None
     # What was left is removed when a run goes on.
     assert names(target) == []
 
@@ -229,7 +225,7 @@ def test_what_a_manifest_says(tmp_path):
     assert manifest["config"] == config.model_dump(mode="json")
 
 
-def test_tensors_are_taken_in_place_whatever_they_are():
+def test_tensors_of_any_type_and_shape_are_taken_in_place():
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for shape in ((), (0, 4), (3, 4)):
             whole = torch.arange(40).to(dtype)

@@ -1,4 +1,4 @@
-"""A network that torch.compile takes over trains as the plain one."""
+"""How the dense layers compute: their precision, and torch.compile."""
 
 import pytest
 import torch
@@ -6,22 +6,23 @@ import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from stampede.engine.errors import exit_status
-from stampede.engine.job import compile_network
+from stampede.engine.job import _speed_of_bf16, choose_precision, compile_network
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, small_config
 
-pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(autouse=True)
-def _afresh():
+@pytest.fixture
+def afresh():
+    """torch.compile remembers nothing of other tests."""
     torch._dynamo.reset()
     counters.clear()
     yield
     torch._dynamo.reset()
 
 
-def test_a_run_goes_on_compiled_to_the_same(tmp_path):
+@pytest.mark.slow
+@pytest.mark.usefixtures("afresh")
+def test_a_continued_run_may_be_compiled(tmp_path):
     # All batches of a part are of one size: each size is compiled anew.
     alike = [
         *("data.rows=512", "data.test_rows=256", "data.validation_fraction=0"),
@@ -44,7 +45,9 @@ def test_impossible_cuda_graphs_are_refused_before_data_are_read(tmp_path, overr
         small_config(tmp_path, "train.compile=cuda_graphs", override)
 
 
-def test_without_a_compiler_it_says_what_to_write(tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+@pytest.mark.usefixtures("afresh")
+def test_without_a_compiler_the_error_says_what_to_write(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     with torch._inductor.config.patch({"cpp.cxx": ("/nonexistent",), "fx_graph_cache": False}):
         assert exit_status(lambda: run_small(tmp_path, ["train.compile=default"])) == 1
@@ -64,3 +67,39 @@ def test_cuda_graphs_are_for_gpus():
     assert asked == {"dynamic": False, "mode": "reduce-overhead"}
     with pytest.raises(SettingsError, match=r"train.compile: found 'cuda_graphs'.* write "):
         compile_network(Network(), "cuda_graphs", torch.device("cpu"))
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("speed, is_bf16", [(2.5, True), (0.4, False)])
+def test_bf16_is_taken_where_it_is_faster(monkeypatch, speed, is_bf16):
+    monkeypatch.setattr("stampede.engine.job._speed_of_bf16", lambda: speed)
+    chosen = choose_precision("bf16", CPU)
+    assert chosen.is_bf16 == is_bf16
+    assert "2.5 times" in chosen.reason
+    with chosen.computing(CPU):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (torch.bfloat16 if is_bf16 else torch.float32)
+
+
+def test_an_old_gpu_computes_in_fp32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    for asked in ("tf32", "bf16"):
+        chosen = choose_precision(asked, GPU)
+        assert not (chosen.is_bf16 or chosen.is_tf32)
+        assert chosen.reason == f"fp32 instead of {asked}, which this GPU does not support"
+
+
+def test_tf32_is_for_gpus_and_does_not_stay(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert not choose_precision("tf32", CPU).is_tf32
+    chosen = choose_precision("tf32", GPU)
+    before = torch.get_float32_matmul_precision()
+    with chosen.computing(CPU):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_speed_of_bf16_is_measured():
+    assert 0 < _speed_of_bf16(rows=64, width=32, repeats=1) < 1e3
