@@ -19,7 +19,11 @@ from stampede.engine.console import readable_bytes, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.inference.delta import export_delta  # noqa: E402
 from stampede.engine.inference.packaging import RowType, export  # noqa: E402
-from stampede.engine.inference.trained import Trained, open_trained  # noqa: E402
+from stampede.engine.inference.trained import (  # noqa: E402
+    Trained,
+    add_checkpoint_arguments,
+    open_trained,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,24 +129,14 @@ def _parser() -> argparse.ArgumentParser:
         "  cd model && python -c 'from load import load; print(load().columns)'",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_checkpoint_arguments(parser)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a run folder, or a checkpoint in it")
     add("out", metavar="OUT", help="new folder for the package, or NAME.onnx")
-    add(
-        "--epoch",
-        metavar="EPOCH",
-        help="checkpoint of a run folder: best (default), newest, or a number",
-    )
     add(
         "--rows",
         choices=get_args(RowType),
         help="how the tables' rows are stored: fp32 (default), exact; fp16; int8 with a scale per "
         "row",
-    )
-    add(
-        "--allow-import",
-        action="store_true",
-        help="execute the Python file of the network, if the run was trained with your own",
     )
     add("--overwrite", action="store_true", help="replace an earlier export at OUT")
     add(

@@ -24,7 +24,11 @@ from stampede.engine.inference.prediction import (  # noqa: E402
     PredictionOptions,
     predict,
 )
-from stampede.engine.inference.trained import Trained, open_trained  # noqa: E402
+from stampede.engine.inference.trained import (  # noqa: E402
+    Trained,
+    add_checkpoint_arguments,
+    open_trained,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example:\n  stampede predict runs/criteo 'day_*.gz' scores.parquet",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_checkpoint_arguments(parser)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a run folder, or a checkpoint in it")
     add(
         "inputs",
         nargs="+",
@@ -92,16 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         f"with or without label; or a prepared folder; or {OWN_DATA}, the run's own data",
     )
     add("output", metavar="OUTPUT.parquet", help="file for the scores")
-    add(
-        "--epoch",
-        metavar="EPOCH",
-        help="checkpoint of a run folder: best (default), newest, or a number",
-    )
-    add(
-        "--part",
-        choices=PARTS,
-        help=f"part of a prepared folder or of {OWN_DATA}; default test",
-    )
+    help = f"part of a prepared folder or of {OWN_DATA}; default test"
+    add("--part", choices=PARTS, help=help)
     add(
         "--on-bad-row",
         choices=get_args(OnBadRow),
@@ -115,18 +111,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a number, id or time that cannot be used: error (default) makes its row a bad one; "
         "missing treats the value as missing and scores the row",
     )
-    add(
-        "--ignore-label",
-        action="store_true",
-        help="ignore label and weight columns",
-    )
+    add("--ignore-label", action="store_true", help="ignore label and weight columns")
     add("--batch-size", type=int, default=8192, metavar="N", help="samples at a time; 8192")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default auto")
-    add(
-        "--allow-import",
-        action="store_true",
-        help="execute the Python file of the network, if the run was trained with your own",
-    )
     add("--overwrite", action="store_true", help="replace an existing OUTPUT.parquet")
     return parser
 

@@ -9,7 +9,7 @@ import os
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,9 +23,7 @@ from stampede.data.learning.row_meanings import (
     RowMeanings,
     keys_of_rows,
     matched_rows,
-    row_meanings,
 )
-from stampede.data.prepared.manifest import FieldEntry
 from stampede.engine.checkpoint.manifest import (
     DTYPES,
     TABLES,
@@ -41,7 +39,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.kept import check_trained_with, kept_inputs, remedy
+from stampede.engine.inference.kept import check_trained_with, kept_inputs, meanings_of_rows
 from stampede.engine.job import Job
 from stampede.engine.processes import PATIENCE, Processes, together
 from stampede.engine.reading import data_folder
@@ -206,14 +204,14 @@ def draw_rows_of_new_ids(
         rows: rows of new ids, by field.
     """
     state = job.model.state_dict()
-    # On rank 0; to find the folder, all vocabularies of the previous period are hashed.
-    meanings: dict[str, RowMeanings] = {}
+
+    # On rank 0, once: to find the folder, all vocabularies of the previous period are hashed.
+    @cache
+    def meanings() -> dict[str, RowMeanings]:
+        return meanings_of_rows(data_folder(config), {})
 
     def keys(field: str, places: np.ndarray) -> np.ndarray:
-        if not meanings:
-            folder = data_folder(config)
-            meanings.update(row_meanings(folder, remedy(folder)))
-        return keys_of_rows(meanings[field], places)
+        return keys_of_rows(meanings()[field], places)
 
     init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
     for field, places in rows.items():
@@ -276,24 +274,19 @@ class _Load:
         if table.columns != now:
             dims = (columns["embedding"][1] for columns in (table.columns, now))
             return None, table.rows, "dim was {}, now {}".format(*dims)
-        was = _rows_are_ids(field, table.rows)
-        if self._source.inputs is not None:
-            was = self._saved_rows[field]
         try:
-            return matched_rows(was, self._rows_now[field]), table.rows, ""
+            return matched_rows(self._rows_then[field], self._rows_now[field]), table.rows, ""
         except OtherMeaningError as reason:
             return None, table.rows, str(reason)
 
     @cached_property
-    def _saved_rows(self) -> dict[str, RowMeanings]:
-        return row_meanings(self._source.inputs, _REMEDY)
+    def _rows_then(self) -> dict[str, RowMeanings]:
+        return meanings_of_rows(self._source.inputs, self.manifest.data.vocabulary_sizes, _REMEDY)
 
     @cached_property
     def _rows_now(self) -> dict[str, RowMeanings]:
-        if isinstance(self._config.data, SyntheticSection):
-            return {field: _rows_are_ids(field, rows) for field, rows in self._sizes.items()}
-        folder = data_folder(self._config)
-        return row_meanings(folder, remedy(folder))
+        is_synthetic = isinstance(self._config.data, SyntheticSection)
+        return meanings_of_rows(None if is_synthetic else data_folder(self._config), self._sizes)
 
     def fill_table(self, field: str, rows: np.ndarray | None) -> None:
         """Fill a field's table, with its optimizer's states if all is taken; rows as in `match`."""
@@ -345,10 +338,6 @@ class _Load:
 
     def _fill(self, tensors: dict[str, Tensor]) -> None:
         read_tensors(self._source.checkpoint, tensors, alone=True, manifest=self.manifest)
-
-
-def _rows_are_ids(field: str, rows: int) -> RowMeanings:
-    return RowMeanings(FieldEntry(name=field, rows=rows))
 
 
 @torch.no_grad()

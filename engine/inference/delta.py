@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.package import update
-from stampede.engine.inference.packaging import PACKAGE, export, save_tensors
+from stampede.engine.inference.packaging import PACKAGE, export, save
 from stampede.engine.inference.trained import Trained
 from stampede.files import make_folder, to_json
 
@@ -102,13 +102,13 @@ def _write(base: Path, whole: Path, delta: Path, names: list[str], tolerance: fl
             values = {key: tensor[changed].contiguous() for key, tensor in new.items()}
             size = torch.tensor(len(new["first_order"]))
             tables[name] = f"changes/{file}"
-            save_tensors({**values, "rows": changed, "size": size}, delta / tables[name])
+            save({**values, "rows": changed, "size": size}, delta / tables[name])
         elif kind == "vocabularies":
             old, new = (pl.read_parquet(one / name)["value"] for one in (base, whole))
             lines = _changed_lines(old, new)
             changed_ids, sizes[name] = changed_ids + len(lines), len(new)
             vocabularies[name] = f"changes/{file}"
-            lines.write_parquet(delta / vocabularies[name])
+            save(lines, delta / vocabularies[name])
         elif not name.endswith(".py"):
             shutil.copyfile(whole / name, delta / name)
     about = {
@@ -127,7 +127,7 @@ def _changed(old: dict[str, Tensor], new: dict[str, Tensor], tolerance: float) -
     """Rows of a table that moved by more than a tolerance or are new, `[n]` int64."""
     size, common = len(new["first_order"]), min(len(new["first_order"]), len(old["first_order"]))
     moved = torch.ones(size, dtype=torch.bool)
-    then, now = (_values({k: v[:common] for k, v in table.items()}) for table in (old, new))
+    then, now = (update.load.looked_up(table, slice(common)) for table in (old, new))
     moved[:common] = (now - then).abs().amax(1) > tolerance
     if tolerance == 0.0:
         # Minus zero equals zero, but its bits differ.
@@ -136,14 +136,6 @@ def _changed(old: dict[str, Tensor], new: dict[str, Tensor], tolerance: float) -
             differ = (bits[0] != bits[1]).view(common, -1).any(1)
             moved[:common] |= differ
     return moved.nonzero().squeeze(1)
-
-
-def _values(table: dict[str, Tensor]) -> Tensor:
-    """Embedding and first-order weight of all rows, float32."""
-    embedding = table["embedding"].float()
-    if "scale" in table:
-        embedding = embedding * table["scale"].unsqueeze(1)
-    return torch.cat([embedding, table["first_order"].float().unsqueeze(1)], 1)
 
 
 def _changed_lines(old: pl.Series, new: pl.Series) -> pl.DataFrame:

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from stampede.data import DataError
-from stampede.data.learning.row_meanings import row_meanings, vocabulary_fingerprint
-from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, read_manifest
+from stampede.data.learning.row_meanings import RowMeanings, row_meanings, vocabulary_fingerprint
+from stampede.data.prepared.manifest import (
+    LEARNED_FOLDER,
+    MANIFEST,
+    FieldEntry,
+    Manifest,
+    read_manifest,
+)
 from stampede.engine.checkpoint.manifest import DataEntry
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
@@ -24,8 +31,6 @@ from stampede.files import make_folder, read_file, remove, write_file
 from stampede.settings import SettingsError, read_yaml
 
 INPUTS, NETWORK = "inputs", "network.py"
-
-_OTHER_DATA = "Score the raw files, or prepare them with `stampede apply`"
 
 # Names of rows that do not belong to one id.
 MISSING, UNSEEN = "<missing>", "<rare or unseen>"
@@ -108,13 +113,12 @@ def own_folder(config: Config, run: Path) -> Path:
         return folder
     except (DataError, SettingsError) as failure:
         keys = ("path", "schema_file", "cache", "validation_path", "test_path")
-        given = {f"data.{key}": getattr(config.data, key, "") for key in keys}
-        paths = {key: [one] if isinstance(one, str) else one for key, one in given.items()}
-        relative = [
-            f"{key}: {given[key]}"
-            for key, found in paths.items()
-            if any(path and not Path(path).is_absolute() for path in found)
-        ]
+        relative = []
+        for key in keys:
+            given = getattr(config.data, key, "")
+            paths = [given] if isinstance(given, str) else given
+            if any(path and not Path(path).is_absolute() for path in paths):
+                relative.append(f"data.{key}: {given}")
         if not relative:
             raise
         raise type(failure)(
@@ -133,6 +137,24 @@ def remedy(kept: Path) -> str:
     )
 
 
+def meanings_of_rows(
+    folder: Path | None, sizes: Mapping[str, int], advice: str | None = None
+) -> dict[str, RowMeanings]:
+    """What the rows of all tables stand for, by field.
+
+    Args:
+        folder: a prepared folder, perhaps without rows; without one, the ids are rows.
+        sizes: rows of each field's table.
+        advice: if the folder is damaged; by default, `remedy`'s.
+
+    Raises:
+        DataError: the folder is damaged.
+    """
+    if folder is None:
+        return {name: RowMeanings(FieldEntry(name=name, rows=n)) for name, n in sizes.items()}
+    return row_meanings(folder, advice or remedy(folder))
+
+
 def row_names(kept: Path | None, field: str, rows: int) -> list[str] | range:
     """Readable names of the rows of a field's table.
 
@@ -142,9 +164,7 @@ def row_names(kept: Path | None, field: str, rows: int) -> list[str] | range:
     Raises:
         DataError: the folder that `inputs_folder` found is damaged.
     """
-    if kept is None:
-        return range(rows)
-    meanings = row_meanings(kept, remedy(kept))[field]
+    meanings = meanings_of_rows(kept, {field: rows})[field]
     if meanings.values is not None:
         names = ["", "", *meanings.values().to_list()]
     elif meanings.edges:
@@ -162,7 +182,7 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
 
     Args:
         folder: a prepared folder, perhaps without rows.
-        data: of the checkpoint; without a fingerprint, sizes are compared.
+        data: of the checkpoint; without a fingerprint, only sizes are compared.
 
     Returns:
         The folder's manifest.
@@ -171,9 +191,9 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
         RunFolderError, DataError: they differ, or are damaged.
     """
     manifest = read_manifest(folder, remedy)
-    check_same_inputs(manifest, data, folder, model)
+    _check_same_inputs(manifest, data, folder, model)
     expected = data.vocabulary_sha256
-    if expected is not None and vocabulary_fingerprint(folder, remedy) != expected:
+    if expected and vocabulary_fingerprint(folder, remedy) != expected:
         raise RunFolderError(
             f"{folder}: these are not the vocabularies that {model} was trained with (their "
             f"SHA-256 differs), so its ids cannot be decoded; {remedy}"
@@ -181,12 +201,7 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
     return manifest
 
 
-def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path) -> None:
-    """Refuse data whose fields differ from those that a model was trained on.
-
-    Raises:
-        DataError: names the first difference.
-    """
+def _check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path) -> None:
     fields, wanted = {entry.name: entry.rows for entry in found.fields}, data.vocabulary_sizes
     difference = ""
     for name, rows in wanted.items():
@@ -200,24 +215,8 @@ def check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path
     if not difference and len(found.numbers) != data.numbers:
         difference = f"{len(found.numbers)} numbers, but {data.numbers} in {model}"
     if difference:
-        raise DataError(f"{where}: {difference}. {_OTHER_DATA}")
-
-
-def check_same_vocabularies(found: Manifest, kept: Manifest, where: Path) -> None:
-    """Refuse prepared data whose table rows stand for ids other than the run's.
-
-    Raises:
-        DataError: names the first file that differs.
-    """
-    ours, theirs = (
-        {Path(entry.name).name: entry.sha256 for entry in manifest.learned}
-        for manifest in (kept, found)
-    )
-    differing = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
-    if differing:
         raise DataError(
-            f"{where}: its {differing[0]} differs from the model's, so its ids have other "
-            f"meanings. {_OTHER_DATA}"
+            f"{where}: {difference}. Score the raw files, or prepare them with `stampede apply`"
         )
 
 

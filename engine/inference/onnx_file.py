@@ -14,11 +14,10 @@ from onnx import compose, helper, numpy_helper
 from torch.export import ExportedProgram
 
 from stampede.data.formulas import DAY, HOUR, THURSDAY, WEEK
-from stampede.data.learning.row_meanings import RowMeanings, row_meanings
+from stampede.data.learning.row_meanings import RowMeanings
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.kept import inputs_folder, remedy
 from stampede.engine.inference.packaging import (
     RowType,
     described_model,
@@ -85,9 +84,7 @@ def export_onnx(
 
 
 def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelProto, dict]:
-    kept = inputs_folder(trained.config, trained.run)
-    about = described_model(trained, kept, rows)
-    meanings = {} if kept is None else row_meanings(kept, remedy(kept))
+    about, meanings = described_model(trained, rows)
     inputs = Inputs(about, meanings, most_ids)
     graph = inputs.graph
     found = []
@@ -235,7 +232,7 @@ class Inputs:
         self._add, self._constant, self._cast = graph.add, graph.constant, graph.cast
         self.described: list[dict[str, Any]] = []
         self._about, self._meanings, self._most_ids = about, meanings, most_ids
-        self._inputs: dict[tuple[str, str, bool], int] = {}
+        self._inputs: dict[tuple[str, str, bool], dict[str, Any]] = {}
         for name in (PROBABILITY, LOGIT):
             self.graph.name(name)
         # Inputs come first, so that they get their plain names.
@@ -251,15 +248,15 @@ class Inputs:
         # Inputs that are rows of tables cannot be shared.
         key = (field["name"] if kind == "row" else column, kind, multi)
         if key not in self._inputs:
-            self._inputs[key] = len(self.described)
             name = self.graph.name(key[0])
             described = {"name": name, "column": column, "kind": kind, "multi": multi, "fields": []}
+            self._inputs[key] = described
             self.described.append(described)
             types = {"number": onnx.TensorProto.DOUBLE, "text": onnx.TensorProto.STRING}
             shape = [_SAMPLES, f"ids of {name}"] if multi else [_SAMPLES]
             found = types.get(kind, onnx.TensorProto.INT64)
             self.graph.model.graph.input.append(helper.make_tensor_value_info(name, found, shape))
-        described = self.described[self._inputs[key]]
+        described = self._inputs[key]
         if field["name"] not in described["fields"]:
             described["fields"].append(field["name"])
         return described["name"]

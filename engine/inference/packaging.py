@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import operator
-import shutil
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -20,27 +20,29 @@ from torch.nn import functional
 from tqdm.auto import tqdm
 
 from stampede.data import formulas
-from stampede.data.learning.learned import Saved, read_saved
-from stampede.data.learning.row_meanings import row_meanings
+from stampede.data.learning.learned import NumberRange, read_saved
+from stampede.data.learning.row_meanings import RowMeanings
 from stampede.data.learning.vocabulary import FIRST_ROW
-from stampede.data.prepared.manifest import LEARNED_FOLDER, FieldEntry
-from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart, Vocabulary
+from stampede.data.prepared.manifest import LEARNED_FOLDER
+from stampede.data.schema.schema import Hashed, Integers, NumberField, TimePart
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.kept import check_trained_with, inputs_folder, remedy
+from stampede.engine.inference.kept import (
+    check_trained_with,
+    inputs_folder,
+    meanings_of_rows,
+    remedy,
+)
 from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
 from stampede.engine.inference.package.update import PACKAGE, sealed
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
-from stampede.files import hidden, make_folder, publish_folder, to_json
+from stampede.files import hidden, make_folder, publish_folder, remove, to_json
 from stampede.models import CTRModel
 
 RowType = Literal["fp32", "fp16", "int8"]
 
 _LOADER = Path(__file__).parent / "package"
 _FORMAT = 2
-
-# Learned parameters of a number's transforms.
-_SEEN = ("low", "high", "mean", "deviation")
 
 _INT8 = 127
 _CHUNK = 1 << 20
@@ -65,57 +67,70 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
     """
     # "." has no name, and a link could not be replaced.
     folder = folder.resolve()
-    try:
-        is_there = folder.exists()
-    except OSError as failure:
-        raise RunFolderError(f"{folder}: cannot be written ({failure.strerror})") from None
-    if is_there and not overwrite:
+    fill = partial(_fill, trained=trained, rows=rows)
+    if make_folder(folder, fill, RunFolderError):
+        return
+    if not overwrite:
         raise RunFolderError(f"{folder}: already exists; write --overwrite, or another folder")
-    if is_there and not (folder / PACKAGE).is_file():
+    if not (folder / PACKAGE).is_file():
         raise RunFolderError(
             f"{folder}: is not an exported package ({PACKAGE} is missing), so it is not "
             "overwritten; write another folder"
         )
-    fresh = hidden(folder, "new") if is_there else folder
-    if is_there:
-        shutil.rmtree(fresh, ignore_errors=True)
-    make_folder(fresh, lambda unfinished: _fill(unfinished, trained, rows), RunFolderError)
-    if is_there:
-        publish_folder(fresh, folder)
+    fresh = hidden(folder, "new")
+    remove(fresh)
+    make_folder(fresh, fill, RunFolderError)
+    publish_folder(fresh, folder)
 
 
 def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
-    kept = inputs_folder(trained.config, trained.run)
-    about = {"format": _FORMAT, **described_model(trained, kept, rows)}
+    about, meanings = described_model(trained, rows)
     for source in (*_LOADER.glob("*.py"), Path(formulas.__file__)):
         (folder / source.name).write_bytes(source.read_bytes())
     graph, weights = describe(export_dense_part(dense_model(trained)))
     (folder / "dense.json").write_text(to_json(graph) + "\n", encoding="utf-8")
-    save_tensors(weights, folder / "dense.safetensors")
+    save(weights, folder / "dense.safetensors")
     # One vocabulary or table at a time: only the largest must fit into memory.
     (folder / "vocabularies").mkdir()
-    for name, meanings in ({} if kept is None else row_meanings(kept, remedy(kept))).items():
-        if meanings.values is not None:
-            values = meanings.values().to_frame()
-            try:
-                values.write_parquet(folder / "vocabularies" / f"{name}.parquet")
-            except pl.exceptions.PolarsError as failure:
-                raise OSError(errno.EIO, str(failure)) from None
+    for name, of_field in meanings.items():
+        if of_field.values is not None:
+            save(of_field.values().to_frame(), folder / "vocabularies" / f"{name}.parquet")
     (folder / "tables").mkdir()
     for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
         name = field["name"]
         tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
-        save_tensors(tensors, folder / "tables" / f"{name}.safetensors")
+        save(tensors, folder / "tables" / f"{name}.safetensors")
+    about = {"format": _FORMAT, **about}
     (folder / PACKAGE).write_text(sealed(about, folder), encoding="utf-8")
 
 
-def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[str, Any]:
-    """The description of a model, and how its inputs are made from columns.
+def described_model(
+    trained: Trained, rows: RowType
+) -> tuple[dict[str, Any], dict[str, RowMeanings]]:
+    """The description of a model, and what the rows of its tables stand for, by field.
+
+    The description says how the inputs are made from columns: `fields` and `numbers` in the model's
+    order.
 
     Raises:
-        RunFolderError, DataError: the kept folder belongs to another model, or is damaged.
+        RunFolderError, DataError: the run's vocabularies belong to another model, or are damaged.
     """
-    return {
+    data, kept = trained.data, inputs_folder(trained.config, trained.run)
+    names, dtype = [f"I{i + 1}" for i in range(data.numbers)], "float32"
+    if kept is not None:
+        manifest = check_trained_with(kept, data, trained.checkpoint, remedy(kept))
+        names, dtype = manifest.numbers, manifest.numbers_dtype
+    meanings = meanings_of_rows(kept, data.vocabulary_sizes)
+    # Without a schema, ids are rows and numbers are transformed already.
+    numbers = {name: NumberField(transform=[]) for name in names}
+    ranges, missing, time = dict.fromkeys(names, NumberRange()), [""], None
+    if kept is not None and (kept / LEARNED_FOLDER).is_dir():
+        saved = read_saved(kept / LEARNED_FOLDER, remedy(kept))
+        schema, ranges = saved.schema_, saved.ranges
+        numbers, missing = schema.numbers, schema.missing
+        if any(isinstance(field, TimePart) for field in schema.ids.values()):
+            time = schema.time.model_dump()
+    about = {
         "stampede": metadata.version("stampede"),
         "torch": torch.__version__,
         "checkpoint": str(trained.checkpoint),
@@ -124,17 +139,58 @@ def described_model(trained: Trained, kept: Path | None, rows: RowType) -> dict[
         "dim": trained.config.model.dim,
         "first_order_scale": trained.config.model.first_order_scale,
         "rows": rows,
-        **_inputs(trained, kept),
+        "fields": [_described(of_field) for of_field in meanings.values()],
+        "numbers": [
+            {
+                "name": name,
+                "column": field.column or name,
+                "fill": field.fill,
+                "transform": field.transform,
+                **{key: getattr(ranges[name], key) for key in ("low", "high", "mean", "deviation")},
+            }
+            for name, field in numbers.items()
+        ],
+        "numbers_dtype": dtype,
+        "missing": missing,
+        "time": time,
     }
+    return about, meanings
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file."""
+def _described(meanings: RowMeanings) -> dict[str, Any]:
+    entry, field = meanings.entry, meanings.field
+    about = {
+        **entry.model_dump(),
+        "column": getattr(field, "column", "") or entry.name,
+        "separator": getattr(field, "separator", None),
+        "max_ids": getattr(field, "max_ids", None),
+        "encode": meanings.encode,
+    }
+    if field is None:
+        about |= {"separator": "," if entry.multi else None, "size": entry.rows}
+    elif isinstance(field, TimePart):
+        about["column"] = None
+    elif isinstance(field, Hashed):
+        about |= {"buckets": field.buckets, "seed": field.seed}
+    elif isinstance(field, Integers):
+        about["size"] = field.size
+    elif meanings.values is not None:
+        about["first_row"] = FIRST_ROW
+    else:
+        about["edges"] = meanings.edges
+    return about
+
+
+def save(content: dict[str, Tensor] | pl.DataFrame, path: Path) -> None:
+    """Write tensors as a safetensors file, or a frame as a Parquet file."""
     path.touch()
     mode = path.stat().st_mode
     try:
-        save_file(tensors, path)
-    except SafetensorError as failure:
+        if isinstance(content, pl.DataFrame):
+            content.write_parquet(path)
+        else:
+            save_file(content, path)
+    except (SafetensorError, pl.exceptions.PolarsError) as failure:
         raise OSError(errno.EIO, str(failure)) from None
     # safetensors makes it readable for its owner only.
     path.chmod(mode)
@@ -160,13 +216,13 @@ def stored_rows(weights: FieldWeights, kind: RowType, field: str) -> dict[str, T
     if kind == "fp16":
         return {"embedding": _half(embedding, field), **halves}
     scale = embedding.abs().amax(1) / _INT8
-    whole = torch.empty(embedding.shape, dtype=torch.int8)
-    for start in range(0, len(embedding), _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        # The scale of a row of zeros is 0.
-        by = scale[rows, None].clamp_min(torch.finfo(torch.float32).tiny)
-        whole[rows] = (embedding[rows] / by).round().clamp(-_INT8, _INT8).to(torch.int8)
-    return {"embedding": whole, "scale": scale, **halves}
+    # The scale of a row of zeros is 0.
+    divisor = scale[:, None].clamp_min(torch.finfo(torch.float32).tiny)
+    whole = [
+        (values / by).round().clamp(-_INT8, _INT8).to(torch.int8)
+        for values, by in zip(embedding.split(_CHUNK), divisor.split(_CHUNK), strict=True)
+    ]
+    return {"embedding": torch.cat(whole), "scale": scale, **halves}
 
 
 def _half(values: Tensor, field: str) -> Tensor:
@@ -235,7 +291,14 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
     Raises:
         RunFolderError: it has an operator that packages do not support.
     """
-    weights, known = program_weights(program)
+    weights, known = {}, {}
+    tensors = {**program.constants, **program.state_dict}
+    for spec in program.graph_signature.input_specs:
+        if spec.target is not None:
+            # Two names may share one parameter, which safetensors does not support.
+            weight = tensors[spec.target].detach()
+            weights[spec.target] = weight.clone(memory_format=torch.contiguous_format)
+            known[spec.arg.name] = {"weight": spec.target}
 
     def described(given: Any) -> Any:
         if isinstance(given, Node):
@@ -248,9 +311,10 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
     output = nodes.pop().args[0][0]
     steps, needed = [], {output}
     for node in reversed(nodes):
-        returns, changes = _effects(node)
+        schema = getattr(node.target, "_schema", None)
+        changes_an_argument = schema is not None and schema.is_mutable
         # Skip unused results, and assertions, which return nothing.
-        if not (returns and (node in needed or changes)):
+        if node not in needed and not changes_an_argument:
             continue
         needed.update(node.all_input_nodes)
         name = str(node.target).removeprefix("aten.")
@@ -267,103 +331,5 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
                 "forward"
             ) from None
         steps.append(step)
-    trained = [name for name, weight in weights.items() if weight.requires_grad]
-    graph = {"steps": steps[::-1], "output": output.name, "trained": trained}
-    return graph, {name: weight.detach() for name, weight in weights.items()}
-
-
-def program_weights(
-    program: ExportedProgram,
-) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
-    """Weights and constants of a program, and the description of their nodes."""
-    weights, known = {}, {}
-    tensors = {**program.constants, **program.state_dict}
-    for spec in program.graph_signature.input_specs:
-        if spec.target is not None:
-            # Two names may share one parameter, which safetensors does not support.
-            tensor = tensors[spec.target]
-            weights[spec.target] = tensor.detach().clone(memory_format=torch.contiguous_format)
-            weights[spec.target].requires_grad_(tensor.requires_grad)
-            known[spec.arg.name] = {"weight": spec.target}
-    return weights, known
-
-
-def _effects(node: Node) -> tuple[bool, bool]:
-    """Whether an operator returns anything, and whether it changes an argument."""
-    schema = getattr(node.target, "_schema", None)
-    return (bool(schema.returns), schema.is_mutable) if schema is not None else (True, False)
-
-
-def _inputs(trained: Trained, kept: Path | None) -> dict[str, Any]:
-    """Id fields and numbers in the model's order, and how they are made from columns."""
-    if kept is None:
-        # Synthetic clicks.
-        sizes = trained.data.vocabulary_sizes
-        entries = [FieldEntry(name=name, rows=rows) for name, rows in sizes.items()]
-        return _of_rows(entries, [f"I{i + 1}" for i in range(trained.data.numbers)], "float32")
-    manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
-    if not (kept / LEARNED_FOLDER).is_dir():
-        return _of_rows(manifest.fields, manifest.numbers, manifest.numbers_dtype)
-    saved = read_saved(kept / LEARNED_FOLDER, remedy(kept))
-    schema = saved.schema_
-    timed = any(isinstance(field, TimePart) for field in schema.ids.values())
-    return {
-        "fields": [_field(entry, schema.ids[entry.name], saved) for entry in manifest.fields],
-        "numbers": [
-            {
-                "name": name,
-                "column": field.column or name,
-                "fill": field.fill,
-                "transform": field.transform,
-                **{key: getattr(saved.ranges[name], key) for key in _SEEN},
-            }
-            for name, field in schema.numbers.items()
-        ],
-        "numbers_dtype": manifest.numbers_dtype,
-        "missing": schema.missing,
-        "time": schema.time.model_dump() if timed else None,
-    }
-
-
-def _of_rows(entries: list[FieldEntry], numbers: list[str], dtype: str) -> dict[str, Any]:
-    """Inputs of data whose ids are already rows of their tables."""
-    seen = dict.fromkeys(_SEEN, 0)
-    fields = [
-        {
-            **entry.model_dump(),
-            "column": entry.name,
-            "separator": "," if entry.multi else None,
-            "max_ids": None,
-            "encode": "rows",
-            "size": entry.rows,
-        }
-        for entry in entries
-    ]
-    return {
-        "fields": fields,
-        "numbers": [
-            {"name": name, "column": name, "fill": 0.0, "transform": [], **seen} for name in numbers
-        ],
-        "numbers_dtype": dtype,
-        "missing": [""],
-        "time": None,
-    }
-
-
-def _field(entry: FieldEntry, field: IdField, saved: Saved) -> dict[str, Any]:
-    about = {
-        **entry.model_dump(),
-        "column": None if isinstance(field, TimePart) else field.column or entry.name,
-        "separator": getattr(field, "separator", None),
-        "max_ids": getattr(field, "max_ids", None),
-        "encode": field.encode,
-    }
-    if isinstance(field, Quantiles):
-        about["edges"] = saved.quantiles[entry.name]
-    elif isinstance(field, Hashed):
-        about |= {"buckets": field.buckets, "seed": field.seed}
-    elif isinstance(field, Integers):
-        about["size"] = field.size
-    elif isinstance(field, Vocabulary):
-        about["first_row"] = FIRST_ROW
-    return about
+    trained = [name for name in weights if tensors[name].requires_grad]
+    return {"steps": steps[::-1], "output": output.name, "trained": trained}, weights

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,13 +20,7 @@ from stampede.data import DataError, Part
 from stampede.data.errors import OnBadRow
 from stampede.data.learning.learned import Learned, load
 from stampede.data.parallel import computed_ahead
-from stampede.data.prepared.manifest import (
-    LEARNED_FOLDER,
-    MANIFEST,
-    Manifest,
-    PartName,
-    read_manifest,
-)
+from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
@@ -36,8 +31,6 @@ from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import (
-    check_same_inputs,
-    check_same_vocabularies,
     check_trained_with,
     inputs_folder,
     own_folder,
@@ -186,7 +179,7 @@ def score_frame(
         DataError: it lacks a column, or a value cannot be read.
         RunFolderError: the run cannot be used.
     """
-    learned, manifest = _learned(trained, inputs_folder(trained.config, trained.run), "the frame")
+    learned, manifest = _learned(trained, "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
     used = [column for column in frame.columns if column in schema.used_columns()]
     if isinstance(frame, pd.DataFrame):
@@ -268,7 +261,6 @@ def _probabilities(scorer: Scorer, pieces: Iterator[Piece]) -> np.ndarray:
 def _rows(
     trained: Trained, inputs: list[str], options: PredictionOptions, bad_rows: BadRows
 ) -> Rows:
-    kept = inputs_folder(trained.config, trained.run)
     if OWN_DATA in inputs and len(inputs) > 1:
         raise DataError(f"{OWN_DATA}: is the run's own data; write it alone, or write files")
     if inputs == [OWN_DATA]:
@@ -277,13 +269,8 @@ def _rows(
     if folders and len(inputs) > 1:
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder alone, or files")
     if folders and (folders[0] / MANIFEST).exists():
-        manifest = read_manifest(folders[0])
-        check_same_inputs(manifest, trained.data, folders[0], trained.checkpoint)
-        if kept is not None:
-            learned = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
-            check_same_vocabularies(manifest, learned, folders[0])
-        return _rows_of_folder(folders[0], options)
-    learned, manifest = _learned(trained, kept, inputs[0])
+        return _rows_of_folder(trained, folders[0], options)
+    learned, manifest = _learned(trained, inputs[0])
     if options.part is not None:
         raise DataError(
             f"--part {options.part}: raw files such as {inputs[0]} have no parts; leave it out, or "
@@ -292,8 +279,9 @@ def _rows(
     return _rows_of_files(inputs, learned, manifest.numbers_dtype, bad_rows, options)
 
 
-def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, Manifest]:
+def _learned(trained: Trained, asked: str) -> tuple[Learned, Manifest]:
     """The learned encodings that turn raw rows into inputs."""
+    kept = inputs_folder(trained.config, trained.run)
     if kept is not None:
         manifest = check_trained_with(kept, trained.data, trained.checkpoint, remedy(kept))
         if (kept / LEARNED_FOLDER).is_dir():
@@ -306,18 +294,17 @@ def _learned(trained: Trained, kept: Path | None, asked: str) -> tuple[Learned, 
 
 def _own_rows(trained: Trained, options: PredictionOptions) -> Rows:
     if not isinstance(trained.config.data, SyntheticSection):
-        folder = own_folder(trained.config, trained.run)
-        other = "score raw files, or prepare them with `stampede apply`"
-        check_trained_with(folder, trained.data, trained.checkpoint, other)
-        return _rows_of_folder(folder, options)
+        return _rows_of_folder(trained, own_folder(trained.config, trained.run), options)
     dataset, part = open_dataset(trained.config, None), options.part or _PART
     if getattr(dataset, part) is None:
         raise DataError(f"the run's data have no {part} part; write another --part")
     return _rows_of_part(getattr(dataset, part), options.with_label, dataset.has_weight)
 
 
-def _rows_of_folder(folder: Path, options: PredictionOptions) -> Rows:
-    manifest, part = read_manifest(folder), options.part or _PART
+def _rows_of_folder(trained: Trained, folder: Path, options: PredictionOptions) -> Rows:
+    other = "score raw files, or prepare them with `stampede apply`"
+    manifest = check_trained_with(folder, trained.data, trained.checkpoint, other)
+    part = options.part or _PART
     if not manifest.rows(part):
         raise DataError(f"{folder}: the {part} part has no rows; write another --part")
     return _rows_of_part(open_part(folder, manifest, part), options.with_label, manifest.has_weight)
@@ -342,10 +329,7 @@ def _rows_of_files(
     log = scoring_log(
         learned.schema, expand(patterns), options.with_label, options.on_bad_value == "missing"
     )
-
-    def encode(chunk: Chunk) -> Piece:
-        part = _encoded(chunk, learned, numbers_dtype)
-        return Piece(part, chunk.numbers, chunk.file, chunk.position)
+    encode = partial(_encoded, learned=learned, numbers_dtype=numbers_dtype)
 
     def pieces() -> Iterator[Piece]:
         chunks = (chunk for chunk in log.chunks(bad_rows) if len(chunk.numbers))
@@ -355,7 +339,7 @@ def _rows_of_files(
     return Rows(pieces, log.bytes, tuple(map(str, log.files)), has_label, has_weight)
 
 
-def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> ShardedPart:
+def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> Piece:
     frame, rows = chunk.frame, len(chunk.numbers)
     arrays, bags = learned.encode(frame, numbers_dtype)
     has_label = LABEL in frame.columns
@@ -370,4 +354,5 @@ def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> ShardedPart:
         name: torch.from_numpy(array if array.flags.writeable else array.copy())
         for name, array in arrays.items()
     }
-    return ShardedPart((Shard(rows, tensors),))
+    part = ShardedPart((Shard(rows, tensors),))
+    return Piece(part, chunk.numbers, chunk.file, chunk.position)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +51,10 @@ def score_file(path: Path, overwrite: bool) -> Iterator[ScoreFile]:
     bad_rows = path.with_suffix(".bad_rows.jsonl")
     try:
         with new_output(path, overwrite) as unfinished:
-            file = ScoreFile(unfinished, bad_rows)
-            # Left by a process that was killed.
-            remove(file.unfinished_bad_rows)
-            try:
+            with closing(ScoreFile(unfinished, bad_rows)) as file:
+                # Left by a process that was killed.
+                remove(file.unfinished_bad_rows)
                 yield file
-            finally:
-                file.close()
             # The bad rows of an output that was replaced.
             bad_rows.unlink(missing_ok=True)
             if file.unfinished_bad_rows.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -47,6 +48,22 @@ class Trained:
     config: Config
     data: DataEntry
     held: BinaryIO | None = field(default=None, repr=False, compare=False)
+
+
+def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command that `open_trained` takes."""
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a run folder, or a checkpoint in it")
+    add(
+        "--epoch",
+        metavar="EPOCH",
+        help="checkpoint of a run folder: best (default), newest, or a number",
+    )
+    add(
+        "--allow-import",
+        action="store_true",
+        help="execute the Python file of the network, if the run was trained with your own",
+    )
 
 
 def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
@@ -164,9 +181,8 @@ class Scorer:
         batches = GlobalBatches(part, self._model.front.fields, self._batch_size, 0, 1)
         for batch in batches.epoch(0):
             logits = self._logits(batch.to(self._device, non_blocking=True))
-            yield Scored(
-                logits.cpu().numpy(), batch.label.cpu().numpy(), batch.weight.cpu().numpy()
-            )
+            columns = (logits, batch.label, batch.weight)
+            yield Scored(*(column.cpu().numpy() for column in columns))
 
     def _logits(self, batch: Batch) -> Tensor:
         rows = self._model.front.lookup(batch.sparse)

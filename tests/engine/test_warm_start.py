@@ -1,4 +1,4 @@
-"""A new run begins with the weights of another: rows by their ids, layers by name and shape."""
+"""A new run starts from the weights of another: rows by their ids, layers by name and shape."""
 
 import json
 import pickle
@@ -19,7 +19,7 @@ from support.movies import MOVIES
 from support.tampering import swap_users
 from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
 
-# Kept as they are where nothing is trained.
+# Other buckets, another size and another part of the time.
 CHANGED = (
     MOVIES.replace("buckets: 7, seed: 3", "buckets: 9, seed: 3")
     .replace("size: 12", "size: 15")
@@ -31,6 +31,12 @@ CHANGED = (
 def trained(tmp_path_factory):
     """A run on a log, trained for two epochs."""
     return train_on_movies(movie_folder(tmp_path_factory.mktemp("trained")), "train.epochs=2")
+
+
+@pytest.fixture
+def source(trained, tmp_path):
+    """A copy of the run, to be changed."""
+    return shutil.copytree(trained, tmp_path / "source")
 
 
 def fields_of(report):
@@ -64,7 +70,7 @@ def test_rows_go_by_their_ids(trained, tmp_path):
         if name.startswith("model.") and ".front." not in name:
             assert torch.equal(tensor, saved[name]) and name in report["loaded"]
         elif not name.startswith("model."):
-            # A new run's optimizers begin anew.
+            # A new run's optimizers start from scratch.
             assert not tensor.any() and name in report["new"] and name in report["dropped"]
 
 
@@ -129,10 +135,8 @@ def test_another_dim(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(trained, tmp_path, capsys):
-    """A run that is continued does not begin anew, also where the other run is gone."""
-    source = tmp_path / "source"
-    shutil.copytree(trained, source)
+def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(source, tmp_path, capsys):
+    """A run that is continued does not start again from the other run, which may be gone."""
     folder = movie_folder(tmp_path / "new", 900)
     given = f"checkpoint.init_from={source}"
     whole = train_on_movies(folder, given, "train.epochs=2", "run.name=whole")
@@ -150,7 +154,7 @@ def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(trained, tmp_p
     said = capsys.readouterr().out
     assert "init_from is not used" in said and "weights from" not in said
     assert without_times(parts) == without_times(whole)
-    # Before its first checkpoint it begins as it did.
+    # Without a checkpoint of its own it needs the other run.
     shutil.rmtree(parts / "checkpoints")
     (parts / "summary.json").unlink()
     with pytest.raises(RunFolderError, match="no such run folder or checkpoint"):
@@ -179,13 +183,11 @@ def test_synthetic_clicks_of_more_ids(tmp_path):
         assert torch.equal(now.first_order[:rows], saved.first_order)
 
 
-def test_what_weights_are_read_from_is_not_deleted_meanwhile(trained, tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(trained, source)
+def test_what_weights_are_read_from_is_not_deleted_meanwhile(source, tmp_path):
     found = open_source(str(source), tmp_path / "run")
     assert not delete_all(source / "checkpoints")
     assert [path.name for path in (source / "checkpoints").iterdir()] == ["epoch_0002"]
-    # What other ranks get.
+    # Other ranks do not hold it.
     assert pickle.loads(pickle.dumps(found)).held is None
     found.held.close()
     assert delete_all(source / "checkpoints")
@@ -210,10 +212,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_used_is_said_before_anything_is_written(trained, tmp_path, case):
+def test_what_cannot_be_used_is_said_before_anything_is_written(source, tmp_path, case):
     change, said = BAD[case]
-    source = tmp_path / "source"
-    shutil.copytree(trained, source)
     change(source)
     folder = movie_folder(tmp_path / "new")
     with pytest.raises((RunFolderError, DataError), match=said) as refusal:
@@ -235,10 +235,8 @@ def test_the_run_folder_that_is_to_be_replaced(trained, tmp_path):
     assert (run / "checkpoints/epoch_0001").is_dir()
 
 
-def test_nothing_but_the_checkpoint_and_the_vocabularies_is_looked_at(trained, tmp_path):
-    """The other run's configuration and the code of its network are not even there."""
-    source = tmp_path / "source"
-    shutil.copytree(trained, source)
+def test_only_the_checkpoint_and_the_vocabularies_are_read(source, tmp_path):
+    """The other run's configuration may be gone, and the code of its network is not executed."""
     (source / "config.yaml").unlink()
     path = newest(source / "checkpoints")
     values = values_of(path)

@@ -24,6 +24,20 @@ def predict(*arguments):
     return run_command(main, *arguments)
 
 
+def refused(main, folder, *arguments):
+    """What a command says that refuses its arguments and leaves the folder as it was."""
+    before = contents(folder)
+    status, said = run_command(main, *arguments)
+    assert status == 2 and said.count("error: ") == 1, said
+    assert contents(folder) == before
+    return said
+
+
+def contents(folder):
+    """The names in a folder, and the content of its files."""
+    return {path: path.is_file() and path.read_bytes() for path in folder.iterdir()}
+
+
 def scores(run, inputs, folder, *options):
     """The scores of some inputs."""
     output = folder / "scores.parquet"

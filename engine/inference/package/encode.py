@@ -6,7 +6,6 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,23 +18,16 @@ LARGEST = 3.4e38
 _LARGEST_WHOLE = 2.0**53
 
 
-def sibling(name: str) -> ModuleType:
-    """Import a file beside this one, whatever sys.path says."""
-    path = Path(__file__).resolve().with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-formulas = sibling("formulas")
+# The `formulas.py` beside this file, whatever sys.path says.
+_path = Path(__file__).resolve().with_name("formulas.py")
+_spec = importlib.util.spec_from_file_location(f"{__name__}_formulas", _path)
+formulas = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(formulas)
 
 # Columns by name, a sequence of samples, or a polars or pandas table.
 Samples = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | pl.DataFrame | Any
 
 _NO_ID = "write an id as text or as a whole number, or None if it is missing"
-
-_PARTS_OF_TIME = ("hour_of_day", "weekday")
 
 
 class Encoded(NamedTuple):
@@ -174,12 +166,11 @@ class Encoder:
         if encode == "quantiles":
             numbers = _numbers(frame, column, bad_values)
             return formulas.bucket_rows(numbers, field["edges"]), None
-        if encode in _PARTS_OF_TIME:
+        if encode in ("hour_of_day", "weekday"):
             return self._part_of_time(field, frame, bad_values), None
         if frame.schema[column] == pl.Null:
             frame = frame.with_columns(pl.col(column).cast(pl.String))
-        kind = frame.schema[column]
-        if isinstance(kind, pl.List | pl.Array) and not field["multi"]:
+        if isinstance(frame.schema[column], pl.List | pl.Array) and not field["multi"]:
             raise ValueError(f"column {column}: found lists; write one id per sample")
         frame = frame.with_columns(self._without_fractions(field, frame[column], bad_values))
         kind = frame.schema[column]
@@ -248,10 +239,9 @@ class _Vocabulary:
         values = pl.read_parquet(path, glob=False).to_series()
         self.is_of_floats = bool(values.str.contains(r"^-?\d+\.\d+(e-?\d+)?$").any())
         self._unseen_row, self._seed = field["unseen_row"], 0
-        hashes = values.hash(self._seed).to_numpy()
-        while len(np.unique(hashes)) < len(hashes):
+        while values.hash(self._seed).n_unique() < len(values):
             self._seed += 1
-            hashes = values.hash(self._seed).to_numpy()
+        hashes = values.hash(self._seed).to_numpy()
         order = np.argsort(hashes)
         self._hashes, self._rows = hashes[order], order + field["first_row"]
 

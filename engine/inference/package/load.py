@@ -194,22 +194,23 @@ class Model:
                 the number of ids, numbers of samples differ, or a number is not finite.
         """
         lengths = lengths or {}
-        absent = [name for name in self.fields if name not in ids]
-        if absent:
-            raise ValueError(f"no ids of {absent[0]!r}; the fields are {', '.join(self.fields)}")
-        rows = [_whole_numbers(name, ids[name]) for name in self.fields]
-        counts = [
-            _whole_numbers(f"lengths of {name}", lengths[name]) if name in lengths else None
-            for name in self.fields
-        ]
-        for field, found, count in zip(self.about["fields"], rows, counts, strict=True):
-            name, size = field["name"], field["rows"]
+        rows: list[np.ndarray] = []
+        counts: list[np.ndarray | None] = []
+        for field in self.about["fields"]:
+            name, size, count = field["name"], field["rows"], None
+            if name not in ids:
+                raise ValueError(f"no ids of {name!r}; the fields are {', '.join(self.fields)}")
+            found = _whole_numbers(name, ids[name])
+            if name in lengths:
+                count = _whole_numbers(f"lengths of {name}", lengths[name])
             if len(found) and not 0 <= found.min() <= found.max() < size:
                 raise ValueError(f"field {name}: an id is not a row from 0 to {size - 1}")
             if count is not None and count.sum() != len(found):
                 raise ValueError(
                     f"lengths of {name}: their sum is {count.sum()}, but there are {len(found)} ids"
                 )
+            rows.append(found)
+            counts.append(count)
         sizes = {len(a) if n is None else len(n) for a, n in zip(rows, counts, strict=True)}
         if numbers is None:
             numbers = np.empty((max(sizes), 0))
@@ -246,19 +247,19 @@ class Model:
         """Embedding and first-order weight of some samples of a field, `[n, dim + 1]`."""
         table, ids, lengths = self._tables[field], encoded.ids[field], encoded.lengths[field]
         if lengths is None:
-            return _rows(table, torch.from_numpy(ids[start:stop]).to(self._device))
+            return looked_up(table, torch.from_numpy(ids[start:stop]).to(self._device))
         first, last = ends[start] - lengths[start], ends[stop - 1]
-        rows = _rows(table, torch.from_numpy(ids[first:last]).to(self._device))
+        rows = looked_up(table, torch.from_numpy(ids[first:last]).to(self._device))
         counts = torch.from_numpy(lengths[start:stop]).to(self._device)
         return torch.segment_reduce(rows, "sum", lengths=counts, axis=0, initial=0.0)
 
 
-def _rows(table: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-    """Embedding and first-order weight of ids as float32, `[n, dim + 1]`."""
-    embedding = table["embedding"][ids].float()
+def looked_up(table: Mapping[str, Tensor], rows: Tensor | slice) -> Tensor:
+    """Embedding and first-order weight of rows as float32, `[n, dim + 1]`."""
+    embedding = table["embedding"][rows].float()
     if "scale" in table:
-        embedding = embedding * table["scale"][ids].unsqueeze(1)
-    return torch.cat([embedding, table["first_order"][ids].float().unsqueeze(1)], 1)
+        embedding = embedding * table["scale"][rows].unsqueeze(1)
+    return torch.cat([embedding, table["first_order"][rows].float().unsqueeze(1)], 1)
 
 
 def _whole_numbers(name: str, values: Any) -> np.ndarray:

@@ -1,14 +1,23 @@
-"""A run and its packages, which the tests of this folder share and do not change."""
+"""A run and its packages, which the tests of this folder share but do not change."""
+
+import shutil
 
 import numpy as np
 import pytest
 
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
+from stampede.models.registry import _NETWORKS
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import write_movies
 from support.packages import columns_of
 from support.predicting import scores
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Networks that are registered during a test are gone after it."""
+    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
 
 
 @pytest.fixture(scope="package")
@@ -16,6 +25,18 @@ def trained_run(tmp_path_factory):
     folder = prepare_movies(tmp_path_factory.mktemp("movies"))
     # With this seed the best of the three epochs is the first, so that choosing it shows.
     return train_on_movies(folder, "train.epochs=3", "optim.dense.lr=0.02", "run.seed=4")
+
+
+@pytest.fixture
+def run(trained_run, tmp_path):
+    """A copy of the run, to be changed."""
+    return shutil.copytree(trained_run, tmp_path / "run")
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The rows of the test part as a file."""
+    return write_movies(tmp_path / "log.csv", rows_of_test_part())
 
 
 @pytest.fixture(scope="package")
@@ -29,7 +50,7 @@ def packages(trained_run, tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def trainers(trained_run, tmp_path_factory):
-    """Columns of the test part, some of them as no training row was, and the trainer's logits."""
+    """Columns of the test part, with some values that are new, and the trainer's logits."""
     folder = tmp_path_factory.mktemp("trainers")
     frame = rows_of_test_part().reset_index(drop=True).drop(columns=["rating", "importance"])
     frame = frame.astype({"user": str, "movie": str})

@@ -1,4 +1,4 @@
-"""Deltas: small folders that make a full package of an earlier one, byte for byte."""
+"""Deltas: small folders that turn a package into a later one, byte for byte."""
 
 import filecmp
 import importlib.util
@@ -20,6 +20,7 @@ from stampede.engine.inference import delta as delta_module
 from stampede.engine.inference.package import update
 from support.packages import loaded
 from support.periods import period, train, write_job, write_log
+from support.predicting import refused
 
 # Rows that no batch touches stay as they are.
 TOUCHED = ["optim.embedding.rows=touched", "optim.embedding.l2=0", "checkpoint.keep=9"]
@@ -51,7 +52,7 @@ def full(days, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def deltas(days, full, tmp_path_factory):
-    """What makes each package of the one before, for reading."""
+    """The delta from the package before, by period; for reading."""
     folder = tmp_path_factory.mktemp("deltas")
     return {n: exported(days, n, folder / f"delta{n}", "--since", full[n - 1]) for n in (2, 3)}
 
@@ -125,19 +126,17 @@ def test_a_wrong_or_damaged_delta_leaves_nothing(full, deltas, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["delta"]
 
 
-def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path, capsys):
-    run, folder = str(period(days, 2)), tmp_path / "delta"
-    assert export.main([run, str(folder), "--tolerance", "0.1"]) == 2
-    assert "--tolerance works with --since only" in capsys.readouterr().err
-    for option, said in (
-        ((), "no exported model here"),
-        (("--tolerance", "nan"), "--tolerance: found nan; write a number of at least 0"),
-        (("--rows", "int8"), "--rows cannot be combined with --since"),
-        (("--overwrite",), "--overwrite cannot be combined with --since"),
+def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path):
+    since = ("--since", tmp_path)
+    for options, words in (
+        (("--tolerance", "0.1"), "--tolerance works with --since only"),
+        (since, "no exported model here"),
+        ((*since, "--tolerance", "nan"), "--tolerance: found nan; write a number of at least 0"),
+        ((*since, "--rows", "int8"), "--rows cannot be combined with --since"),
+        ((*since, "--overwrite"), "--overwrite cannot be combined with --since"),
     ):
-        assert export.main([run, str(folder), "--since", str(tmp_path), *option]) == 2
-        assert said in capsys.readouterr().err
-    assert not folder.exists()
+        given = (period(days, 2), tmp_path / "delta", *options)
+        assert words in refused(export.main, tmp_path, *given)
 
 
 def test_a_reader_scores_with_the_old_or_the_new_model_only(days, full, deltas, tmp_path):
@@ -147,7 +146,7 @@ def test_a_reader_scores_with_the_old_or_the_new_model_only(days, full, deltas, 
     log = pl.read_csv(days / "log2.csv", infer_schema=False).drop("click")
     expected = {"day_1": loaded(full).score(log)}
     found, failed, done = [], [], threading.Event()
-    # Of the package: it reads what its own folder has.
+    # The package's own update.py, which uses the load.py beside it.
     spec = importlib.util.spec_from_file_location("served", full / "update.py")
     served = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(served)
@@ -201,26 +200,21 @@ def test_no_program_is_taken_from_a_delta(full, deltas, tmp_path):
         update.apply(full[1], [delta], tmp_path / "as_table")
 
 
-def test_a_delta_that_would_give_something_else_is_not_written(
-    days, full, tmp_path, capsys, monkeypatch
-):
+def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_path, monkeypatch):
     base = copied(full[1], tmp_path / "full1")
-    # As a mistake of ours would leave a row out.
+    # As if a bug left a row out.
     changed = delta_module._changed
     monkeypatch.setattr(delta_module, "_changed", lambda *a: changed(*a)[1:])
-    run, folder = str(period(days, 2)), tmp_path / "delta"
-    assert export.main([run, str(folder), "--since", str(base)]) == 2
-    assert "differs from the export after the update" in capsys.readouterr().err
+    given = (export.main, tmp_path, period(days, 2), tmp_path / "delta", "--since", base)
+    assert "differs from the export after the update" in refused(*given)
     monkeypatch.undo()
-    # As another version of stampede has it.
+    # As another version of stampede would write it.
     with (base / "encode.py").open("a") as file:
         file.write("\n")
     about = json.loads((base / "package.json").read_text())
     about = {key: value for key, value in about.items() if key not in ("files", "sha256")}
     (base / "package.json").write_text(update.sealed(about, base))
-    assert export.main([run, str(folder), "--since", str(base)]) == 2
-    assert "its encode.py is from another version of stampede" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["full1"]
+    assert "its encode.py is from another version of stampede" in refused(*given)
 
 
 def test_a_vocabulary_may_get_shorter():

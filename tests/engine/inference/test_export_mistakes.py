@@ -1,15 +1,15 @@
 """What an export and a package refuse."""
 
-import shutil
 from contextlib import ExitStack
 
+import polars as pl
 import pytest
 
 from stampede.engine import export as command
 from stampede.engine.inference import packaging
 from support.full_disk import files_of_at_most
 from support.packages import loaded
-from support.predicting import run_command
+from support.predicting import refused, run_command
 
 GOOD = {
     "user": ["1"], "movie": ["2"], "genres": ["war"], "city": ["Oslo"], "slot": [3], "age": [30],
@@ -39,14 +39,13 @@ def test_an_existing_folder_is_replaced_only_where_it_is_a_package(trained_run, 
 
 def full(tmp_path, run, name, *options):
     """The command finds no room and leaves nothing."""
-    status, said = export(run, tmp_path / name, *options)
-    assert status == 2 and f"{tmp_path}/{name}: cannot be written (" in said
-    assert "File too large" in said and list(tmp_path.iterdir()) == []
+    said = refused(command.main, tmp_path, run, tmp_path / name, *options)
+    assert f"{tmp_path}/{name}: cannot be written (" in said and "File too large" in said
 
 
 def test_a_name_that_is_too_long(trained_run, tmp_path):
-    status, said = export(trained_run, tmp_path / ("long" * 100))
-    assert status == 2 and "longlong: cannot be written (File name too long)" in said
+    said = refused(command.main, tmp_path, trained_run, tmp_path / ("long" * 100))
+    assert "longlong: cannot be written (File name too long)" in said
 
 
 def test_a_full_disk_leaves_nothing(trained_run, tmp_path):
@@ -55,28 +54,20 @@ def test_a_full_disk_leaves_nothing(trained_run, tmp_path):
         full(tmp_path, trained_run, "model.onnx", "--format", "onnx")
 
 
-@pytest.mark.parametrize("reader", ["row_meanings", "read_stored_field"])
-def test_a_disk_that_becomes_full(trained_run, tmp_path, monkeypatch, reader):
+@pytest.mark.parametrize(
+    "owner, name", [(pl.DataFrame, "write_parquet"), (packaging, "read_stored_field")]
+)
+def test_a_disk_that_becomes_full(trained_run, tmp_path, monkeypatch, owner, name):
     """Libraries in Rust write the vocabularies and tables, with errors of their own."""
-    read = getattr(packaging, reader)
+    function = getattr(owner, name)
     with ExitStack() as stack:
 
         def fill_up(*arguments):
             stack.enter_context(files_of_at_most(100))
-            return read(*arguments)
+            return function(*arguments)
 
-        monkeypatch.setattr(packaging, reader, fill_up)
+        monkeypatch.setattr(owner, name, fill_up)
         full(tmp_path, trained_run, "package")
-
-
-def test_a_vocabulary_that_is_damaged(trained_run, tmp_path):
-    run = shutil.copytree(trained_run, tmp_path / "run")
-    for path in (run / "inputs/learned").glob("*.parquet"):
-        path.write_bytes(b"PAR1")
-    status, said = export(run, tmp_path / "package")
-    assert status == 2 and "inputs/learned/" in said and "damaged" in said
-    assert f"delete {run}/inputs to use the run's prepared data" in said
-    assert not (tmp_path / "package").exists()
 
 
 @pytest.mark.slow
@@ -124,7 +115,7 @@ def test_values_that_cannot_be_used(packages, changes, words):
     assert words in str(raised.value)
 
 
-def test_samples_that_are_none(packages):
+def test_samples_that_are_no_mappings(packages):
     model = loaded(packages / "fp32")
     with pytest.raises(
         ValueError, match=r"found the sample \['1'\]; write each sample as a mapping"

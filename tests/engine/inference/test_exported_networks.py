@@ -15,6 +15,7 @@ from stampede.models import CTRModel, network
 from support.jobs import run_small
 from support.networks import OURS
 from support.onnx_files import dense_session
+from support.own_networks import NUMBERS_ONLY, own_network
 from support.packages import loaded, open_test_part
 from support.predicting import run_command, scores
 
@@ -71,49 +72,37 @@ def test_every_network_is_exported_for_any_number_of_samples(name, numbers, opti
         np.testing.assert_allclose(found, expected, atol=2e-6 * largest, rtol=0)
 
 
-OWN = """
-from torch import nn
-from stampede.models import register
-
-@register("own_network")
-class Own(nn.Module):
-    def __init__(self, shape, generator):
-        super().__init__()
-        self.layer = nn.Linear(shape.inputs, 1)
-
-    def forward(self, embeddings, dense):
-        return self.layer(nn.functional.pad(embeddings.flatten(1), [0, dense.shape[1]])).squeeze(1)
-"""
-
-
-def test_a_network_of_the_users_own(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    run_small(tmp_path, [f"model.import={tmp_path}/own.py", "model.name=own_network"])
-    run = tmp_path / "small"
-    status, said = run_command(main, run, tmp_path / "package", "--allow-import")
-    assert status == 0 and f"model.import: {tmp_path}/own.py was executed" in said
-    drawn = open_test_part(run)
-    expected = scores(run, ["@run"], tmp_path, "--allow-import")["score"].to_numpy()[:50]
-    # The package has no need of it.
-    (tmp_path / "own.py").unlink()
-    model = loaded(tmp_path / "package")
-    ids = {name: drawn.ids[:, i].numpy() for i, name in enumerate(model.fields)}
-    found = model.score_rows(ids, drawn.dense.numpy())
-    np.testing.assert_allclose(found, expected, atol=1e-7)
-
-
-def test_a_network_with_all_that_is_trained_with(tmp_path):
-    """Scaled first-order weights, which the package stores as the model does, and dropout."""
-    settings = ["model.first_order_scale=8", "model.dropout=0.5", "model.normalization=layer"]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        # First-order weights are stored without the scale.
+        ["model.first_order_scale=8", "model.dropout=0.5", "model.normalization=layer"],
+        pytest.param(None, id="own network"),
+    ],
+)
+def test_a_run_without_vocabularies_takes_rows_of_tables(tmp_path, settings):
+    allowed = []
+    if settings is None:
+        settings, allowed = own_network(tmp_path, "numbers_only", NUMBERS_ONLY), ["--allow-import"]
     run_small(tmp_path, [*settings, "optim.embedding.lr=0.1"])
-    run = tmp_path / "small"
-    assert run_command(main, run, tmp_path / "package")[0] == 0
-    expected = scores(run, ["@run"], tmp_path)["score"].to_numpy()[:50]
-    model, drawn = loaded(tmp_path / "package"), open_test_part(run)
-    assert model.about["first_order_scale"] == 8
+    run, package = tmp_path / "small", tmp_path / "package"
+    status, said = run_command(main, run, package, *allowed)
+    assert status == 0 and ("own.py was executed" in said) == bool(allowed), said
+    expected = scores(run, ["@run"], tmp_path, *allowed)["score"].to_numpy()[:50]
+    drawn = open_test_part(run)
+    # The package does not need the network's file.
+    (tmp_path / "own.py").unlink(missing_ok=True)
+    model = loaded(package)
+    assert model.about["first_order_scale"] == (1 if allowed else 8)
     ids = {name: drawn.ids[:, i].numpy() for i, name in enumerate(model.fields)}
     found = model.score_rows(ids, drawn.dense.numpy())
     np.testing.assert_allclose(found, expected, atol=1e-7)
+    numbers = {name: drawn.dense[:, i].numpy() for i, name in enumerate(model.numbers)}
+    np.testing.assert_allclose(model.score({**ids, **numbers}), expected, atol=1e-7)
+    with pytest.raises(ValueError, match="field C1: an id is not a row from 0 to"):
+        model.score_rows({**ids, "C1": ids["C1"] + 10**6}, drawn.dense)
+    with pytest.raises(ValueError, match="field C1: an id is missing"):
+        model.score({**ids, **numbers, "C1": [None] * 50})
 
 
 class Plain(nn.Module):

@@ -3,7 +3,6 @@
 import io
 import shutil
 import struct
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -13,24 +12,17 @@ import yaml
 from stampede.engine import export
 from stampede.engine import predict as command
 from stampede.engine.inference.trained import open_trained
+from support import predicting
 from support.checkpoints import sign, values_of
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
-from support.predicting import predict, run_command
+from support.predicting import predict, run_command, scores
+from support.preparing import prepared
 
 
-@pytest.fixture
-def log(tmp_path):
-    return write_movies(tmp_path / "log.csv", rows_of_test_part())
-
-
-def refused(tmp_path, *arguments):
-    """What is said; the folder is as it was before."""
-    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    status, said = predict(*arguments)
-    assert status == 2 and said.count("error: ") == 1
-    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-    return said
+def refused(folder, *arguments):
+    """What `predict` says; the folder is as it was before."""
+    return predicting.refused(command.main, folder, *arguments)
 
 
 def test_runs_that_are_not_there(trained_run, tmp_path, log):
@@ -48,18 +40,15 @@ def test_runs_that_are_not_there(trained_run, tmp_path, log):
         assert words in refused(tmp_path, run, log, out, "--epoch", epoch)
 
 
-def test_a_damaged_checkpoint(tmp_path, log):
-    run = train_on_movies(prepare_movies(tmp_path))
+def test_a_damaged_checkpoint(run, tmp_path, log):
     for shard in (run / "checkpoints/epoch_0001").glob("*.distcp"):
         shard.write_bytes(shard.read_bytes()[:1000])
     assert "damaged checkpoint" in refused(tmp_path, run, log, tmp_path / "s.parquet")
 
 
 @pytest.mark.parametrize("where", ["network.", "front."])
-def test_weights_that_are_not_finite_give_no_scores(trained_run, tmp_path, log, where):
+def test_weights_that_are_not_finite_give_no_scores(run, tmp_path, log, where):
     """Neither those of the dense layers nor those of a table, by predict and by export."""
-    run = tmp_path / "run"
-    shutil.copytree(trained_run, run)
     checkpoint = open_trained(run).checkpoint
     values = values_of(checkpoint)
     name = next(n for n in values["tensors"] if n.startswith(f"model.{where}"))
@@ -73,31 +62,17 @@ def test_weights_that_are_not_finite_give_no_scores(trained_run, tmp_path, log, 
     sign(checkpoint, values)
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
     assert f"{name.removeprefix('model.')} holds numbers that are not finite" in said
-    status, said = run_command(export.main, run, tmp_path / "package")
-    assert status == 2 and "holds numbers that are not finite" in said
-    assert not (tmp_path / "package").exists()
+    said = predicting.refused(export.main, tmp_path, run, tmp_path / "package")
+    assert "holds numbers that are not finite" in said
 
 
-def test_one_unreadable_manifest_does_not_block_the_others(trained_run, tmp_path, log):
-    run = tmp_path / "run"
-    shutil.copytree(trained_run, run)
+def test_one_unreadable_manifest_does_not_block_the_others(run, tmp_path, log):
     (run / "checkpoints/epoch_0003/manifest.json").write_text("{")
     status, said = predict(run, log, tmp_path / "s.parquet")
     # As far as the second one knows, the first is the best.
     assert status == 0 and "epoch 1" in said
     assert "epoch_0003: damaged checkpoint" in said and "epoch_0002 is the newest that can" in said
     assert "damaged" in refused(tmp_path, run, log, tmp_path / "t.parquet", "--epoch", "newest")
-
-
-def test_a_run_without_its_vocabularies(tmp_path):
-    run = train_on_movies(prepare_movies(tmp_path))
-    log = write_movies(tmp_path / "new.csv", rows_of_test_part())
-    shutil.rmtree(run / "inputs")
-    # As runs of earlier versions were: the prepared data still know.
-    assert predict(run, log, tmp_path / "s.parquet")[0] == 0
-    shutil.rmtree(tmp_path / "cache")
-    said = refused(tmp_path, run, log, tmp_path / "t.parquet")
-    assert "the run kept no vocabularies" in said and "not prepared yet" in said
 
 
 @pytest.mark.parametrize("column", ["user", "when"])
@@ -119,25 +94,33 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     assert f"--part test: raw files such as {log} have no parts; leave it out" in said
 
 
-def test_a_configuration_that_no_run_wrote(trained_run, tmp_path, log):
-    run = shutil.copytree(trained_run, tmp_path / "run")
+def test_a_configuration_that_no_run_wrote(run, tmp_path, log):
     (run / "config.yaml").write_text("")
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
     assert "config.yaml: no run wrote it (model.dropout is missing)" in said
 
 
-def test_what_a_run_kept_is_damaged(trained_run, tmp_path, log):
-    for name in ("learned/learned.json", "manifest.json"):
-        run = shutil.copytree(trained_run, tmp_path / Path(name).name)
-        (run / "inputs" / name).write_text("{")
-        out = tmp_path / f"{run.name}.parquet"
-        said = refused(tmp_path, run, log, out)
-        assert f"inputs/{name}: damaged" in said
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("manifest.json", "manifest.json"),
+        ("learned/learned.json", "learned/learned.json"),
+        ("learned/user.parquet", "learned/"),
+    ],
+)
+def test_what_a_run_kept_is_damaged(run, tmp_path, log, name, told):
+    (run / "inputs" / name).write_text("{")
+    for main, arguments in (
+        (command.main, [log, tmp_path / "s.parquet"]),
+        (export.main, [tmp_path / "package"]),
+    ):
+        said = predicting.refused(main, tmp_path, run, *arguments)
+        assert f"{run}/inputs/{told}" in said and "damaged" in said
         assert f"delete {run}/inputs to use the run's prepared data" in said
         assert "prepare" not in said.replace("prepared data", "")
-        # So it is.
-        shutil.rmtree(run / "inputs")
-        assert predict(run, log, out)[0] == 0
+    # After that, the prepared data are used.
+    shutil.rmtree(run / "inputs")
+    assert len(scores(run, [log], tmp_path))
 
 
 def test_own_data_whose_paths_are_relative(tmp_path, monkeypatch):
@@ -158,18 +141,11 @@ def test_own_data_whose_paths_are_relative(tmp_path, monkeypatch):
 
 
 def test_another_vocabulary(trained_run, tmp_path):
-    (tmp_path / "other").mkdir()
-    prepare_movies(tmp_path / "other")
-    write_movies(tmp_path / "other/log.csv", movies(700))
-    other = train_on_movies(tmp_path / "other")
-    (folder,) = (tmp_path / "other/cache").iterdir()
+    schema = str(prepare_movies(tmp_path) / "schema.yaml")
+    path = str(write_movies(tmp_path / "log.csv", movies(700)))
+    folder = prepared(tmp_path / "data", "table", path, schema=schema)
     said = refused(tmp_path, trained_run, folder, tmp_path / "s.parquet")
     assert "the table of 'user' has" in said and "stampede apply" in said
-    # Tables of the same sizes whose rows mean other ids.
-    kept = (other / "inputs/manifest.json").read_text()
-    (other / "inputs/manifest.json").write_text(kept.replace('"sha256": "', '"sha256": "0'))
-    said = refused(tmp_path, other, folder, tmp_path / "s.parquet")
-    assert "differs from the model's" in said
 
 
 def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch):
@@ -205,9 +181,8 @@ def test_options(trained_run, log, tmp_path, capsys):
         assert max(map(len, parser.format_help().splitlines())) <= 100
 
 
-def test_code_that_a_run_folder_names_is_not_executed_unasked(trained_run, tmp_path):
-    run, name = tmp_path / "run", "own.py"
-    shutil.copytree(trained_run, run)
+def test_code_that_a_run_folder_names_is_not_executed_unasked(run, tmp_path):
+    name = "own.py"
     executed = tmp_path / "executed"
     (run / name).write_text(f"open({str(executed)!r}, 'w').close()\nraise SystemExit(3)")
     config = yaml.safe_load((run / "config.yaml").read_text())

@@ -23,7 +23,7 @@ from support.movie_runs import train_on_movies
 from support.onnx_files import onnx_inputs, onnx_session
 from support.packages import loaded, open_test_part
 from support.paths import ROOT
-from support.predicting import run_command, scores
+from support.predicting import refused, run_command, scores
 
 
 def written(run, folder, *options):
@@ -273,27 +273,18 @@ def test_a_bag_without_a_row_of_missing_values_is_a_sum():
     assert session.run(None, {"C1": bags[:, :0]})[0].tolist() == [[0] * 5] * 3
 
 
-def test_many_buckets_take_rows():
-    field = {"name": "age", "encode": "quantiles", "missing_row": 0}
-    kinds = [
-        Inputs(about(**field, edges=[0.5] * edges), {}, 10).described[0]["kind"]
-        for edges in (1024, 1025)
-    ]
-    assert kinds == ["number", "row"]
-
-
-def test_a_column_named_as_an_output():
-    for name in ("logit", "probability"):
-        (described,) = Inputs(about(name=name, column=name), {}, 10).described
-        assert described["name"] == f"{name}_"
-
-
-def refused(tmp_path, run, *arguments):
-    """What the command says; it writes nothing."""
-    before = sorted(path.name for path in tmp_path.iterdir())
-    status, said = run_command(command.main, run, *arguments)
-    assert status == 2 and sorted(path.name for path in tmp_path.iterdir()) == before
-    return said
+@pytest.mark.parametrize(
+    "field, key, expected",
+    [
+        ({"name": "logit", "column": "logit"}, "name", "logit_"),
+        ({"name": "probability", "column": "probability"}, "name", "probability_"),
+        ({"encode": "quantiles", "edges": [0.5] * 1024}, "kind", "number"),
+        ({"encode": "quantiles", "edges": [0.5] * 1025}, "kind", "row"),
+    ],
+)
+def test_columns_named_as_outputs_and_many_buckets(field, key, expected):
+    (described,) = Inputs(about(**field), {}, 10).described
+    assert described[key] == expected
 
 
 def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
@@ -307,8 +298,8 @@ def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
         ((path, "--since", tmp_path), "leave out --since or --format onnx"),
         ((new, "--most-ids", "-1"), "--most-ids: found -1; write a number of at least 0"),
     ):
-        assert words in refused(tmp_path, trained_run, *options, "--format", "onnx")
-    said = refused(tmp_path, trained_run, tmp_path / "package", "--most-ids", "9")
+        assert words in refused(command.main, tmp_path, trained_run, *options, "--format", "onnx")
+    said = refused(command.main, tmp_path, trained_run, tmp_path / "package", "--most-ids", "9")
     assert "--most-ids works with --format onnx only; write --format onnx too" in said
     assert path.read_text() == "mine"
     written(trained_run, tmp_path, "--overwrite")
@@ -321,7 +312,7 @@ def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
 def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most):
     """A small bound in place of the 2 GB of a protobuf message: of vocabularies and of tables."""
     monkeypatch.setattr(onnx_file, "MOST_BYTES", most)
-    said = refused(tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
+    said = refused(command.main, tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
     assert f"have more than {most:,} bytes, the limit of an ONNX file" in said
 
 
@@ -329,7 +320,7 @@ def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most
 def test_without_a_package(trained_run, tmp_path, monkeypatch, package):
     monkeypatch.delitem(sys.modules, "stampede.engine.inference.onnx_file")
     monkeypatch.setitem(sys.modules, package, None)
-    said = refused(tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
+    said = refused(command.main, tmp_path, trained_run, tmp_path / "model.onnx", "--format", "onnx")
     assert f"needs the package {package}, which is not installed; run: pip install onnxs" in said
     # Nothing else does.
     assert run_command(command.main, trained_run, tmp_path / "package")[0] == 0

@@ -80,7 +80,7 @@ def resealed(package):
 def test_nothing_is_unpickled(package, tmp_path, monkeypatch):
     mark = tmp_path / "mark"
     bomb = pickle.dumps(Bomb(mark))
-    # Of a bomb there is no content to compare.
+    # A bomb has no content to hash.
     monkeypatch.setattr(update, "content_digest", lambda path: "")
     for name in ("dense.json", "dense.safetensors", "tables/user.safetensors",
                  "vocabularies/user.parquet"):  # fmt: skip
@@ -91,7 +91,7 @@ def test_nothing_is_unpickled(package, tmp_path, monkeypatch):
             load.load(package)
         (package / name).write_bytes(before)
     assert not mark.exists()
-    # The bomb is one.
+    # The bomb works.
     pickle.loads(bomb)
     assert mark.exists()
 

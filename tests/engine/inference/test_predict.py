@@ -12,12 +12,7 @@ from stampede.data.options import WritingOptions
 from stampede.data.raw import files as blocks
 from stampede.engine.inference import prediction
 from support.jobs import run_small
-from support.movie_runs import (
-    ROWS,
-    prepare_movies,
-    rows_of_test_part,
-    summary_of,
-)
+from support.movie_runs import ROWS, prepare_movies, rows_of_test_part, summary_of
 from support.movies import write_movies
 from support.packages import columns_of, loaded
 from support.predicting import auc_of, predict, scores, train_as_ranks
@@ -64,38 +59,30 @@ def test_checkpoints_of_several_ranks(tmp_path, world_size, plan):
     assert auc_of(found) == pytest.approx(summary_of(run)["best_auc"], abs=1e-6)
 
 
-def test_the_epoch_is_chosen(trained_run, tmp_path):
-    path = write_movies(tmp_path / "log.csv", rows_of_test_part())
+def test_the_epoch_is_chosen(trained_run, tmp_path, log):
     summary = summary_of(trained_run)
-    assert summary["best_epoch"] == 1
-
-    def of(run, *options):
-        return auc_of(scores(run, [path], tmp_path, *options))
-
-    aucs = (summary["auc"], summary["last"]["test"]["auc"])
-    best, last = (pytest.approx(auc, abs=1e-6) for auc in aucs)
-    assert aucs[0] != last
-    for options in ([], ["--epoch", "best"], ["--epoch", "1"]):
-        assert of(trained_run, *options) == best
-    for options in (["--epoch", "newest"], ["--epoch", "3"]):
-        assert of(trained_run, *options) == last
-    assert of(trained_run / "checkpoints/epoch_0003") == last
+    best, last = summary["auc"], summary["last"]["test"]["auc"]
+    assert summary["best_epoch"] == 1 and abs(best - last) > 1e-5
+    for epoch, auc in (("best", best), ("1", best), ("newest", last), ("3", last)):
+        found = auc_of(scores(trained_run, [log], tmp_path, "--epoch", epoch))
+        assert found == pytest.approx(auc, abs=1e-6)
+    checkpoint = trained_run / "checkpoints/epoch_0003"
+    assert auc_of(scores(checkpoint, [log], tmp_path)) == pytest.approx(last, abs=1e-6)
 
 
-def test_labels_and_prepared_folders_make_no_difference(trained_run, tmp_path):
-    frame = rows_of_test_part()
-    path = write_movies(tmp_path / "log.csv", frame)
-    raw = scores(trained_run, [path], tmp_path)
-    bare = write_movies(tmp_path / "bare.csv", frame.drop(columns=["rating", "importance"]))
+def test_labels_and_prepared_folders_make_no_difference(trained_run, tmp_path, log):
+    raw = scores(trained_run, [log], tmp_path)
+    frame = rows_of_test_part().drop(columns=["rating", "importance"])
+    bare = write_movies(tmp_path / "bare.csv", frame)
     found = scores(trained_run, [bare], tmp_path)
     assert found.columns == ["file", "row", "score"]
     assert found["score"].to_list() == raw["score"].to_list()
     prepared = tmp_path / "prepared"
-    apply_learned(trained_run / "inputs", str(path), WritingOptions(), prepared)
+    apply_learned(trained_run / "inputs", str(log), WritingOptions(), prepared)
     assert scores(trained_run, [prepared], tmp_path).equals(raw.drop("file"))
     run_small(tmp_path, [])
     for run, given in (
-        (trained_run, path),
+        (trained_run, log),
         (trained_run, prepared),
         (trained_run, "@run"),
         (tmp_path / "small", "@run"),
@@ -117,19 +104,17 @@ def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch):
     )
 
 
-def test_synthetic_clicks(tmp_path):
+def test_synthetic_clicks(tmp_path, log):
     run_small(tmp_path, [])
     found = scores(tmp_path / "small", ["@run"], tmp_path).with_columns(weight=1.0)
     assert auc_of(found) == pytest.approx(summary_of(tmp_path / "small")["best_auc"], abs=1e-6)
-    log = write_movies(tmp_path / "log.csv", rows_of_test_part())
     status, said = predict(tmp_path / "small", log, tmp_path / "new.parquet")
     assert status == 2 and "write a prepared folder, or @run" in said
 
 
-def test_a_row_left_out_does_not_move_others(trained_run, tmp_path):
-    frame = rows_of_test_part()
-    whole = scores(trained_run, [write_movies(tmp_path / "log.csv", frame)], tmp_path)
-    lines = (tmp_path / "log.csv").read_text().splitlines()
+def test_a_row_left_out_does_not_move_others(trained_run, tmp_path, log):
+    whole = scores(trained_run, [log], tmp_path)
+    lines = log.read_text().splitlines()
     for row in (3, 20):
         lines[row + 1] = "5,too,few"
     (tmp_path / "bad.csv").write_text("\n".join(lines) + "\n")
@@ -144,21 +129,17 @@ def test_a_row_left_out_does_not_move_others(trained_run, tmp_path):
     assert ['"line": 5' in line for line in aside] == [True, False]
 
 
-def test_what_is_said(trained_run, tmp_path):
-    path = write_movies(tmp_path / "log.csv", rows_of_test_part())
-    status, said = predict(trained_run, path, tmp_path / "s.parquet")
+def test_what_is_said(trained_run, tmp_path, log):
+    status, said = predict(trained_run, log, tmp_path / "s.parquet")
     auc = summary_of(trained_run)["best_auc"]
     assert status == 0
     for words in (f"{trained_run}, epoch 1", "60, ", "rows/s", f"{auc:.4f}", "logloss"):
         assert words in said, said
     metadata = pl.read_parquet_metadata(tmp_path / "s.parquet")
     assert metadata["checkpoint"].endswith("epoch_0001") and metadata["epoch"] == "1"
-
-
-def test_metrics_that_are_undefined(trained_run, tmp_path):
-    frame = rows_of_test_part()[:5].assign(rating=5, importance=0)
-    path = write_movies(tmp_path / "log.csv", frame)
-    status, said = predict(trained_run, path, tmp_path / "s.parquet")
+    # All labels are 1 and all weights 0.
+    write_movies(log, rows_of_test_part()[:5].assign(rating=5, importance=0))
+    status, said = predict(trained_run, log, tmp_path / "t.parquet")
     assert status == 0 and said.count("undefined") == 2
 
 
