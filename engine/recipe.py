@@ -30,10 +30,12 @@ _L2, _FIRST_ORDER_SCALE = 4.0, 4.0
 # Rows that a plan assumes if the log's are unknown.
 LARGE_LOG = 10_000_000
 
-# Large batches on a small log need more epochs: enough for this many steps, but at most
-# (batch / base batch)**_EPOCHS_BY_BATCH times as many. On Criteo's sample, 8 epochs of batch 2048
-# beat 6 by 0.0007; 13 at 8192 and 24 at 32768 come within 0.0007 of 6 at 1024.
-_FEWEST_STEPS, _EPOCHS_BY_BATCH = 400, 0.4
+# Batches of this many hundredths of the log and more get settings of their own, found on Criteo's
+# sample and on synthetic clicks (docs/experiments.md): more epochs, beyond 8 hundredths even more;
+# higher rates for tables and lower ones for dense layers.
+_LARGE, _FEW_STEPS = 1.5, 8
+_MORE_EPOCHS = 4
+_TABLES_FASTER, _DENSE_SLOWER = 2.0, 0.5
 
 # With many epochs the AUC may stall until the rates have fallen: on Criteo's sample, all 24 epochs
 # of 4 steps gain 0.002 over stopping with a patience of 2.
@@ -51,8 +53,9 @@ _WITH_HIDDEN_LAYERS = (
 )  # fmt: skip
 
 _LR = 1e-3
-# Up to this many steps the rate is constant. With more it falls with their square root, but not
-# below the paper's rate for 400,000 steps, 1e-4.
+# Up to this many steps the dense layers' rate is constant. With more it falls with their square
+# root, but not below 1e-4. The tables' rate does not fall, which gains 0.02 of AUC on 2 million
+# synthetic rows.
 _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 
@@ -137,9 +140,29 @@ class _Log:
         return at(self.values, key)
 
     @property
+    def hundredths(self) -> float:
+        """The batch in hundredths of the log, these rounded down to a power of two; at least 1."""
+        # A period is trained on once, however few its steps are.
+        if self.at("data.split") == "periods":
+            return 1.0
+        hundredth = _power_of_two(self.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH)
+        return max(1.0, self.at("train.batch_size") / hundredth)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the batch gets the settings of large batches."""
+        return self.hundredths >= _LARGE
+
+    @property
+    def longer(self) -> float:
+        """How many times longer large batches train and warm up if their epochs have few steps."""
+        return round(max(1.0, math.sqrt(self.hundredths / _FEW_STEPS)), 2)
+
+    @property
     def base_steps(self) -> float:
-        """Steps of the whole training at the base batch size."""
-        return self.at("train.epochs") * self.rows / self.at("optim.scaling.base_batch_size")
+        """Steps of the training at the base batch size, less the epochs that large batches add."""
+        epochs = self.at("train.epochs") / (_MORE_EPOCHS * self.longer if self.is_large else 1)
+        return epochs * self.rows / self.at("optim.scaling.base_batch_size")
 
 
 def _base_batch_size(log: _Log) -> tuple[int, str]:
@@ -160,12 +183,9 @@ def _epochs(log: _Log) -> tuple[int, str]:
     epochs = next(epochs for most, epochs in _EPOCHS if log.rows < most)
     if log.at("model.name") in _WITHOUT_HIDDEN_LAYERS:
         epochs *= 2
-    steps = math.ceil(log.rows / log.at("train.batch_size"))
-    larger = max(1, log.at("train.batch_size") / log.at("optim.scaling.base_batch_size"))
-    most = math.ceil(epochs * larger**_EPOCHS_BY_BATCH)
-    needed = min(math.ceil(_FEWEST_STEPS / steps), most)
-    if needed > epochs:
-        return needed, f"{needed * steps:,} steps in all, {steps:,} an epoch"
+    if log.is_large:
+        steps = math.ceil(log.rows / log.at("train.batch_size"))
+        return round(epochs * _MORE_EPOCHS * log.longer), f"{steps:,} steps an epoch"
     return epochs, f"{log.rows:,} rows"
 
 
@@ -176,8 +196,39 @@ def _patience(log: _Log) -> tuple[int, str]:
 
 
 def _embedding_lr(log: _Log) -> tuple[float, str]:
+    if log.is_large:
+        times = _TABLES_FASTER / _DENSE_SLOWER
+        return _TABLES_FASTER * _rate(log), f"{times:g} times that of dense layers"
+    return _LR, f"at batch size {log.at('optim.scaling.base_batch_size'):,}"
+
+
+def _dense_lr(log: _Log) -> tuple[float, str]:
+    rate = _DENSE_SLOWER * _rate(log) if log.is_large else _rate(log)
     base = log.at("optim.scaling.base_batch_size")
-    return _rate(log), f"for {log.base_steps:,.0f} steps of batch size {base:,}"
+    return rate, f"for {log.base_steps:,.0f} steps of batch size {base:,}"
+
+
+def _betas(log: _Log) -> tuple[list[float], str]:
+    """Averages over fewer steps for larger batches, as one of their gradients is less noisy.
+
+    After arXiv 2205.10287: 1 - beta grows with the batch.
+    """
+    if not log.is_large:
+        return [0.9, 0.999], "Adam's"
+    first = 1 - round(0.1 * (4 * log.hundredths) ** (1 / 3), 1)
+    second = 1 - float(f"{0.004 * log.hundredths:.2g}")
+    return [max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps"
+
+
+def _warmup(key: str, usual: float) -> Callable[[_Log], tuple[float, str]]:
+    def rule(log: _Log) -> tuple[float, str]:
+        epochs = min(log.longer, log.at("train.epochs") / 4) if log.is_large else usual
+        if log.at(f"{key}.unit") == "steps":
+            steps = round(epochs * log.rows / log.at("train.batch_size"))
+            return steps, f"{epochs:g} epochs, in steps"
+        return epochs, "epochs"
+
+    return rule
 
 
 def _embedding_l2(log: _Log) -> tuple[float, str]:
@@ -212,10 +263,13 @@ _RULES: dict[str, Callable[[_Log], tuple[Any, str]]] = {
     "evaluate.patience": _patience,
     "optim.scaling.rule": lambda _: ("sqrt_star", "rates by the root of the batch, the same L2"),
     "optim.embedding.lr": _embedding_lr,
+    "optim.embedding.betas": _betas,
     "optim.embedding.l2": _embedding_l2,
+    "optim.embedding.schedule.warmup": _warmup("optim.embedding.schedule", 0.0),
     "optim.embedding.schedule.decay": _decay,
-    "optim.dense.lr": lambda log: (_rate(log), "as the tables'"),
-    "optim.dense.schedule.warmup": lambda _: (_WARMUP, "epochs"),
+    "optim.dense.lr": _dense_lr,
+    "optim.dense.betas": _betas,
+    "optim.dense.schedule.warmup": _warmup("optim.dense.schedule", _WARMUP),
     "optim.dense.schedule.decay": _decay,
     "model.first_order_scale": _first_order_scale,
     "model.dropout": _dropout,
@@ -227,9 +281,9 @@ def _rate(log: _Log) -> float:
     return max(_LR * falling, _LEAST_LR)
 
 
-def _power_of_two(size: float, least: int, most: int) -> int:
+def _power_of_two(size: float, least: int, most: float = math.inf) -> int:
     """The largest power of two up to `size`, from `least` to `most`."""
-    return min(max(2 ** int(math.log2(max(size, 1))), least), most)
+    return int(min(max(2 ** int(math.log2(max(size, 1))), least), most))
 
 
 def _is_open(values: Mapping[str, Any], key: str) -> bool:

@@ -34,8 +34,11 @@ SHARDING_TYPES = (
 class ScheduleSection(Section):
     """How the learning rate changes during training."""
 
-    warmup: float = Field(
-        0.0, ge=0, description="length of the linear warm-up from 1e-8, in units; 0: none"
+    warmup: float | None = Field(
+        None,
+        ge=0,
+        description="length of the linear warm-up from 1e-8, in units; 0: none; null: by the "
+        "recipe, else none",
     )
     decay: Decay | None = Field(
         None, description="decay after the warm-up; null: by the recipe, else constant"
@@ -70,26 +73,6 @@ class ScheduleSection(Section):
         """The schedule for the rate formulas; null becomes no warm-up and a constant rate."""
         null = {"warmup": self.warmup or 0.0, "decay": self.decay or "constant"}
         return Schedule(**self.model_dump() | null)
-
-
-class DenseScheduleSection(ScheduleSection):
-    """The schedule of the dense layers, whose warm-up may be left to the recipe."""
-
-    warmup: float | None = Field(
-        None,
-        ge=0,
-        description="length of the linear warm-up from 1e-8, in units; 0: none; null: by the "
-        "recipe, in epochs",
-    )
-
-    @model_validator(mode="after")
-    def _check_unit_of_default(self) -> DenseScheduleSection:
-        if self.unit == "steps" and self.warmup is None:
-            raise ValueError(
-                "unit is 'steps' but warmup is not given, and the recipe's is in epochs; write "
-                "warmup in steps, 0 for none"
-            )
-        return self
 
 
 class PlateauSection(Section):
@@ -209,7 +192,15 @@ class _Clipped(_TableOptimizer, _L2, _Decoupled, _Rows):
         return self
 
 
-class AdamSection(_Clipped, _Betas):
+class _BetasByRecipe(Section):
+    betas: tuple[Beta, Beta] | None = Field(
+        None,
+        description="decay rates of the two moments; null: by the recipe",
+        strict=False,
+    )
+
+
+class AdamSection(_Clipped, _BetasByRecipe):
     """Adam with the clip; the row-wise form has one second moment per row."""
 
     optimizer: Literal["adam", "rowwise_adam"] = Field(
@@ -300,17 +291,14 @@ EmbeddingOptimSection = Annotated[
 ]
 
 
-class DenseOptimSection(Section):
+class DenseOptimSection(_BetasByRecipe):
     """The optimizer of the dense layers, at the base batch size."""
 
     lr: float | None = Field(
         None, ge=0, description="learning rate, which the schedule changes; null: by the recipe"
     )
-    schedule: DenseScheduleSection = DenseScheduleSection()
+    schedule: ScheduleSection = ScheduleSection()
     plateau: PlateauSection = PlateauSection()
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the two moments", strict=False
-    )
     eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
     eps_placement: EpsPlacement = Field(
         "keras", description="epsilon before (keras) or after (torch) the bias correction"

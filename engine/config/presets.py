@@ -9,8 +9,17 @@ Preset = Literal["auto", "paper"]
 # Settings of the CowClip paper and its code (arXiv 2204.06240) at batch 1024, scaled by its rule.
 _PAPER: dict[str, Any] = {
     "optim": {
-        "embedding": {"lr": 1e-4, "l2": 1e-5, "schedule": {"decay": "constant"}},
-        "dense": {"lr": 8e-4, "schedule": {"warmup": 1.0, "decay": "constant"}},
+        "embedding": {
+            "lr": 1e-4,
+            "l2": 1e-5,
+            "schedule": {"warmup": 0.0, "decay": "constant"},
+            "betas": [0.9, 0.999],
+        },
+        "dense": {
+            "lr": 8e-4,
+            "schedule": {"warmup": 1.0, "decay": "constant"},
+            "betas": [0.9, 0.999],
+        },
         "scaling": {"rule": "cowclip", "base_batch_size": 1024},
     },
     "model": {"first_order_scale": 1.0, "dropout": 0.0, "initial_bias": "zero"},
@@ -28,6 +37,7 @@ _OF_SEVERAL_KINDS = ("model", "embedding", "data")
 
 _RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
 _WITHOUT_L2 = ("fbgemm_adam", "fbgemm_rowwise_adagrad")
+_WITH_BETAS = (None, "adam", "rowwise_adam")
 _WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagrad")
 
 
@@ -50,9 +60,11 @@ def _paper(values: dict[str, Any]) -> dict[str, Any]:
     embedding = below["optim"]["embedding"]
     if optimizer in _WITHOUT_L2:
         del embedding["l2"]
+    if optimizer not in _WITH_BETAS:
+        del embedding["betas"]
     if optimizer in _WITHOUT_CLIP:
         embedding.pop("clip", None)
-    # The paper's warm-up is an epoch; with steps the user must say how many.
+    # The paper's warm-up is an epoch; the recipe counts in steps.
     if at(values, "optim.dense.schedule.unit") == "steps":
         del below["optim"]["dense"]["schedule"]["warmup"]
     return below

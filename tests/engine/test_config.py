@@ -49,10 +49,6 @@ BAD = [
         ["optim.embedding.schedule: every is 2.0", "'cosine' does not use", "decay 'step'"],
     ),
     (
-        "optim:\n  dense:\n    schedule: {unit: steps}",
-        ["optim.dense.schedule: unit is 'steps'", "write warmup in steps"],
-    ),
-    (
         "optim:\n  dense:\n    schedule: {decay: cosine, warmup: 1}\ntrain:\n  epochs: 1",
         ["optim.dense.schedule.decay is 'cosine'", "train.epochs 1", "below 1"],
     ),

@@ -82,25 +82,70 @@ def test_settings_that_the_network_does_not_use_are_left_alone():
         assert (config.model.first_order_scale, config.model.dropout) == (scale, dropout)
 
 
-def test_few_steps_of_a_large_batch_become_more_epochs():
-    assert chosen(105_793, "train.batch_size=2048")[0].train.epochs == 8
-    assert chosen(105_793, "train.batch_size=8192")[0].train.epochs == 14
-    assert chosen(105_793, "train.batch_size=32768")[0].train.epochs == 24
-    assert chosen(105_793, "train.batch_size=131072")[0].train.epochs == 42
-    assert chosen(41_000_000, "train.batch_size=131072")[0].train.epochs == 2
+# The rates are a multiple of the dense rate of six epochs at batch 1024.
+@pytest.mark.parametrize(
+    "batch, epochs, betas, warmup, tables, dense",
+    [
+        (2048, 24, (0.8, 0.992), (1.0, 1.0), 2.0, 0.5),
+        (8192, 24, (0.7, 0.968), (1.0, 1.0), 2.0, 0.5),
+        (32768, 48, (0.5, 0.87), (2.0, 2.0), 2.0, 0.5),
+        (131072, 96, (0.2, 0.5), (4.0, 4.0), 2.0, 0.5),
+    ],
+)
+def test_large_batches_of_a_small_log(batch, epochs, betas, warmup, tables, dense):
+    config, _ = chosen(105_793, f"train.batch_size={batch}")
+    optim = config.optim
+    assert config.train.epochs == epochs
+    assert optim.embedding.betas == optim.dense.betas == betas
+    assert (optim.embedding.schedule.warmup, optim.dense.schedule.warmup) == warmup
+    rate = 1e-3 * (600 / (6 * 105_793 / 1024)) ** 0.5
+    assert optim.embedding.lr == pytest.approx(tables * rate, rel=2e-3)
+    assert optim.dense.lr == pytest.approx(dense * rate, rel=2e-3)
+
+
+def test_a_large_log_has_no_large_batches():
+    large = chosen(41_000_000, "train.batch_size=131072")[0]
+    usual = chosen(41_000_000)[0]
+    assert large.optim == usual.optim and large.train.epochs == usual.train.epochs == 2
+
+
+def test_periods_and_rounding_for_the_ranks_make_no_large_batch():
+    rounded = ["train.batch_size=1025", "evaluate.batch_size=8190"]
+    config, _ = chosen(105_793, *rounded, world_size=5)
+    assert config.optim.dense.betas == (0.9, 0.999)
+    periods = ["data.split=periods", "train.batch_size=32768"]
+    config, _ = chosen(105_793, *periods)
+    assert config.optim.dense.betas == (0.9, 0.999) and config.train.epochs == 1
+
+
+def test_warmups_in_steps_and_in_short_trainings():
+    unit = ["optim.embedding.schedule.unit=steps", "optim.dense.schedule.unit=steps"]
+    config, _ = chosen(102_400, *unit)
+    schedules = config.optim.embedding.schedule, config.optim.dense.schedule
+    assert [schedule.warmup for schedule in schedules] == [0, 20]
+    config, _ = chosen(102_400, "train.batch_size=8192", unit[0])
+    assert config.optim.embedding.schedule.warmup == 12
+    # A quarter of a short training.
+    config, _ = chosen(102_400, "train.batch_size=8192", "train.epochs=1")
+    assert config.optim.dense.schedule.warmup == 0.25
+    # The given one stays.
+    config, _ = chosen(102_400, *unit, "optim.dense.schedule.warmup=7")
+    assert config.optim.dense.schedule.warmup == 7
 
 
 def test_patience_grows_with_the_epochs():
     assert chosen(105_793)[0].evaluate.patience == 2
-    assert chosen(105_793, "train.batch_size=32768")[0].evaluate.patience == 8
+    assert chosen(105_793, "train.batch_size=32768")[0].evaluate.patience == 16
     every_second = ["train.batch_size=32768", "evaluate.every_epochs=2"]
-    assert chosen(105_793, *every_second)[0].evaluate.patience == 4
+    assert chosen(105_793, *every_second)[0].evaluate.patience == 8
     assert chosen(105_793, "train.epochs=40", "evaluate.patience=0")[0].evaluate.patience == 0
 
 
-def test_the_rate_falls_with_the_steps_down_to_the_papers():
-    rates = [chosen(rows)[0].optim.embedding.lr for rows in (1_000, 1_000_000, 10**9)]
+def test_the_dense_rate_falls_with_the_steps_and_the_tables_rate_does_not():
+    optim = [chosen(rows)[0].optim for rows in (1_000, 1_000_000, 10**9)]
+    rates = [one.dense.lr for one in optim]
     assert rates[0] == 1e-3 > rates[1] > rates[2] == 1e-4
+    assert [one.embedding.lr for one in optim] == [1e-3] * 3
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 7])
