@@ -55,7 +55,7 @@ _WITH_HIDDEN_LAYERS = (
 _LR = 1e-3
 # Up to this many steps the dense layers' rate is constant. With more it falls with their square
 # root, but not below 1e-4. The tables' rate does not fall, which gains 0.02 of AUC on 2 million
-# synthetic rows.
+# synthetic rows (docs/experiments.md).
 _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 
@@ -199,6 +199,9 @@ def _embedding_lr(log: _Log) -> tuple[float, str]:
     if log.is_large:
         times = _TABLES_FASTER / _DENSE_SLOWER
         return _TABLES_FASTER * _rate(log), f"{times:g} times that of dense layers"
+    # Rates are constant within a period, and fall from one to the next.
+    if log.at("data.split") == "periods":
+        return _rate(log), "as that of dense layers"
     return _LR, f"at batch size {log.at('optim.scaling.base_batch_size'):,}"
 
 

@@ -116,6 +116,8 @@ def test_periods_and_rounding_for_the_ranks_make_no_large_batch():
     periods = ["data.split=periods", "train.batch_size=32768"]
     config, _ = chosen(105_793, *periods)
     assert config.optim.dense.betas == (0.9, 0.999) and config.train.epochs == 1
+    config, _ = chosen(1_000_000, "data.split=periods")
+    assert config.optim.embedding.lr == config.optim.dense.lr < 1e-3
 
 
 def test_warmups_in_steps_and_in_short_trainings():
