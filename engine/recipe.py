@@ -30,10 +30,10 @@ _L2, _FIRST_ORDER_SCALE = 4.0, 4.0
 # Rows that a plan assumes if the log's are unknown.
 LARGE_LOG = 10_000_000
 
-# Batches of this many hundredths of the log and more get settings of their own, found on Criteo's
-# sample and on synthetic clicks (docs/experiments.md): more epochs, beyond 8 hundredths even more;
-# higher rates for tables and lower ones for dense layers.
-_LARGE, _FEW_STEPS = 1.5, 8
+# On smaller logs, batches of this many hundredths of the log and more get settings of their own,
+# found with Adam on Criteo's sample and on synthetic clicks (docs/experiments.md): more epochs, beyond
+# 8 hundredths even more, lower betas, and multiples of the rate of dense layers.
+_LARGE, _FEW_STEPS = 2, 8
 _MORE_EPOCHS = 4
 _TABLES_FASTER, _DENSE_SLOWER = 2.0, 0.5
 
@@ -54,8 +54,8 @@ _WITH_HIDDEN_LAYERS = (
 
 _LR = 1e-3
 # Up to this many steps the dense layers' rate is constant. With more it falls with their square
-# root, but not below 1e-4. The tables' rate does not fall, which gains 0.02 of AUC on 2 million
-# synthetic rows (docs/experiments.md).
+# root, but not below 1e-4. The tables' rate does not fall unless the batch is large, which gains
+# 0.02 of AUC on 2 million synthetic rows (docs/experiments.md).
 _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 
@@ -141,9 +141,11 @@ class _Log:
 
     @property
     def hundredths(self) -> float:
-        """The batch in hundredths of the log, these rounded down to a power of two; at least 1."""
-        # A period is trained on once, however few its steps are.
-        if self.at("data.split") == "periods":
+        """The batch, divided by a hundredth of the rows rounded down to a power of two; at least 1.
+
+        Large logs have enough steps, and a period is trained on once, however few its steps are.
+        """
+        if self.rows >= LARGE_LOG or self.at("data.split") == "periods":
             return 1.0
         hundredth = _power_of_two(self.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH)
         return max(1.0, self.at("train.batch_size") / hundredth)
@@ -160,9 +162,15 @@ class _Log:
 
     @property
     def base_steps(self) -> float:
-        """Steps of the training at the base batch size, less the epochs that large batches add."""
-        epochs = self.at("train.epochs") / (_MORE_EPOCHS * self.longer if self.is_large else 1)
+        """Steps of the training at the base batch size; for a large batch, in the usual epochs."""
+        epochs = self.usual_epochs if self.is_large else self.at("train.epochs")
         return epochs * self.rows / self.at("optim.scaling.base_batch_size")
+
+    @property
+    def usual_epochs(self) -> int:
+        """Epochs of batches that are not large."""
+        epochs = next(epochs for most, epochs in _EPOCHS if self.rows < most)
+        return 2 * epochs if self.at("model.name") in _WITHOUT_HIDDEN_LAYERS else epochs
 
 
 def _base_batch_size(log: _Log) -> tuple[int, str]:
@@ -180,13 +188,10 @@ def _batch_size(log: _Log) -> tuple[int, str]:
 def _epochs(log: _Log) -> tuple[int, str]:
     if log.at("data.split") == "periods":
         return 1, "each period is trained on once"
-    epochs = next(epochs for most, epochs in _EPOCHS if log.rows < most)
-    if log.at("model.name") in _WITHOUT_HIDDEN_LAYERS:
-        epochs *= 2
     if log.is_large:
         steps = math.ceil(log.rows / log.at("train.batch_size"))
-        return round(epochs * _MORE_EPOCHS * log.longer), f"{steps:,} steps an epoch"
-    return epochs, f"{log.rows:,} rows"
+        return round(log.usual_epochs * _MORE_EPOCHS * log.longer), f"{steps:,} steps an epoch"
+    return log.usual_epochs, f"{log.rows:,} rows"
 
 
 def _patience(log: _Log) -> tuple[int, str]:
@@ -197,22 +202,25 @@ def _patience(log: _Log) -> tuple[int, str]:
 
 def _embedding_lr(log: _Log) -> tuple[float, str]:
     if log.is_large:
-        times = _TABLES_FASTER / _DENSE_SLOWER
-        return _TABLES_FASTER * _rate(log), f"{times:g} times that of dense layers"
+        return _TABLES_FASTER * _falling_rate(log), _for_steps(log)
     # Rates are constant within a period, and fall from one to the next.
     if log.at("data.split") == "periods":
-        return _rate(log), "as that of dense layers"
+        return _falling_rate(log), _for_steps(log)
     return _LR, f"at batch size {log.at('optim.scaling.base_batch_size'):,}"
 
 
 def _dense_lr(log: _Log) -> tuple[float, str]:
-    rate = _DENSE_SLOWER * _rate(log) if log.is_large else _rate(log)
+    slower = _DENSE_SLOWER if log.is_large else 1.0
+    return max(slower * _falling_rate(log), _LEAST_LR), _for_steps(log)
+
+
+def _for_steps(log: _Log) -> str:
     base = log.at("optim.scaling.base_batch_size")
-    return rate, f"for {log.base_steps:,.0f} steps of batch size {base:,}"
+    return f"for {log.base_steps:,.0f} steps of batch size {base:,}"
 
 
 def _betas(log: _Log) -> tuple[list[float], str]:
-    """Averages over fewer steps for larger batches, as one of their gradients is less noisy.
+    """Averages over fewer steps for larger batches, as their gradients are less noisy.
 
     After arXiv 2205.10287: 1 - beta grows with the batch.
     """
@@ -223,9 +231,14 @@ def _betas(log: _Log) -> tuple[list[float], str]:
     return [max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps"
 
 
-def _warmup(key: str, usual: float) -> Callable[[_Log], tuple[float, str]]:
+def _warmup(key: str, usual: float, paper: float) -> Callable[[_Log], tuple[float, str]]:
     def rule(log: _Log) -> tuple[float, str]:
-        epochs = min(log.longer, log.at("train.epochs") / 4) if log.is_large else usual
+        epochs = usual
+        if log.at("preset") == "paper":
+            # The preset leaves it open if it must be written in steps.
+            epochs = paper
+        elif log.is_large:
+            epochs = min(log.longer, log.at("train.epochs") / 4)
         if log.at(f"{key}.unit") == "steps":
             steps = round(epochs * log.rows / log.at("train.batch_size"))
             return steps, f"{epochs:g} epochs, in steps"
@@ -268,18 +281,18 @@ _RULES: dict[str, Callable[[_Log], tuple[Any, str]]] = {
     "optim.embedding.lr": _embedding_lr,
     "optim.embedding.betas": _betas,
     "optim.embedding.l2": _embedding_l2,
-    "optim.embedding.schedule.warmup": _warmup("optim.embedding.schedule", 0.0),
+    "optim.embedding.schedule.warmup": _warmup("optim.embedding.schedule", 0.0, 0.0),
     "optim.embedding.schedule.decay": _decay,
     "optim.dense.lr": _dense_lr,
     "optim.dense.betas": _betas,
-    "optim.dense.schedule.warmup": _warmup("optim.dense.schedule", _WARMUP),
+    "optim.dense.schedule.warmup": _warmup("optim.dense.schedule", _WARMUP, 1.0),
     "optim.dense.schedule.decay": _decay,
     "model.first_order_scale": _first_order_scale,
     "model.dropout": _dropout,
 }
 
 
-def _rate(log: _Log) -> float:
+def _falling_rate(log: _Log) -> float:
     falling = math.sqrt(_STEPS_AT_FULL_RATE / max(log.base_steps, _STEPS_AT_FULL_RATE))
     return max(_LR * falling, _LEAST_LR)
 

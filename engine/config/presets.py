@@ -64,7 +64,7 @@ def _paper(values: dict[str, Any]) -> dict[str, Any]:
         del embedding["betas"]
     if optimizer in _WITHOUT_CLIP:
         embedding.pop("clip", None)
-    # The paper's warm-up is an epoch; the recipe counts in steps.
+    # The paper's warm-up is an epoch, whose steps only the recipe can count.
     if at(values, "optim.dense.schedule.unit") == "steps":
         del below["optim"]["dense"]["schedule"]["warmup"]
     return below

@@ -89,7 +89,7 @@ def test_settings_that_the_network_does_not_use_are_left_alone():
         (2048, 24, (0.8, 0.992), (1.0, 1.0), 2.0, 0.5),
         (8192, 24, (0.7, 0.968), (1.0, 1.0), 2.0, 0.5),
         (32768, 48, (0.5, 0.87), (2.0, 2.0), 2.0, 0.5),
-        (131072, 96, (0.2, 0.5), (4.0, 4.0), 2.0, 0.5),
+        (65536, 68, (0.4, 0.74), (2.83, 2.83), 2.0, 0.5),
     ],
 )
 def test_large_batches_of_a_small_log(batch, epochs, betas, warmup, tables, dense):
@@ -101,11 +101,21 @@ def test_large_batches_of_a_small_log(batch, epochs, betas, warmup, tables, dens
     rate = 1e-3 * (600 / (6 * 105_793 / 1024)) ** 0.5
     assert optim.embedding.lr == pytest.approx(tables * rate, rel=2e-3)
     assert optim.dense.lr == pytest.approx(dense * rate, rel=2e-3)
+    # Given epochs change no rate.
+    short, _ = chosen(105_793, f"train.batch_size={batch}", "train.epochs=8")
+    assert short.optim.dense.lr == optim.dense.lr
+
+
+def test_given_settings_of_a_large_batch_stay():
+    given = ["train.batch_size=8192", "optim.dense.betas=[0.9,0.99]", "optim.embedding.lr=3e-3"]
+    optim = chosen(105_793, *given, "optim.embedding.schedule.warmup=0")[0].optim
+    assert optim.dense.betas == (0.9, 0.99) and optim.embedding.betas == (0.7, 0.968)
+    assert optim.embedding.lr == 3e-3 and optim.embedding.schedule.warmup == 0
 
 
 def test_a_large_log_has_no_large_batches():
-    large = chosen(41_000_000, "train.batch_size=131072")[0]
-    usual = chosen(41_000_000)[0]
+    large = chosen(10_000_000, "train.batch_size=1048576")[0]
+    usual = chosen(10_000_000)[0]
     assert large.optim == usual.optim and large.train.epochs == usual.train.epochs == 2
 
 
@@ -130,6 +140,9 @@ def test_warmups_in_steps_and_in_short_trainings():
     # A quarter of a short training.
     config, _ = chosen(102_400, "train.batch_size=8192", "train.epochs=1")
     assert config.optim.dense.schedule.warmup == 0.25
+    # The paper's epoch.
+    config, _ = chosen(102_400, "preset=paper", "train.batch_size=1024", unit[1])
+    assert config.optim.dense.schedule.warmup == 100
     # The given one stays.
     config, _ = chosen(102_400, *unit, "optim.dense.schedule.warmup=7")
     assert config.optim.dense.schedule.warmup == 7
