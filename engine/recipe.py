@@ -31,8 +31,8 @@ _L2, _FIRST_ORDER_SCALE = 4.0, 4.0
 LARGE_LOG = 10_000_000
 
 # On smaller logs, batches of this many hundredths of the log and more get settings of their own,
-# found with Adam on Criteo's sample and on synthetic clicks (docs/experiments.md): more epochs, beyond
-# 8 hundredths even more, lower betas, and multiples of the rate of dense layers.
+# found with Adam on Criteo's sample and on synthetic clicks (docs/experiments.md): more epochs,
+# beyond 8 hundredths even more, lower betas, and multiples of the rate of dense layers.
 _LARGE, _FEW_STEPS = 2, 8
 _MORE_EPOCHS = 4
 _TABLES_FASTER, _DENSE_SLOWER = 2.0, 0.5
