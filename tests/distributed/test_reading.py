@@ -56,7 +56,7 @@ def test_ranks_whose_part_of_a_batch_is_empty(tmp_path, ranks, plan):
     batches = run_ranks(ranks, batches_of_this_rank, tmp_path, data, [], ranks, 1)
     assert [len(read[-1]) for read, _ in batches] == [1, *[0] * (ranks - 1)]
     alone = train_prepared(tmp_path, data)
-    assert len(alone[0]) == 3 and alone[1].samples == 33
+    assert len(alone[0]) == 3 and alone[1]["samples"] == 33
     together = run_ranks(ranks, train_prepared, tmp_path, data, [f"sharding.plan={plan}"], ranks)
     assert_same_training(alone, together[0])
     assert len({tuple(losses) for losses, *_ in together}) == 1
