@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Only operators that numpy and torch share are used: preparing data must not import torch.
 Integers = TypeVar("Integers", np.ndarray, "Tensor")
 
-Shuffle = Literal["global", "block", "none"]
+Shuffle = Literal["global", "block", "rotate", "none"]
 
 # Rows of a block. 2.5 MB of Criteo, so that a disk reads at nearly full speed.
 BLOCK_ROWS = 1 << 14
@@ -99,6 +99,8 @@ class Order:
     `block`: blocks of `block_rows` neighbouring rows are shuffled, then the rows within each window
     of several blocks. Blocks begin at another row in each epoch and wrap around from the last row
     to the first; the rows after the last whole block come last.
+    `rotate`: the first epoch from the first row, each later one from another row to the last and
+    then from the first. Enough for rows that are independent of each other.
     `none`: from the first to the last row.
 
     Attributes:
@@ -132,6 +134,8 @@ class Order:
             return positions
         if self.shuffle == "global":
             return Permutation(self.rows, (self.seed, epoch, _WHOLE))(positions)
+        if self.shuffle == "rotate":
+            return self._shifted(epoch, positions) if epoch else positions
         rows, bits = positions, self.block_rows.bit_length() - 1
         for number in range(start // self.window, (stop - 1) // self.window + 1):
             first = number * self.window
@@ -164,8 +168,9 @@ class Order:
 
     def deciding(self) -> dict[str, Any]:
         """The attributes that the order depends on."""
-        more = {"global": ["seed"], "block": ["seed", "window_rows", "block_rows"], "none": []}
-        return {key: getattr(self, key) for key in ("rows", "shuffle", *more[self.shuffle])}
+        more = {"none": [], "block": ["seed", "window_rows", "block_rows"]}
+        keys = ["rows", "shuffle", *more.get(self.shuffle, ["seed"])]
+        return {key: getattr(self, key) for key in keys}
 
     @property
     def window(self) -> int:

@@ -64,7 +64,7 @@ class Reader:
                 _check_weighted(name, part)
         self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
-        shuffle = section.shuffle if dataset.shuffle else "none"
+        shuffle = section.shuffle if dataset.shuffle else "rotate"
         self._order = self._order_of(dataset.train, shuffle)
         self.residence = choose_residence(
             section.residence, dataset, section.memory_gb * 1e9, processes.device

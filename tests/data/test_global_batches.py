@@ -51,7 +51,7 @@ def test_padding_of_synthetic_clicks_has_no_ids_and_no_weight():
     multi=st.integers(0, 2),
     numbers=st.integers(0, 3),
     world_size=st.sampled_from([1, 2, 4]),
-    shuffle=st.sampled_from(["global", "block", "none"]),
+    shuffle=st.sampled_from(["global", "block", "rotate", "none"]),
     half=st.booleans(),
     long=st.booleans(),
     threads=st.sampled_from([1, 2]),
@@ -174,7 +174,7 @@ def assert_same_samples(one, other):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("shuffle", ["global", "block", "none"])
+@pytest.mark.parametrize("shuffle", ["global", "block", "rotate", "none"])
 @pytest.mark.parametrize("where", ["pinned", "resident"])
 def test_batches_on_a_gpu(where, shuffle):
     gpu = torch.device("cuda", 0)

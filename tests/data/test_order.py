@@ -10,18 +10,20 @@ from scipy import stats
 from stampede.data import Order
 from stampede.data.order import Permutation
 
-orders = st.builds(
-    lambda rows, shuffle, seed, window: Order(rows, shuffle, seed, 4 * window, 4),
-    st.integers(1, 300),
-    st.sampled_from(["global", "block", "none"]),
-    st.integers(0, 5),
-    st.integers(0, 12),
-)
+
+def orders(*shuffles):
+    return st.builds(
+        lambda rows, shuffle, seed, window: Order(rows, shuffle, seed, 4 * window, 4),
+        st.integers(1, 300),
+        st.sampled_from(shuffles),
+        st.integers(0, 5),
+        st.integers(0, 12),
+    )
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(orders, st.integers(0, 3), st.integers(1, 50))
+@given(orders("global", "block", "rotate", "none"), st.integers(0, 3), st.integers(1, 50))
 def test_an_epoch_visits_every_row_once_however_it_is_cut(order, epoch, cut):
     whole = order.rows_at(epoch, 0, order.rows)
     assert sorted(whole.tolist()) == list(range(order.rows))
@@ -33,7 +35,7 @@ def test_an_epoch_visits_every_row_once_however_it_is_cut(order, epoch, cut):
 
 
 @settings(max_examples=200, deadline=None)
-@given(orders, st.integers(0, 3))
+@given(orders("global", "block", "none"), st.integers(0, 3))
 def test_the_ranges_of_the_windows_are_what_their_positions_read(order, epoch):
     whole = order.rows_at(epoch, 0, order.rows)
     last = order.window_at(order.rows - 1)
@@ -52,6 +54,15 @@ def test_seed_and_epoch_change_the_order(shuffle):
 
     assert whole(0, 0) == whole(0, 0)
     assert len({tuple(whole(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def test_later_epochs_rotate_the_rows():
+    order = Order(500, "rotate", 1)
+    first, *later = (order.rows_at(epoch, 0, 500) for epoch in range(4))
+    assert first.tolist() == list(range(500))
+    assert len({rows[0] for rows in later} - {0}) == 3
+    for rows in later:
+        assert rows.tolist() == np.roll(np.arange(500), -rows[0]).tolist()
 
 
 def test_a_block_shuffle_mixes_rows_of_a_window_and_blocks_of_the_part():

@@ -17,7 +17,7 @@ from support.batches import FIELDS, global_batches, numbered, reader, rows_of
     stop=st.integers(0, 11),
     before=st.sampled_from([1, 2, 4]),
     after=st.sampled_from([1, 2, 4]),
-    shuffle=st.sampled_from(["global", "block", "none"]),
+    shuffle=st.sampled_from(["global", "block", "rotate", "none"]),
     ahead=st.sampled_from([0, 3]),
 )
 def test_resumed_anywhere_on_any_number_of_ranks(stop, before, after, shuffle, ahead):
