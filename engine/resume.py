@@ -21,8 +21,8 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.tensors import check_same_network, read_tensors
 from stampede.engine.config import Config
-from stampede.engine.config.load import with_defaults, without_gone_keys
-from stampede.engine.config.presets import below_old_runs, flat_keys
+from stampede.engine.config.load import with_defaults
+from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_executed
 from stampede.engine.job import Job
@@ -195,8 +195,7 @@ def changes(path: Path, config: Config, processes: Processes) -> list[str]:
         RunFolderError: a change is not allowed, or the checkpoint is damaged.
     """
     manifest = read_manifest(path)
-    saved = below_old_runs(without_gone_keys(manifest.config))
-    before = flat_keys(with_defaults(saved, config))
+    before = flat_keys(with_defaults(manifest.config))
     now = flat_keys(config.model_dump(mode="json"))
     for key in open_keys(config):
         # The run keeps what the recipe chose when it began.
@@ -257,10 +256,7 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
 
 def _check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
     """Refuse to continue a checkpoint on other data."""
-    before, after = saved.model_dump(), now.model_dump()
-    if saved.vocabulary_sha256 is None:
-        del before["vocabulary_sha256"], after["vocabulary_sha256"]
-    lines = list(_differing(flat_keys(before), flat_keys(after)).values())
+    lines = _differing(flat_keys(saved.model_dump()), flat_keys(now.model_dump())).values()
     if lines:
         raise RunFolderError(
             f"{path}: the checkpoint was trained on other data (vocabulary_sha256 stands for ids "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
@@ -23,8 +23,7 @@ from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
 from stampede.models import StoredColumns, table_name
 from stampede.settings import Section, reading
 
-# Incremented when the layout or its meaning changes. Format 1 lacks the fingerprint of the
-# vocabulary.
+# Incremented when the layout or its meaning changes.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
@@ -48,12 +47,8 @@ class DamagedCheckpointError(RunFolderError):
     """A checkpoint whose files have changed since they were written."""
 
 
-def _by_part(values: Any) -> Any:
-    """Convert checkpoints of earlier versions, which kept only the test part's evaluation."""
-    return {"test": values} if isinstance(values, dict) and "auc" in values else values
-
-
-Evaluations = Annotated[dict[str, dict[str, Any]], BeforeValidator(_by_part)]
+# Metrics by part.
+Evaluations = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -77,7 +72,7 @@ class Progress:
         plateau, table_plateau: state of the plateau schedule of dense layers and tables, see
             `stampede.engine.evaluate.Plateau`.
         logged_losses: the newest, for the check of divergence; see `stampede.engine.trainer`.
-        selected: evaluations of the best epoch, by part; empty in checkpoints of earlier versions.
+        selected: evaluations of the best epoch, by part.
         last: newest evaluations, by part.
         evaluated_step: the step of those evaluations.
         metrics_lines: lines of `metrics.jsonl` so far.
@@ -169,13 +164,13 @@ class DataEntry(Section):
 
     Attributes:
         vocabulary_sizes: rows of each field's table, by field.
-        vocabulary_sha256: see `stampede.data.Dataset`; None in checkpoints of format 1.
+        vocabulary_sha256: see `stampede.data.Dataset`.
         numbers: number of numeric inputs.
         train_rows, test_rows: rows of the parts.
     """
 
     vocabulary_sizes: dict[str, Count]
-    vocabulary_sha256: str | None
+    vocabulary_sha256: str
     numbers: Count
     train_rows: Count
     test_rows: Count
@@ -280,24 +275,14 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
         values = json.loads(read_file(file, MOST_MANIFEST))
         if values.pop("sha256") != _digest(values):
             raise ValueError(f"{MANIFEST} was changed after it was written")
-        if values["format"] not in (1, FORMAT):
+        if values["format"] != FORMAT:
             raise RunFolderError(
                 f"{path}: the checkpoint has format {values['format']}, but this version of "
-                f"stampede reads only 1 and {FORMAT}; use the version that wrote it, or train from "
+                f"stampede reads only {FORMAT}; use the version that wrote it, or train from "
                 "scratch with another run.name"
             )
         # From text, where a list may stand for a tuple and a section for a dataclass.
-        return Manifest.model_validate_json(json.dumps(_migrated(values)))
-
-
-def _migrated(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as this version would have written it."""
-    # Older versions rolled a diverged run back; this one stops.
-    for gone in ("rollbacks", "dense_fraction"):
-        values["progress"].pop(gone, None)
-    if values["format"] == FORMAT:
-        return values
-    return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}
+        return Manifest.model_validate_json(json.dumps(values))
 
 
 def _digest(values: dict[str, Any]) -> str:

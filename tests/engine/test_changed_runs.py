@@ -8,7 +8,7 @@ from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run import run
-from support.checkpoints import as_first_format, values_of
+from support.checkpoints import values_of
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
 from support.preparing import prepared
@@ -76,10 +76,3 @@ def test_a_vocabulary_of_the_same_size_is_another_one(tmp_path):
     said = str(refusal.value)
     hashes = [values_of(newest_of(folder, "small"))["data"]["vocabulary_sha256"]]
     assert said.count("in the checkpoint") == 1 and f"'{hashes[0]}' in the checkpoint" in said
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_the_first_format_is_continued(folder):
-    as_first_format(newest_of(folder))
-    train_on_movies(folder, *RESUME)
-    assert len(values_of(newest_of(folder))["data"]["vocabulary_sha256"]) == 64
