@@ -67,11 +67,7 @@ class Processes:
         return self.rank == 0
 
     def on_main(self, action: Callable[[], T], patience: timedelta | None = None) -> T:
-        """Run `action` on rank 0; all ranks return its result or raise its error.
-
-        Args:
-            patience: how long the other ranks wait, if torch's default is too short.
-        """
+        """Run `action` on rank 0; all ranks return its result or raise its error."""
         group = None if patience is None else self.group(patience)
         outcome = [_outcome(action) if self.is_main else None]
         dist.broadcast_object_list(outcome, src=0, group=group)
@@ -118,10 +114,7 @@ def restarts() -> tuple[int, int]:
 
 
 def choose_device(asked: str, key: str) -> torch.device:
-    """The device of this process; a GPU is made the current one.
-
-    Args:
-        asked: `auto`, `cpu` or `cuda`, by the key.
+    """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one.
 
     Raises:
         SettingsError: a GPU is asked for and there is none.
@@ -180,11 +173,7 @@ def processes(device: str) -> Iterator[Processes]:
 def rank_environment(
     rank: int, count: int, store: Path, per_machine: int | None = None
 ) -> dict[str, str]:
-    """Environment variables of a rank whose run shares a store file.
-
-    Args:
-        per_machine: ranks of a machine; default: all.
-    """
+    """Environment variables of a rank whose run shares a store file."""
     per_machine = per_machine or count
     return {
         "RANK": str(rank),
@@ -199,11 +188,8 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
     """Run a command as the ranks of one run on this machine, until all end or one fails.
 
     Nobody else can reach them: the store is a file, while torchrun's store listens on all addresses
-    without a password.
-
-    Args:
-        command: its standard input ends when this process ends, even by a kill.
-        log: receives the output of all ranks.
+    without a password. The output goes to `log`; the standard input ends when this process ends,
+    even by a kill.
 
     Returns:
         The exit status. If a rank fails, its status; the others are killed.
@@ -267,14 +253,11 @@ def agree_on_name(
 ) -> str:
     """A name for this start that all ranks share and no earlier start has used.
 
-    Counting restarts is not enough: each of torchrun's agents has its own count.
-
-    Args:
-        store: may hold entries of earlier starts.
-        timeout: seconds that rank 0 waits for the others.
+    Counting restarts is not enough: each of torchrun's agents has its own count. The store may hold
+    entries of earlier starts.
 
     Raises:
-        TrainingStoppedError: on rank 0, if other ranks are missing.
+        TrainingStoppedError: on rank 0, if other ranks are missing after `timeout` seconds.
     """
     own = uuid4().hex
     if rank != 0:

@@ -48,10 +48,6 @@ class Reader:
     Make it after model and optimizers have their memory: `data.residence: auto` puts the data on
     the GPU if they fit into what is left.
 
-    Attributes:
-        dataset: in the place that `data.residence` names.
-        residence: `disk`, `memory` or `device`.
-
     Raises:
         SettingsError: the data do not fit on the device.
         DataError: all weights of a part to evaluate are 0.
@@ -90,8 +86,7 @@ class Reader:
         """Continue the training batches from a state.
 
         Raises:
-            RunFolderError: settings or data give another order of rows.
-            DataError: the state is not of these batches.
+            RunFolderError, DataError: settings or data give another order of rows.
         """
         settings, order = state.get("settings"), state.get("order")
         if settings and order and Order(**order).deciding() != self._order.deciding():
@@ -159,8 +154,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     """Open the data; rank 0 prepares them if need be.
 
     Raises:
-        SettingsError: no file is given.
-        DataError: the file cannot be used.
+        SettingsError, DataError: no file is given, or it cannot be used.
     """
     section = config.data
     selects = _selects_on_validation(config)
@@ -212,8 +206,7 @@ def check_files(config: Config) -> None:
     """Check that the files of raw logs exist, without preparing them.
 
     Raises:
-        SettingsError: no file is given.
-        DataError: a file is absent.
+        SettingsError, DataError: no file is given, or it is absent.
     """
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
@@ -230,8 +223,7 @@ def data_folder(config: Config) -> Path:
     """The folder with the prepared data; prepares nothing.
 
     Raises:
-        SettingsError: no file is given, or it is not prepared yet.
-        DataError: a file is absent.
+        SettingsError, DataError: no file is given, it is absent, or not prepared yet.
     """
     section = config.data
     _check_path(section)
@@ -254,8 +246,7 @@ def first_time(section: RawSection, file: Path) -> int | None:
     """The smallest time among the first rows of a file of a log, seconds since 1970.
 
     Raises:
-        SettingsError: the schema names no time.
-        DataError: the file cannot be read.
+        SettingsError, DataError: the schema names no time, or the file cannot be read.
     """
     source = _source(section.model_copy(update={"path": str(file)}))
     if source.log.schema.time is None:

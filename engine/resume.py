@@ -81,10 +81,7 @@ class Found:
 def find_beginning(
     config: Config, folder: RunFolder, continued: bool, processes: Processes
 ) -> Found:
-    """Look for checkpoints; all ranks must call it.
-
-    Args:
-        continued: whether to continue the run in the folder, if it has a checkpoint.
+    """Look for checkpoints, the run's own if it is `continued`; all ranks must call it.
 
     Raises:
         RunFolderError, DataError: a checkpoint cannot be used.
@@ -112,8 +109,7 @@ def begin(
 ) -> tuple[Progress, list[str], LoadReport | None]:
     """Put the job into the state in which training starts; all ranks must call it.
 
-    Returns:
-        The progress of the run, lines for the user, and a report on weights of another run.
+    Returns the progress, lines for the user, and a report on weights of another run.
 
     Raises:
         RunFolderError, DataError: the checkpoint or weights do not fit this job.
@@ -149,11 +145,7 @@ def begin(
 
 
 def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -> None:
-    """Refuse a model if a part of it would start from scratch or change its meaning.
-
-    Raises:
-        RunFolderError: names the first such part.
-    """
+    """Refuse a model if a part of it would start from scratch or change its meaning."""
     other = [f"the table of {one.field!r}: {one.why}" for one in report.fields if one.why]
     other += [f"{name}: {why}" for name, why in report.new.items()]
     # Different optimizers use the same names for their states.
@@ -228,13 +220,10 @@ def _differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
 
 
 def load(path: Path, job: Job, dataset: Dataset) -> Progress:
-    """Load a checkpoint of any plan and number of ranks into the job.
+    """Load a checkpoint of any plan and number of ranks into the job; returns its progress.
 
     The state of torch's CPU random generator is restored if the number of ranks is the same.
     All ranks must call it.
-
-    Returns:
-        The progress of the run at the checkpoint.
 
     Raises:
         RunFolderError: the checkpoint is damaged, or belongs to another job or network.

@@ -96,12 +96,7 @@ def run_here(config: Config, here: Processes) -> None:
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:
-    """Print what will be trained.
-
-    Args:
-        chosen: what the recipe chose.
-        lines: on where the run starts from.
-    """
+    """Print what will be trained, what the recipe chose, and where the run starts from."""
     if not run.processes.is_main:
         return
     rows, ids = run.dataset.train.rows, sum(run.dataset.vocabulary_sizes.values())

@@ -157,10 +157,7 @@ def yaml_value(value: Any) -> str:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML.
-
-    Args:
-        where: the file or override, for error messages.
+    """Parse YAML; `where` names the file or override in error messages.
 
     Raises:
         SettingsError: it is not YAML, or a key appears twice.
@@ -175,10 +172,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path, hint: str) -> dict[str, Any]:
-    """Read the sections of a YAML file.
-
-    Args:
-        hint: what to do if there is no such file.
+    """Read the sections of a YAML file; `hint` says what to do if there is none.
 
     Raises:
         SettingsError: it cannot be read, or is not a mapping.
@@ -200,12 +194,7 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
 
 
 def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Model:
-    """Check settings from a command line.
-
-    Args:
-        given: `key=value` each, the value in YAML.
-        model: the settings that exist.
-        option: the command line option, such as `--set`.
+    """Check settings `key=value`, the value in YAML, from the command line option, such as `--set`.
 
     Raises:
         SettingsError: what is wrong, and what to write instead.
@@ -232,14 +221,7 @@ DAMAGE = (
 def reading(
     path: Path, error: type[Exception], remedy: str, what: str = "damaged"
 ) -> Iterator[None]:
-    """Turn errors from reading a damaged file into one sentence.
-
-    Args:
-        path: the file, or the folder that it describes.
-        error: raised with the sentence.
-        remedy: what to do.
-        what: what is wrong.
-    """
+    """Turn errors from reading a damaged file, or the folder it describes, into one sentence."""
     try:
         yield
     except DAMAGE as failure:

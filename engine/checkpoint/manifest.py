@@ -58,23 +58,17 @@ class Progress:
     Attributes:
         epoch: epochs finished.
         reader: state of the `Reader`'s training batches; empty before the first checkpoint.
-        step: steps taken.
-        samples: samples trained on.
-        train_seconds: time spent in training, without evaluation and checkpoints.
+        train_seconds: without evaluation and checkpoints.
         touched_rows, clipped_rows, skipped_rows: over all batches so far: rows with a gradient,
             rows that were clipped, rows skipped because their gradient was not finite.
         skipped_batches: batches skipped because their loss was not finite.
-        skipped_in_a_row: how many of the last batches were skipped.
         best_epoch: epoch with the best AUC on the selecting part, from 1; 0 for none.
         best_score: that AUC; None if it is undefined.
         best_auc: AUC on the test part in that epoch.
         waited: evaluations since then without a better AUC.
-        plateau, table_plateau: state of the plateau schedule of dense layers and tables, see
-            `stampede.engine.evaluate.Plateau`.
-        logged_losses: the newest, for the check of divergence; see `stampede.engine.trainer`.
-        selected: evaluations of the best epoch, by part.
-        last: newest evaluations, by part.
-        evaluated_step: the step of those evaluations.
+        plateau, table_plateau: see `stampede.engine.evaluate.Plateau`.
+        selected, last: evaluations of the best epoch and the newest ones, by part.
+        evaluated_step: the step of the newest ones.
         metrics_lines: lines of `metrics.jsonl` so far.
         tables_epoch: epoch before which tables were last reset, from 0, see
             `optim.embedding.begin_again`.
@@ -127,14 +121,7 @@ class Progress:
 
 
 class ChunkEntry(Section):
-    """A part of a tensor that one process wrote.
-
-    Attributes:
-        offsets: of its first element in the tensor.
-        sizes: of the part.
-        file: the file that holds it.
-        start, bytes: its place in the file, in the format of `torch.save`.
-    """
+    """A part of a tensor that one process wrote, and its place in a file of `torch.save`."""
 
     offsets: list[Count]
     sizes: list[Count]
@@ -160,14 +147,7 @@ class TableEntry(Section):
 
 
 class DataEntry(Section):
-    """What must be the same for a run to continue another.
-
-    Attributes:
-        vocabulary_sizes: rows of each field's table, by field.
-        vocabulary_sha256: see `stampede.data.Dataset`.
-        numbers: number of numeric inputs.
-        train_rows, test_rows: rows of the parts.
-    """
+    """What must be the same for a run to continue another; see `stampede.data.Dataset`."""
 
     vocabulary_sizes: dict[str, Count]
     vocabulary_sha256: str
@@ -177,19 +157,7 @@ class DataEntry(Section):
 
 
 class Manifest(Section):
-    """A whole checkpoint.
-
-    Attributes:
-        format: `FORMAT`.
-        versions: of stampede, torch and torchrec.
-        progress: of the run.
-        config: the resolved configuration.
-        tables: by name.
-        data: what it was trained on.
-        world_size: number of processes.
-        files: all files with tensors.
-        tensors: by name; they are in these files.
-    """
+    """A whole checkpoint; `config` is the resolved configuration."""
 
     format: Literal[2] = FORMAT
     versions: dict[str, str]
@@ -257,11 +225,8 @@ def as_text(manifest: Manifest) -> str:
 def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
     """A checkpoint's manifest.
 
-    Args:
-        remedy: what to do if it is damaged.
-
     Raises:
-        DamagedCheckpointError: it was changed or truncated.
+        DamagedCheckpointError: it was changed or truncated; `remedy` says what to do.
         RunFolderError: there is no checkpoint, or its format is unknown.
     """
     file = path / MANIFEST

@@ -39,9 +39,9 @@ def checkpoint_of(folder: Path, epoch: int) -> Path | None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The checkpoint with the most steps in a run's `checkpoints` folder.
+    """The checkpoint with the most steps in a run's `checkpoints` folder, by manifests only.
 
-    Only manifests are read. An unreadable one counts as the newest, because it could be.
+    An unreadable one counts as the newest, because it could be.
     """
     return next((path for path, _ in _newest_first(folder)), None)
 
@@ -141,11 +141,7 @@ def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
 
 
 def delete_all(folder: Path) -> bool:
-    """Delete all checkpoints that nobody is reading, then the folder if none is left.
-
-    Returns:
-        Whether the folder is gone.
-    """
+    """Delete all checkpoints that nobody is reading; returns whether the folder is gone."""
     for path, _ in readable(folder):
         _delete_unless_read(path)
     if _newest_first(folder):
@@ -165,11 +161,8 @@ def _delete_unless_read(path: Path) -> None:
 def being_read(choose: Callable[[], Path]) -> tuple[Path, BinaryIO | None]:
     """Keep a checkpoint from being deleted by its run until the returned file is closed.
 
-    Args:
-        choose: picks it; called again if that one has just been deleted.
-
-    Returns:
-        The checkpoint and the file; None for the file if it cannot be opened.
+    `choose` picks it, again if that one has just been deleted. The file is None if it cannot be
+    opened.
     """
     before = None
     while True:
@@ -201,9 +194,6 @@ def _lock(handle: BinaryIO, how: int) -> bool:
 def verify(path: Path, remedy: str = REMEDY) -> None:
     """Check lengths and checksums of all files of a checkpoint.
 
-    Args:
-        remedy: what to do about a damaged file.
-
     Raises:
         DamagedCheckpointError: names the first damaged file.
         RunFolderError: there is no checkpoint, or its format is unknown.
@@ -215,15 +205,9 @@ def verify(path: Path, remedy: str = REMEDY) -> None:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest whole checkpoint; damaged ones are renamed, with a message.
+    """The newest whole checkpoint, or None; damaged ones are renamed, with a message.
 
     The run must own the folder; unfinished checkpoints of a killed run are removed.
-
-    Args:
-        folder: a run's `checkpoints`; it need not exist.
-
-    Returns:
-        None if there are no checkpoints.
 
     Raises:
         RunFolderError: all are damaged, or one is of another format.

@@ -43,10 +43,6 @@ class Checkpoints:
 
     All ranks must make one and call its methods at the same points; the thread has its own process
     group. On exit the context waits for the last write.
-
-    Args:
-        folder: a run's `checkpoints`.
-        job, config, dataset, processes: of the run.
     """
 
     def __init__(
@@ -95,8 +91,6 @@ class Checkpoints:
         If the previous one failed, rank 0 says so and this one is written synchronously, since the
         cause may be gone.
 
-        Its name is `epoch_0001` at an epoch's end, after the evaluation, else `step_00000123`.
-
         Raises:
             TrainingStoppedError: it failed, and so did the previous one, or
                 `checkpoint.asynchronous` is off.
@@ -139,11 +133,7 @@ class Checkpoints:
         together(check, self._group)
 
     def wait(self) -> None:
-        """Wait for the last write.
-
-        Raises:
-            TrainingStoppedError: it failed.
-        """
+        """Wait for the last write; raises a `TrainingStoppedError` if it failed."""
         failure = self._finish()
         if failure is not None:
             raise TrainingStoppedError(

@@ -23,12 +23,7 @@ from stampede.settings import (
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) -> Config:
-    """Read, override and check.
-
-    Args:
-        path: YAML file.
-        overrides: `section.key=value`, the value in YAML.
-        world_size: number of ranks, which must divide global batches.
+    """Read, override (`section.key=value`) and check; `world_size` divides the global batches.
 
     Raises:
         SettingsError: what is wrong, key by key, and what to write instead.
@@ -68,7 +63,6 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
     Args:
         values: by section and key; this changes them.
         path: their file; it names the run, and messages begin with it.
-        world_size: number of ranks, which must divide global batches.
 
     Raises:
         SettingsError: what is wrong, key by key, and what to write instead.
@@ -89,15 +83,7 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
 
 
 def _validated(values: dict[str, Any], name: str) -> Config:
-    """The configuration; keys that choose the kind of a section are set if they are not given.
-
-    Args:
-        values: this changes them.
-        name: of the run, if it has none.
-
-    Raises:
-        ValidationError: a value cannot be used.
-    """
+    """The configuration; this changes `values`, and names the run if it has no name."""
     for key, default in (
         ("run.name", name),
         ("model.name", DEFAULT_NETWORK),

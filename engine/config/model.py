@@ -112,11 +112,7 @@ _SOURCES: dict[str, bytes] = {}
 def execute_network_file(model: Any, config_path: Path) -> None:
     """Execute the file in `model.import`, if any.
 
-    Replaces the key by the absolute path, so that the written configuration finds the file again.
-
-    Args:
-        model: the section, unchecked.
-        config_path: file of the configuration.
+    The key becomes the absolute path, so that the written configuration finds the file again.
 
     Raises:
         SettingsError: there is no such file, it fails, or it lacks the network `model.name`.
@@ -144,11 +140,7 @@ def execute_network_file(model: Any, config_path: Path) -> None:
 
 
 def executed_source(path: str) -> bytes:
-    """The content of a network file when it was executed; it may have changed since.
-
-    Args:
-        path: `model.import` of a loaded configuration.
-    """
+    """The content of the file in `model.import` when it was executed; it may have changed since."""
     return _SOURCES[path]
 
 

@@ -42,10 +42,7 @@ _WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagr
 
 
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a configuration file, completed by its `preset`.
-
-    The check that follows refuses an unknown preset, and values that are not sections.
-    """
+    """The values of a configuration file, completed by its `preset`; the check comes later."""
     if values.get("preset", "auto") != "paper":
         return values
     return merged(_paper(values), values)
@@ -71,10 +68,7 @@ def _paper(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a saved run, completed by the paper's values for newer keys.
-
-    Before there was a recipe, all runs used what is now the preset `paper`.
-    """
+    """A saved configuration, completed by the values that all runs used before the recipe."""
     return _completed(_paper(values), values)
 
 
