@@ -54,7 +54,8 @@ class Reader:
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
-        section = _section(config)
+        # The defaults for data without files.
+        section = config.data if isinstance(config.data, ReadingSection) else ReadingSection()
         for name, part in (("validation", dataset.validation), ("test", dataset.test)):
             if part is not None:
                 _check_weighted(name, part)
@@ -127,11 +128,6 @@ class Reader:
         )
 
 
-def _section(config: Config) -> ReadingSection:
-    """The keys for reading; their defaults for data without files."""
-    return config.data if isinstance(config.data, ReadingSection) else ReadingSection()
-
-
 def _written(settings: Mapping[str, Any]) -> str:
     """Settings as on a command line."""
     return " ".join(f"data.{key}={value}" for key, value in settings.items())
@@ -193,6 +189,11 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     return dataset
 
 
+def _check_groups_of_log(group_by: str, source: Source) -> None:
+    ids = source.log.schema.ids
+    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
+
+
 def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
     single = [name for name in fields if name not in multi]
     if field and field not in single:
@@ -212,11 +213,6 @@ def check_files(config: Config) -> None:
         _check_path(config.data)
     if isinstance(config.data, RawSection):
         _check_groups_of_log(config.evaluate.group_by, _source(config.data))
-
-
-def _check_groups_of_log(group_by: str, source: Source) -> None:
-    ids = source.log.schema.ids
-    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
 
 
 def data_folder(config: Config) -> Path:

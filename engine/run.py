@@ -68,9 +68,9 @@ def run_here(config: Config, here: Processes) -> None:
         here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
         here.on_main(lambda: keep_network(config, folder.path, replace=is_new))
         # A killed run may have logged steps that are repeated now.
-        lost = here.on_main(lambda: folder.keep_lines(progress.metrics_lines))
+        here.on_main(lambda: folder.keep_lines(progress.metrics_lines))
         this = TrainingRun(config, here, folder, dataset, job, progress)
-        _print_beginning(this, described(choices) if choices else "", [*lines, *lost])
+        _print_beginning(this, described(choices) if choices else "", lines)
         with watched(here, config.run, folder.path):
             found_off = []
             if not dataset.period:

@@ -196,20 +196,14 @@ class RunFolder:
                 raise ValueError(f"line {number:,}: {mistake}") from None
         return found
 
-    def keep_lines(self, count: int) -> list[str]:
-        """Keep `count` lines, without repeated steps; returns sentences on missing ones."""
+    def keep_lines(self, count: int) -> None:
+        """Keep the first lines; a continued run repeats the steps of the others."""
         with self.writing():
             # The next writer replaces the events of repeated steps.
             self._close_events()
             lines = self._whole_lines()[:count]
             write_file(self.metrics, b"".join(lines))
         self.metrics_lines = len(lines)
-        if len(lines) == count:
-            return []
-        return [
-            f"{self.metrics}: {count:,} lines had been written by the step that the run continues "
-            f"from, and {count - len(lines):,} of them are missing"
-        ]
 
     def keep_whole_lines(self) -> None:
         """Drop a half-written last line."""
@@ -238,11 +232,7 @@ class RunFolder:
         """Write `summary.json` and `curve.png`."""
         with self.writing():
             write_file(self.summary, to_json(summary, indent=2) + "\n")
-            try:
-                write_file(self.curve, draw_curve(self.lines(), title))
-            # A line that was there before the run was continued must not cost its results.
-            except (ValueError, LookupError, TypeError) as failure:
-                tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
+            write_file(self.curve, draw_curve(self.lines(), title))
 
     def _close_events(self) -> None:
         writer, self._events = self._events, None

@@ -271,30 +271,27 @@ def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
 
 
 class _Place(NamedTuple):
-    """Where an error is, in the user's terms.
+    """Where an error is: the path in the user's terms, and the section with the last key.
 
-    Attributes:
-        keys: the path.
-        model: the section that has, or lacks, the last key; None below the sections.
-        chosen: such as `kind: criteo_kaggle`, if a section on the path has several kinds.
-        kinds: of this section, by the value that chooses them; empty if there is only one.
+    If a section on the path has several kinds, `chosen` is such as `kind: criteo_kaggle`; `kinds`
+    are those of the last section, by the value that chooses them.
     """
 
     keys: list[str]
-    model: type[BaseModel] | None
+    model: type[BaseModel]
     chosen: str
     kinds: dict[str, type[BaseModel]]
 
 
 def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
-    model: type[BaseModel] | None = root
+    model = root
     keys: list[str] = []
     chosen, kinds = "", {}
     parts = list(location)
     while parts:
         part = parts.pop(0)
         keys.append(str(part))
-        variants = dict(_submodels(model)).get(part, []) if model is not None else []
+        variants = dict(_submodels(model)).get(part, [])
         if not variants or not parts:
             # A key of this section; the rest of the path is within its value.
             keys += map(str, parts)

@@ -6,7 +6,6 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +20,7 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import RunFolder
-from stampede.files import check_files, delete_folder, hidden, recover_folders
+from stampede.files import check_files, delete_folder, hidden, recover_folders, remove
 
 # Which checkpoint of a run folder to use, besides an epoch's number.
 BEST, NEWEST = "best", "newest"
@@ -222,7 +221,10 @@ def newest_whole(folder: Path) -> Path | None:
                 damaged.append((path, failure))
                 continue
             for other, failure in damaged:
-                print(f"{failure}\n  set aside as {set_aside(other)}; {path} is used")
+                aside = hidden(other, "damaged")
+                remove(aside)
+                os.replace(other, aside)
+                print(f"{failure}\n  set aside as {aside}; {path} is used")
             return path
     except OSError as failure:
         raise RunFolderError(
@@ -236,14 +238,6 @@ def newest_whole(folder: Path) -> Path | None:
             "train from scratch, or choose another run.name"
         )
     return None
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint to a free name that does not count; returns the new path."""
-    names = chain(["damaged"], (f"damaged_{number}" for number in count(2)))
-    aside = next(free for name in names if not os.path.lexists(free := hidden(path, name)))
-    os.replace(path, aside)
-    return aside
 
 
 def _newest_first(folder: Path) -> list[tuple[Path, Progress | None]]:

@@ -34,17 +34,10 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     try:
         return check_config(values, path, world_size)
     except SettingsError as mistake:
-        said = str(mistake)
-        # `model.hidden.0: ...`, `data.path, data.schema_file: ...`
-        heads = re.findall(r"^  ([\w., ]+): ", said, re.M)
-        keys = [f"{key}." for head in heads for key in head.split(", ")]
-        wrong = [
-            text
-            for text in overrides
-            if any(key.startswith(text.partition("=")[0] + ".") for key in keys)
-        ]
+        # Name the overrides whose keys are in the sentences.
+        wrong = [text for text in overrides if text.partition("=")[0] in str(mistake)]
         given = f"{path} with {cut(' '.join(wrong))}:" if wrong else f"{path}:"
-        raise SettingsError(said.replace(f"{path}:", given, 1)) from None
+        raise SettingsError(str(mistake).replace(f"{path}:", given, 1)) from None
 
 
 def load_config_of_run(path: Path) -> Config:

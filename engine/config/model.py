@@ -17,8 +17,6 @@ from stampede.settings import Section, SettingsError
 
 DEFAULT_NETWORK = "deepfm"
 
-InitialBias = Literal["log_odds", "zero"]
-
 
 class _ModelSection(Section):
     name: str = Field(DEFAULT_NETWORK, description="network")
@@ -50,7 +48,7 @@ class _ModelSection(Section):
         description="layer: layer norm before the ReLU of each hidden layer of the MLP; with it or "
         "with dropout, plain torch computes these layers, which is slower on a CPU",
     )
-    initial_bias: InitialBias = Field(
+    initial_bias: Literal["log_odds", "zero"] = Field(
         "log_odds",
         description="initial bias of a new run. log_odds: the log odds of a click in the "
         "training part, with the first-order weights of numbers at 0; zero: 0, with these "

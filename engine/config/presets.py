@@ -32,8 +32,6 @@ _PAPER_ON_AVAZU: dict[str, Any] = {
     "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
 }
 
-# Sections whose other keys depend on `name`, `optimizer` or `kind`.
-_OF_SEVERAL_KINDS = ("model", "embedding", "data")
 
 _RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
 _WITHOUT_L2 = ("fbgemm_adam", "fbgemm_rowwise_adagrad")
@@ -69,20 +67,7 @@ def _paper(values: dict[str, Any]) -> dict[str, Any]:
 
 def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
     """A saved configuration, completed by the values that all runs used before the recipe."""
-    return _completed(_paper(values), values)
-
-
-def _completed(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The values, completed by `below`; a missing section of several kinds is not added."""
-    found = dict(values)
-    for name, value in below.items():
-        if not isinstance(value, dict):
-            found.setdefault(name, value)
-        elif isinstance(values.get(name), dict):
-            found[name] = _completed(value, values[name])
-        elif name not in (*values, *_OF_SEVERAL_KINDS):
-            found[name] = value
-    return found
+    return merged(_paper(values), values)
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

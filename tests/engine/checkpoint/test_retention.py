@@ -7,7 +7,6 @@ import torch
 
 from stampede.engine.checkpoint import retention, tensors
 from stampede.engine.checkpoint.manifest import (
-    NAME,
     DamagedCheckpointError,
     Progress,
     read_manifest,
@@ -19,13 +18,12 @@ from stampede.engine.checkpoint.retention import (
     newest,
     newest_whole,
     prune,
-    set_aside,
     verify,
 )
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
-from stampede.files import delete_folder, recover_folders
+from stampede.files import delete_folder
 from support.checkpoints import WEIGHTS, weights_of_table, write_checkpoint, write_position
 
 
@@ -143,19 +141,6 @@ def test_copies_under_other_names_are_left_alone(tmp_path):
     assert newest(tmp_path).name == "epoch_0002"
     prune(tmp_path, settings(keep=2), best_epoch=0)
     assert names(tmp_path) == {"epoch_0002", "step_00000016", *others}
-
-
-def test_damaged_checkpoints_are_set_aside_under_free_names(tmp_path):
-    for number in range(3):
-        path = write_position(tmp_path, 1, 10)
-        (path / "which").write_text(str(number))
-        set_aside(path)
-    kept = {path.name: (path / "which").read_text() for path in tmp_path.iterdir()}
-    assert kept == {
-        ".epoch_0001.damaged": "0", ".epoch_0001.damaged_2": "1", ".epoch_0001.damaged_3": "2",
-    }  # fmt: skip
-    recover_folders(tmp_path, NAME)
-    assert names(tmp_path) == kept.keys()
 
 
 def tensors_file(path):
