@@ -32,7 +32,6 @@ _PAPER_ON_AVAZU: dict[str, Any] = {
     "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
 }
 
-
 _RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
 _WITHOUT_L2 = ("fbgemm_adam", "fbgemm_rowwise_adagrad")
 _WITH_BETAS = (None, "adam", "rowwise_adam")

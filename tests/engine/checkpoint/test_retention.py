@@ -185,11 +185,6 @@ def whole(folder):
     return write_checkpoint(folder / "epoch_0002", at(10))
 
 
-def test_without_checkpoints_there_is_none(tmp_path):
-    assert newest_whole(tmp_path) is None
-    assert newest_whole(tmp_path / "nowhere") is None
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, damage):
     path = whole(tmp_path)
@@ -212,12 +207,6 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, dam
             newest_whole(tmp_path)
         # Left alone: it may be mended.
         assert (tmp_path / "epoch_0001").exists()
-
-
-def test_an_older_damaged_checkpoint_does_not_matter(tmp_path):
-    path = whole(tmp_path)
-    shortened(tmp_path / "epoch_0001")
-    assert newest_whole(tmp_path) == path
 
 
 def test_lack_of_memory_does_not_count_as_damage(tmp_path, monkeypatch):
