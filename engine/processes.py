@@ -37,49 +37,37 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all of its run; `local_world_size` of them are on this machine."""
+    """This process among all of its run; `local_world_size` of them are on this machine.
+
+    The groups wait for `PATIENCE`; one is only for the thread that writes checkpoints.
+    """
 
     rank: int
     world_size: int
     local_world_size: int
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
-    _groups: dict[tuple[timedelta, str], dist.ProcessGroup] = field(
-        default_factory=dict, compare=False
-    )
-
-    def group(self, patience: timedelta, purpose: str = "") -> dist.ProcessGroup:
-        """A group of all processes with another timeout, made once; all must call it.
-
-        gloo keeps the files and threads of a group until the processes end.
-
-        Args:
-            purpose: gives a thread a group that nothing else uses.
-        """
-        key = patience, purpose
-        if key not in self._groups:
-            self._groups[key] = dist.new_group(backend="gloo", timeout=patience)
-        return self._groups[key]
+    group: dist.ProcessGroup | None = field(default=None, compare=False)
+    checkpoint_group: dist.ProcessGroup | None = field(default=None, compare=False)
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def on_main(self, action: Callable[[], T], patience: timedelta | None = None) -> T:
+    def on_main(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0; all ranks return its result or raise its error."""
-        group = None if patience is None else self.group(patience)
         outcome = [_outcome(action) if self.is_main else None]
-        dist.broadcast_object_list(outcome, src=0, group=group)
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
         return _result(*outcome[0])
 
-    def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
+    def on_each_machine(self, action: Callable[[], object]) -> None:
         """Run `action` on the first rank of every machine; all ranks raise its error."""
         is_first = self.rank % self.local_world_size == 0
-        together(action if is_first else lambda: None, self.group(patience))
+        together(action if is_first else lambda: None, self.group)
 
 
-def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
+def together(action: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
     """Run `action` on every rank; each returns all results by rank, or raises an error."""
     outcomes = [None] * dist.get_world_size(group)
     dist.all_gather_object(outcomes, _outcome(action), group=group)
@@ -163,6 +151,10 @@ def processes(device: str) -> Iterator[Processes]:
             world_size=world_size,
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
             device=chosen,
+            # gloo keeps the files and threads of a group until the processes end, so all runs of
+            # these processes share them.
+            group=dist.new_group(backend="gloo", timeout=PATIENCE),
+            checkpoint_group=dist.new_group(backend="gloo", timeout=PATIENCE),
         )
         # Without it a process may exit while another still uses their connection, and abort it.
         dist.barrier()

@@ -29,7 +29,7 @@ from stampede.engine.config.data import (
     SyntheticSection,
 )
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.processes import Processes
 from stampede.settings import SettingsError
 
 # Batches read ahead, in page-locked memory for a GPU.
@@ -150,10 +150,10 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             raw = _used(section, selects)
             # Preparing may take hours; mistakes in the configuration are reported first.
             group_by = config.evaluate.group_by
-            folder = processes.on_main(lambda: _prepared(raw, group_by), patience=PATIENCE)
+            folder = processes.on_main(lambda: _prepared(raw, group_by))
         say = partial(print, file=sys.stderr, flush=True)
-        processes.on_each_machine(lambda: check_unchanged(folder, say), PATIENCE)
-        hashed = processes.on_main(lambda: vocabulary_fingerprint(folder), patience=PATIENCE)
+        processes.on_each_machine(lambda: check_unchanged(folder, say))
+        hashed = processes.on_main(lambda: vocabulary_fingerprint(folder))
         dataset = replace(open_prepared(folder), vocabulary_sha256=hashed)
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError(

@@ -26,7 +26,7 @@ from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_executed
 from stampede.engine.job import Job
-from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.processes import Processes
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.warm_start import (
@@ -94,13 +94,13 @@ def find_beginning(
 
     lost = ""
     if continued:
-        newest = processes.on_main(lambda: newest_whole(folder.checkpoints), patience=PATIENCE)
+        newest = processes.on_main(lambda: newest_whole(folder.checkpoints))
         if newest is not None:
             return processes.on_main(lambda: to_continue(newest))
         lost = processes.on_main(folder.begin_anew)
     given, source = config.checkpoint.init_from, None
     if given:
-        source = processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)
+        source = processes.on_main(lambda: open_source(given, folder.path))
     return Found(source=source, lines=[lost] if lost else [])
 
 
@@ -168,7 +168,7 @@ def _set_initial_bias(
     """Set a new run's bias by `model.initial_bias`; returns lines for the user."""
     if config.model.initial_bias == "zero":
         return []
-    share = processes.on_main(lambda: click_share(dataset.train), patience=PATIENCE)
+    share = processes.on_main(lambda: click_share(dataset.train))
     if share is None or not 0.0 < share < 1.0:
         return []
     log_odds = math.log(share / (1.0 - share))

@@ -41,7 +41,7 @@ from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, kept_inputs, meanings_of_rows
 from stampede.engine.job import Job
-from stampede.engine.processes import PATIENCE, Processes, together
+from stampede.engine.processes import Processes, together
 from stampede.engine.reading import data_folder
 from stampede.models import StoredColumns, table_name
 from stampede.optim import TableInit, drawn_by_id
@@ -130,7 +130,7 @@ def load_matching(
     state = job.state(processes.rank)
     del state["random"]
     load = _Load(source, config, sizes, job, flat_keys(state))
-    manifest, group = load.manifest, processes.group(PATIENCE)
+    manifest, group = load.manifest, processes.group
     fields = []
     for name in job.front.fields:
         rows, saved, why = processes.on_main(lambda name=name: load.match(name))

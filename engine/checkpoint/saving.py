@@ -28,7 +28,7 @@ from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.job import Job
-from stampede.engine.processes import PATIENCE, Processes, together
+from stampede.engine.processes import Processes, together
 from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
 
 _NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: "
@@ -52,7 +52,7 @@ class Checkpoints:
         self._job = job
         self._settings = config.checkpoint
         self._processes = processes
-        self._group = processes.group(PATIENCE, "checkpoints")
+        self._group = processes.checkpoint_group
         self._target = folder
         self._thread: Thread | None = None
         self._failure: str | None = None
