@@ -20,7 +20,7 @@ from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
-from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.files import read_file
 from stampede.settings import DAMAGE, SettingsError, counted
@@ -261,7 +261,7 @@ def compare_with_lr(
         return None
 
     with processes.heartbeat.slowly("comparing with logistic regression"):
-        regression = processes.on_main(found, patience=PATIENCE)
+        regression = processes.on_main(found)
     if regression is not None:
         sentences = on_regression(config.evaluate.select_on, progress, regression)
         tell(sentences, progress.step, folder, processes)

@@ -1,14 +1,4 @@
-"""Training and trained runs from Python, as in a notebook: `from stampede import train, open_run`.
-
-run = train("configs/avazu.yaml", data={"path": "train.csv"}, train={"epochs": 3})
-run.metrics["test"]["auc"]       # of the selected epoch; run.metrics["validation"] beside it
-run.history.plot("step", ["validation_auc", "test_auc"])
-run.score(frame)                 # probabilities of a click
-
-run = open_run("runs/avazu")     # the same later, or of a run of the command line
-run.embeddings("device_model")   # a row for each id
-run.report()                     # the page of pictures
-"""
+"""Training and trained runs from Python: `from stampede import train, open_run`."""
 
 from __future__ import annotations
 

@@ -100,12 +100,7 @@ def _overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> int:
-    """Train or plan; return the exit status: 2 for a user's mistake, 1 for a failed run.
-
-    Args:
-        arguments: by default this process's.
-        program: its name in the help.
-    """
+    """Train or plan; return the exit status: 2 for a user's mistake, 1 for a failed run."""
     # Before torch is imported.
     quiet_libraries()
     keep_freed_memory()
@@ -131,11 +126,7 @@ def _train(arguments: Sequence[str], program: str) -> None:
 def parse_command_line(
     arguments: Sequence[str], program: str = "launch.py"
 ) -> tuple[Config, Cluster | None, Path | None] | None:
-    """Parse the arguments of `train`.
-
-    Args:
-        arguments: without the program's name.
-        program: its name in the help.
+    """Parse the arguments of `train`; `program` is its name in the help.
 
     Returns:
         The configuration, the devices to plan for (None to train), and the file for the plan's

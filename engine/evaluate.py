@@ -46,9 +46,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score every sample once; the metrics by name, the same on every rank, see `PartMetrics`.
 
-    Rank 0 collects and sorts the scores, see `PartMetrics` for its memory. It takes the samples in
-    the order of the part, so equal scores give bit-equal metrics on any number of ranks. At least
-    one sample must have a weight above 0.
+    Rank 0 collects and sorts the scores. It takes the samples in the order of the part, so equal
+    scores give bit-equal metrics on any number of ranks. At least one weight must be above 0.
 
     Args:
         on_batch: called after every batch with its number, counted from 1; may raise on all ranks.
@@ -204,10 +203,7 @@ def evaluate_run(
     """Evaluate the validation and the test part, log the results, reduce rates if due.
 
     Tables must be up to date. An interrupted evaluation changes only the log, see
-    `Progress.metrics_lines`.
-
-    Raises:
-        DivergedError: a logloss is not finite.
+    `Progress.metrics_lines`. Raises a `DivergedError` if a logloss is not finite.
     """
     progress, settings = run.progress, run.config.evaluate
     parts = {"validation": reader.dataset.validation, "test": reader.dataset.test}

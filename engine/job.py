@@ -21,11 +21,9 @@ from stampede.settings import SettingsError
 
 @dataclass(frozen=True)
 class DensePrecision:
-    """The precision of the dense layers, for a reason to be logged.
+    """The precision of the dense layers, and the reason, which is logged.
 
-    Attributes:
-        is_bf16: whether matrix products use bfloat16 inputs; sums and weights are float32.
-        is_tf32: whether a GPU rounds the inputs of float32 products to TF32.
+    With bf16, sums and weights stay float32; with tf32, a GPU rounds the inputs of products.
     """
 
     is_bf16: bool
@@ -48,14 +46,10 @@ class DensePrecision:
 
 @dataclass
 class Job:
-    """A sharded model with its optimizers.
+    """A sharded model, whose tables are updated in backward, with its optimizers.
 
     Attributes:
-        model: the sharded model; its tables are updated in backward.
-        dense_parameters: parameters of the dense layers, by name.
-        dense_optimizer: their optimizer.
         scaling: settings at the base batch size and at the configured one.
-        precision: of the dense layers.
         passes: the forward and backward passes of a step.
         table_update: updates tables with CowClip in backward.
         seed: of random numbers in the dense layers, such as dropout.
@@ -97,12 +91,9 @@ class Job:
         self.model.fused_optimizer.step()
 
     def state(self, rank: int) -> dict[str, Any]:
-        """All trained tensors, to be read and written in place, and the random state.
+        """All trained tensors, to be read and written in place, and this rank's random state.
 
         Brings all rows of the tables up to date. All ranks must call it at the same point.
-
-        Args:
-            rank: of this process; its random state is copied.
         """
         return {
             "model": self.model.state_dict(),
@@ -184,10 +175,8 @@ def compile_network(network: nn.Module, how: str, device: torch.device) -> None:
 
     Names of parameters do not change. Every batch size is compiled separately: there are few (full
     and last batches of training and evaluation), and an epoch's last batch must not slow down the
-    others. After 8 sizes torch compiles no more.
-
-    Args:
-        how: `train.compile`; `cuda_graphs` also records each size's launches as one graph.
+    others. After 8 sizes torch compiles no more. `cuda_graphs` also records each size's launches
+    as one graph.
 
     Raises:
         SettingsError: CUDA graphs were requested on a CPU.

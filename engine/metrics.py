@@ -38,10 +38,8 @@ class PartMetrics:
     """Computes exact metrics of a part whose samples arrive in pieces.
 
     Ranking metrics such as AUC do not depend on the pieces; sums such as logloss do, in their last
-    bits.
-
-    All scores are kept in memory: 8 bytes a sample, 8 more with true probabilities, and 16 more
-    with groups (28 while sorting).
+    bits. All scores are kept in memory: 8 bytes a sample, 8 more with true probabilities, and 16
+    more with groups (28 while sorting). The methods raise MemoryError if there is not enough.
 
     Args:
         chosen: names of metrics; AUC and logloss are computed in any case.
@@ -50,8 +48,6 @@ class PartMetrics:
 
     Attributes:
         samples: added so far.
-
-    The methods raise MemoryError if there is not enough memory.
     """
 
     def __init__(
@@ -64,12 +60,12 @@ class PartMetrics:
         self._chosen = frozenset(chosen)
         self._scores, self._truths = _Records(1, samples), _Records(1, samples)
         self._groups = _Records(2, samples)
-        self._grouped = False
-        self._loss = _LossSums()
+        self._grouped = self._weighted = False
         self.samples = 0
-        self._weighted = False
         self._unknown_groups = np.array(list(unknown_groups), np.int64)
         self._unknown_samples = 0
+        # Of weights; weighted labels, losses and predictions.
+        self._sums = np.zeros(4)
 
     def add(
         self,
@@ -90,17 +86,21 @@ class PartMetrics:
         self.samples += len(logits)
         # Without weights, pairs are counted as integers.
         self._weighted = self._weighted or bool((weights != 1).any())
-        self._loss.add(logits, labels, weights)
         keys = _keys(logits, labels, weights)
         self._scores.add(keys[None])
         if groups is not None:
             self._grouped = True
-            unknown = np.isin(groups, self._unknown_groups)
-            self._unknown_samples += int(unknown.sum())
-            groups, keys = groups[~unknown], keys[~unknown]
-            self._groups.add(np.stack([groups.astype(np.uint64), keys]))
+            known = ~np.isin(groups, self._unknown_groups)
+            self._unknown_samples += int((~known).sum())
+            self._groups.add(np.stack([groups[known].astype(np.uint64), keys[known]]))
         if truth is not None:
             self._truths.add(_keys(truth, labels, weights)[None])
+        logits, labels, weights = (one.astype(np.float64) for one in (logits, labels, weights))
+        # The trainer reports logits that are not finite.
+        with np.errstate(invalid="ignore"):
+            losses = np.logaddexp(0.0, (1.0 - 2.0 * labels) * logits)
+        summed = (weights, weights * labels, weights * losses, weights * probability(logits))
+        self._sums += [values.sum() for values in summed]
 
     def result(self) -> dict[str, Any]:
         """The metrics by name; None if undefined. Call it once.
@@ -109,37 +109,37 @@ class PartMetrics:
         `gauc_groups` of groups it averages, the number `gauc_left_out` of groups of one class, and
         the number `gauc_unknown_samples` of samples in `unknown_groups`.
         """
-        ranking, truth = _RankingSums(), _RankingSums()
-        buckets = _CalibrationBuckets(self.samples)
-        for scores in self._scores.distinct(self._weighted):
-            ranking.add(scores)
-            if "calibration_buckets" in self._chosen:
-                buckets.add(scores)
-        for scores in self._truths.distinct(self._weighted):
-            truth.add(scores)
+        weight, positive, loss, predicted = self._sums.tolist()
+        logloss = loss / weight if weight else float("nan")
+        buckets = np.zeros((4, 10)) if "calibration_buckets" in self._chosen else None
+        scores, truths = (one.distinct(self._weighted) for one in (self._scores, self._truths))
+        auc, average_precision = _ranking(scores, self.samples, buckets)
         found = {
-            "auc": ranking.auc,
-            "logloss": self._loss.logloss,
-            "attainable_auc": truth.auc,
+            "auc": auc,
+            "logloss": logloss,
+            "attainable_auc": _ranking(truths)[0],
             "samples": self.samples,
         }
         further = {
-            "pr_auc": ranking.average_precision,
-            "normalized_entropy": self._loss.normalized_entropy,
-            "calibration": self._loss.calibration,
-            "calibration_buckets": buckets.table(),
+            "pr_auc": average_precision,
+            "normalized_entropy": None,
+            "calibration": predicted / positive if positive else None,
         }
+        if 0 < positive < weight:
+            # "Practical Lessons from Predicting Clicks on Ads at Facebook", equation 1.
+            rate = positive / weight
+            entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+            further["normalized_entropy"] = logloss / entropy
+        if buckets is not None:
+            further["calibration_buckets"] = [
+                {"samples": int(n), "mean_prediction": float(p / w), "mean_label": float(y / w)}
+                for n, w, p, y in buckets.T[::-1]
+                if w > 0
+            ]
         found |= {name: value for name, value in further.items() if name in self._chosen}
         if self._grouped:
-            sums = _GroupedSums()
-            for scores in self._groups.distinct(self._weighted):
-                sums.add(scores)
-            found |= {
-                "gauc": sums.gauc,
-                "gauc_groups": sums.groups,
-                "gauc_left_out": sums.left_out,
-                "gauc_unknown_samples": self._unknown_samples,
-            }
+            found |= _gauc(self._groups.distinct(self._weighted))
+            found["gauc_unknown_samples"] = self._unknown_samples
         return found
 
 
@@ -188,11 +188,7 @@ class _Scores(NamedTuple):
 
 
 class _Records:
-    """Keys of samples, or groups and keys (2 columns), kept in memory and sorted.
-
-    Args:
-        expected: number of records, if known, to avoid growing.
-    """
+    """Keys of samples, or groups and keys (2 columns), kept in memory and sorted."""
 
     def __init__(self, columns: int, expected: int) -> None:
         self._array, self._expected = np.empty((columns, 0), np.uint64), expected
@@ -249,174 +245,83 @@ def _distinct(chunk: np.ndarray, weighted: bool) -> _Scores:
     return _Scores(groups[starts], scores, samples, positives, negatives)
 
 
-class _RankingSums:
-    """Counts pairs of a positive and a negative sample over descending distinct scores.
+def _ranking(
+    chunks: Iterator[_Scores], samples: int = 0, buckets: np.ndarray | None = None
+) -> tuple[float | None, float | None]:
+    """AUC, and average precision like scikit-learn's `average_precision_score`.
 
-    Without weights it counts in integers, exactly. With weights it adds the product of a pair's
-    weights in float64.
+    AUC is None if one class is absent, or has no weight; average precision without positives.
+    Without weights, pairs of a positive and a negative are counted as integers, exactly. With
+    weights, the products of their weights are added in float64.
+
+    Args:
+        samples: in all chunks; needed for buckets.
+        buckets: `[4, 10]`, filled by `_fill_buckets`.
     """
-
-    def __init__(self) -> None:
-        self._positives: int | float = 0
-        self._negatives: int | float = 0
-        # Twice the pairs in which the positive scores higher; ties count once.
-        self._twice: int | float = 0
-        self._precisions = 0.0
-
-    def add(self, scores: _Scores) -> None:
-        """Add scores below all earlier ones."""
-        positives, negatives = scores.positives, scores.negatives
-        total_positives = positives.sum().item()
-        total_negatives = negatives.sum().item()
-        up_to = np.cumsum(positives)
-        # int64 is wide enough for a chunk; totals are Python integers.
-        within = (negatives * (2 * up_to - positives)).sum().item()
-        self._twice += within + 2 * self._positives * total_negatives
-        found = self._positives + up_to
-        seen = found + (self._negatives + np.cumsum(negatives))
-        precision = np.divide(found, seen, out=np.zeros(len(seen)), where=seen > 0)
-        gained = positives * precision
-        self._precisions += float(gained[:-1].sum()) + float(gained[-1])
-        self._positives += total_positives
-        self._negatives += total_negatives
-
-    @property
-    def auc(self) -> float | None:
-        """Area under the ROC curve; None if one class is absent, or has no weight."""
-        pairs = self._positives * self._negatives
-        return self._twice / (2 * pairs) if pairs else None
-
-    @property
-    def average_precision(self) -> float | None:
-        """Area under the precision-recall curve: the sum over scores of precision x recall gained.
-
-        Like scikit-learn's `average_precision_score`; None without positive samples.
-        """
-        return self._precisions / self._positives if self._positives else None
+    # int64 is wide enough for a chunk; totals are Python integers.
+    positives: int | float = 0
+    negatives: int | float = 0
+    # Twice the pairs in which the positive scores higher; ties count once.
+    twice: int | float = 0
+    precisions, before = 0.0, 0
+    for found in chunks:
+        below, up_to = found.negatives.sum().item(), np.cumsum(found.positives)
+        within = (found.negatives * (2 * up_to - found.positives)).sum().item()
+        twice += within + 2 * positives * below
+        clicks = positives + up_to
+        seen = clicks + (negatives + np.cumsum(found.negatives))
+        precision = np.divide(clicks, seen, out=np.zeros(len(seen)), where=seen > 0)
+        gained = found.positives * precision
+        precisions += float(gained[:-1].sum()) + float(gained[-1])
+        positives += found.positives.sum().item()
+        negatives += below
+        if buckets is not None:
+            _fill_buckets(buckets, found, before, samples)
+            before += int(found.samples.sum())
+    pairs = positives * negatives
+    return twice / (2 * pairs) if pairs else None, precisions / positives if positives else None
 
 
-class _GroupedSums:
+def _fill_buckets(buckets: np.ndarray, found: _Scores, before: int, samples: int) -> None:
+    """Add samples, weights, weighted predictions and weighted labels to ten buckets.
+
+    Buckets hold about equally many samples, by descending prediction. Equal scores share the bucket
+    of the first of them, so the order of samples does not matter.
+    """
+    position = before + np.cumsum(found.samples) - found.samples
+    bucket = position * buckets.shape[1] // samples
+    weight = (found.positives + found.negatives).astype(np.float64)
+    summed = found.samples, weight, weight * probability(found.score), found.positives
+    for total, values in zip(buckets, summed, strict=True):
+        total += np.bincount(bucket, values, minlength=buckets.shape[1])
+
+
+def _gauc(chunks: Iterator[_Scores]) -> dict[str, Any]:
     """GAUC: the mean AUC within groups, such as users, weighted by their impressions.
 
     `sum(impressions x AUC) / sum(impressions)`, after "Optimized Cost per Click in Taobao Display
     Advertising" (arXiv 1703.02091) and "Deep Interest Network" (arXiv 1706.06978). Groups with only
     one class have no AUC and are left out. With weights, impressions are sums of weights.
-
-    Attributes:
-        groups: groups with both classes so far.
-        left_out: groups with one class so far.
     """
-
-    def __init__(self) -> None:
-        self.groups = 0
-        self.left_out = 0
-        self._impressions = 0.0
-        self._weighted = 0.0
-
-    def add(self, scores: _Scores) -> None:
-        """Add complete groups; scores descend in each."""
-        starts = np.flatnonzero(np.diff(scores.group, prepend=scores.group[:1] + np.uint64(1)))
-        positives = np.add.reduceat(scores.positives, starts)
-        negatives = np.add.reduceat(scores.negatives, starts)
-        above = np.cumsum(scores.positives) - scores.positives
+    groups = left_out = 0
+    total = weighted = 0.0
+    for found in chunks:
+        starts = np.flatnonzero(np.diff(found.group, prepend=found.group[:1] + np.uint64(1)))
+        positives = np.add.reduceat(found.positives, starts)
+        negatives = np.add.reduceat(found.negatives, starts)
+        above = np.cumsum(found.positives) - found.positives
         above -= np.repeat(above[starts], np.diff(starts, append=len(above)))
         # Twice the pairs in which the positive scores higher; ties count once.
-        twice = np.add.reduceat(scores.negatives * (2 * above + scores.positives), starts)
+        twice = np.add.reduceat(found.negatives * (2 * above + found.positives), starts)
         both = (positives > 0) & (negatives > 0)
-        self.groups += int(both.sum())
-        self.left_out += int((~both).sum())
+        groups += int(both.sum())
+        left_out += int((~both).sum())
         positives, negatives, twice = positives[both], negatives[both], twice[both]
         impressions = (positives + negatives).astype(np.float64)
-        self._impressions += float(impressions.sum())
-        auc = twice / (2.0 * positives * negatives)
-        self._weighted += float((impressions * auc).sum())
-
-    @property
-    def gauc(self) -> float | None:
-        """The weighted mean; None if every group has only one class."""
-        return self._weighted / self._impressions if self._impressions else None
-
-
-class _LossSums:
-    """Logloss, normalized entropy and calibration: sums over samples, in float64."""
-
-    def __init__(self) -> None:
-        self._weight = 0.0
-        self._positive = 0.0
-        self._loss = 0.0
-        self._predicted = 0.0
-
-    def add(self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> None:
-        """Add samples: logits, labels 0 or 1, non-negative weights, `[n]` each."""
-        logits, labels, weights = (array.astype(np.float64) for array in (logits, labels, weights))
-        # The trainer reports logits that are not finite.
-        with np.errstate(invalid="ignore"):
-            losses = np.logaddexp(0.0, (1.0 - 2.0 * labels) * logits)
-        self._weight += float(weights.sum())
-        self._positive += float((weights * labels).sum())
-        self._loss += float((weights * losses).sum())
-        self._predicted += float((weights * probability(logits)).sum())
-
-    @property
-    def logloss(self) -> float:
-        """Mean binary cross-entropy, natural logarithm; NaN if no sample has a weight."""
-        return self._loss / self._weight if self._weight else float("nan")
-
-    @property
-    def normalized_entropy(self) -> float | None:
-        """Logloss over the entropy of the share of clicks; None if one class is absent.
-
-        "Practical Lessons from Predicting Clicks on Ads at Facebook" (ADKDD 2014), equation 1.
-        """
-        if not 0 < self._positive < self._weight:
-            return None
-        rate = self._positive / self._weight
-        return self.logloss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-
-    @property
-    def calibration(self) -> float | None:
-        """Mean prediction over mean label; None without clicks."""
-        return self._predicted / self._positive if self._positive else None
-
-
-class _CalibrationBuckets:
-    """Mean prediction and mean label in ten buckets of about equally many samples.
-
-    Equal scores share the bucket of the first of them, so the order of samples does not matter.
-    Empty buckets are left out.
-    """
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-        self._before = 0
-        # Samples, weight, weighted predictions, weighted labels.
-        self._sums = np.zeros((4, 10))
-
-    def add(self, scores: _Scores) -> None:
-        """Add scores (logits) below all earlier ones."""
-        buckets = self._sums.shape[1]
-        position = self._before + np.cumsum(scores.samples) - scores.samples
-        bucket = position * buckets // self._samples
-        weight = (scores.positives + scores.negatives).astype(np.float64)
-        for total, values in zip(
-            self._sums,
-            (scores.samples, weight, weight * probability(scores.score), scores.positives),
-            strict=True,
-        ):
-            total += np.bincount(bucket, values, minlength=buckets)
-        self._before += int(scores.samples.sum())
-
-    def table(self) -> list[dict[str, Any]]:
-        """Buckets of ascending predictions: `samples`, `mean_prediction`, `mean_label`."""
-        return [
-            {
-                "samples": int(samples),
-                "mean_prediction": float(predicted / weight),
-                "mean_label": float(clicked / weight),
-            }
-            for samples, weight, predicted, clicked in self._sums.T[::-1]
-            if weight > 0
-        ]
+        total += float(impressions.sum())
+        weighted += float((impressions * (twice / (2.0 * positives * negatives))).sum())
+    gauc = weighted / total if total else None
+    return {"gauc": gauc, "gauc_groups": groups, "gauc_left_out": left_out}
 
 
 def selected_metrics(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:

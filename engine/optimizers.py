@@ -51,11 +51,9 @@ def scaled_hyperparameters(config: Config) -> Scaled:
 def table_optimizer(
     config: Config, scaled: Hyperparameters, columns: int, device: torch.device
 ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Class and arguments for `apply_optimizer_in_backward`.
+    """Class and arguments for `apply_optimizer_in_backward`, at the actual batch size.
 
-    Args:
-        scaled: the settings for the actual batch size.
-        columns: how many columns of a stored row are the embedding; these are clipped.
+    `columns` of a stored row are the embedding; these are clipped.
 
     Raises:
         SettingsError: the device has no such optimizer.
@@ -84,12 +82,7 @@ def dense_optimizer(
     parameters: Mapping[str, Tensor],
     l2: Mapping[int, float],
 ) -> DenseAdam:
-    """Adam for the dense layers.
-
-    Args:
-        scaled: the settings for the actual batch size.
-        l2: coefficients of the parameters that have an L2 term, by `id`.
-    """
+    """Adam for the dense layers; `l2` has the coefficients of parameters, by `id`."""
     dense = config.optim.dense
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in parameters.items():
@@ -120,11 +113,7 @@ def _decays(name: str, parameter: Tensor) -> bool:
 def learning_rates(
     config: Config, full: Hyperparameters, step: int, steps_per_epoch: float, total_steps: int
 ) -> tuple[float, float]:
-    """The tables' and the dense layers' rate after `step` steps, see `optim.learning_rate`.
-
-    Args:
-        full: the rates at the configured batch size; schedules are fractions of them.
-    """
+    """The tables' and the dense layers' rate after `step` steps, as fractions of `full`."""
     embedding = config.optim.embedding.schedule.as_schedule()
     dense = config.optim.dense.schedule.as_schedule()
     where = step, steps_per_epoch, total_steps

@@ -37,53 +37,37 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all of its run; `local_world_size` of them are on this machine."""
+    """This process among all of its run; `local_world_size` of them are on this machine.
+
+    The groups wait for `PATIENCE`; one is only for the thread that writes checkpoints.
+    """
 
     rank: int
     world_size: int
     local_world_size: int
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
-    _groups: dict[tuple[timedelta, str], dist.ProcessGroup] = field(
-        default_factory=dict, compare=False
-    )
-
-    def group(self, patience: timedelta, purpose: str = "") -> dist.ProcessGroup:
-        """A group of all processes with another timeout, made once; all must call it.
-
-        gloo keeps the files and threads of a group until the processes end.
-
-        Args:
-            purpose: gives a thread a group that nothing else uses.
-        """
-        key = patience, purpose
-        if key not in self._groups:
-            self._groups[key] = dist.new_group(backend="gloo", timeout=patience)
-        return self._groups[key]
+    group: dist.ProcessGroup | None = field(default=None, compare=False)
+    checkpoint_group: dist.ProcessGroup | None = field(default=None, compare=False)
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def on_main(self, action: Callable[[], T], patience: timedelta | None = None) -> T:
-        """Run `action` on rank 0; all ranks return its result or raise its error.
-
-        Args:
-            patience: how long the other ranks wait, if torch's default is too short.
-        """
-        group = None if patience is None else self.group(patience)
+    def on_main(self, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0; all ranks return its result or raise its error."""
         outcome = [_outcome(action) if self.is_main else None]
-        dist.broadcast_object_list(outcome, src=0, group=group)
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
         return _result(*outcome[0])
 
-    def on_each_machine(self, action: Callable[[], object], patience: timedelta) -> None:
+    def on_each_machine(self, action: Callable[[], object]) -> None:
         """Run `action` on the first rank of every machine; all ranks raise its error."""
         is_first = self.rank % self.local_world_size == 0
-        together(action if is_first else lambda: None, self.group(patience))
+        together(action if is_first else lambda: None, self.group)
 
 
-def together(action: Callable[[], T], group: dist.ProcessGroup) -> list[T]:
+def together(action: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
     """Run `action` on every rank; each returns all results by rank, or raises an error."""
     outcomes = [None] * dist.get_world_size(group)
     dist.all_gather_object(outcomes, _outcome(action), group=group)
@@ -118,10 +102,7 @@ def restarts() -> tuple[int, int]:
 
 
 def choose_device(asked: str, key: str) -> torch.device:
-    """The device of this process; a GPU is made the current one.
-
-    Args:
-        asked: `auto`, `cpu` or `cuda`, by the key.
+    """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one.
 
     Raises:
         SettingsError: a GPU is asked for and there is none.
@@ -170,6 +151,10 @@ def processes(device: str) -> Iterator[Processes]:
             world_size=world_size,
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
             device=chosen,
+            # gloo keeps the files and threads of a group until the processes end, so all runs of
+            # these processes share them.
+            group=dist.new_group(backend="gloo", timeout=PATIENCE),
+            checkpoint_group=dist.new_group(backend="gloo", timeout=PATIENCE),
         )
         # Without it a process may exit while another still uses their connection, and abort it.
         dist.barrier()
@@ -180,11 +165,7 @@ def processes(device: str) -> Iterator[Processes]:
 def rank_environment(
     rank: int, count: int, store: Path, per_machine: int | None = None
 ) -> dict[str, str]:
-    """Environment variables of a rank whose run shares a store file.
-
-    Args:
-        per_machine: ranks of a machine; default: all.
-    """
+    """Environment variables of a rank whose run shares a store file."""
     per_machine = per_machine or count
     return {
         "RANK": str(rank),
@@ -199,11 +180,8 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
     """Run a command as the ranks of one run on this machine, until all end or one fails.
 
     Nobody else can reach them: the store is a file, while torchrun's store listens on all addresses
-    without a password.
-
-    Args:
-        command: its standard input ends when this process ends, even by a kill.
-        log: receives the output of all ranks.
+    without a password. The output goes to `log`; the standard input ends when this process ends,
+    even by a kill.
 
     Returns:
         The exit status. If a rank fails, its status; the others are killed.
@@ -267,14 +245,11 @@ def agree_on_name(
 ) -> str:
     """A name for this start that all ranks share and no earlier start has used.
 
-    Counting restarts is not enough: each of torchrun's agents has its own count.
-
-    Args:
-        store: may hold entries of earlier starts.
-        timeout: seconds that rank 0 waits for the others.
+    Counting restarts is not enough: each of torchrun's agents has its own count. The store may hold
+    entries of earlier starts.
 
     Raises:
-        TrainingStoppedError: on rank 0, if other ranks are missing.
+        TrainingStoppedError: on rank 0, if other ranks are missing after `timeout` seconds.
     """
     own = uuid4().hex
     if rank != 0:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
+from stampede.data import Dataset, GlobalBatches, Order, Part
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from stampede.data.prepare import prepare
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
@@ -29,7 +29,7 @@ from stampede.engine.config.data import (
     SyntheticSection,
 )
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.processes import Processes
 from stampede.settings import SettingsError
 
 # Batches read ahead, in page-locked memory for a GPU.
@@ -38,9 +38,6 @@ _AHEAD = 2
 # Keys that decide the order of training rows and that a resumed run may change.
 _ORDERING = ("shuffle", "memory_gb")
 
-# Rows whose weights are checked at a time.
-_PIECE = 1 << 20
-
 
 class Reader:
     """Opens the parts of a data set for training and evaluation, as this rank of a run.
@@ -48,20 +45,13 @@ class Reader:
     Make it after model and optimizers have their memory: `data.residence: auto` puts the data on
     the GPU if they fit into what is left.
 
-    Attributes:
-        dataset: in the place that `data.residence` names.
-        residence: `disk`, `memory` or `device`.
-
     Raises:
         SettingsError: the data do not fit on the device.
-        DataError: all weights of a part to evaluate are 0.
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
-        section = _section(config)
-        for name, part in (("validation", dataset.validation), ("test", dataset.test)):
-            if part is not None:
-                _check_weighted(name, part)
+        # The defaults for data without files.
+        section = config.data if isinstance(config.data, ReadingSection) else ReadingSection()
         self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
         shuffle = section.shuffle if dataset.shuffle else "rotate"
@@ -90,8 +80,7 @@ class Reader:
         """Continue the training batches from a state.
 
         Raises:
-            RunFolderError: settings or data give another order of rows.
-            DataError: the state is not of these batches.
+            RunFolderError, DataError: settings or data give another order of rows.
         """
         settings, order = state.get("settings"), state.get("order")
         if settings and order and Order(**order).deciding() != self._order.deciding():
@@ -132,35 +121,16 @@ class Reader:
         )
 
 
-def _section(config: Config) -> ReadingSection:
-    """The keys for reading; their defaults for data without files."""
-    return config.data if isinstance(config.data, ReadingSection) else ReadingSection()
-
-
 def _written(settings: Mapping[str, Any]) -> str:
     """Settings as on a command line."""
     return " ".join(f"data.{key}={value}" for key, value in settings.items())
-
-
-def _check_weighted(name: str, part: Part) -> None:
-    """Refuse a part whose weights are all 0, before training; the first rows usually suffice."""
-    for start in range(0, part.rows, _PIECE):
-        rows = torch.arange(start, min(start + _PIECE, part.rows), device=part.device)
-        weights = part.weight(rows)
-        if weights is None or bool(weights.any()):
-            return
-    raise DataError(
-        f"all {part.rows:,} samples of the {name} part have weight 0, so its logloss is "
-        "undefined; give some a weight above 0, or split the data differently"
-    )
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:
     """Open the data; rank 0 prepares them if need be.
 
     Raises:
-        SettingsError: no file is given.
-        DataError: the file cannot be used.
+        SettingsError, DataError: no file is given, or it cannot be used.
     """
     section = config.data
     selects = _selects_on_validation(config)
@@ -180,10 +150,10 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             raw = _used(section, selects)
             # Preparing may take hours; mistakes in the configuration are reported first.
             group_by = config.evaluate.group_by
-            folder = processes.on_main(lambda: _prepared(raw, group_by), patience=PATIENCE)
+            folder = processes.on_main(lambda: _prepared(raw, group_by))
         say = partial(print, file=sys.stderr, flush=True)
-        processes.on_each_machine(lambda: check_unchanged(folder, say), PATIENCE)
-        hashed = processes.on_main(lambda: vocabulary_fingerprint(folder), patience=PATIENCE)
+        processes.on_each_machine(lambda: check_unchanged(folder, say))
+        hashed = processes.on_main(lambda: vocabulary_fingerprint(folder))
         dataset = replace(open_prepared(folder), vocabulary_sha256=hashed)
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError(
@@ -199,6 +169,11 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     return dataset
 
 
+def _check_groups_of_log(group_by: str, source: Source) -> None:
+    ids = source.log.schema.ids
+    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
+
+
 def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
     single = [name for name in fields if name not in multi]
     if field and field not in single:
@@ -212,8 +187,7 @@ def check_files(config: Config) -> None:
     """Check that the files of raw logs exist, without preparing them.
 
     Raises:
-        SettingsError: no file is given.
-        DataError: a file is absent.
+        SettingsError, DataError: no file is given, or it is absent.
     """
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
@@ -221,17 +195,11 @@ def check_files(config: Config) -> None:
         _check_groups_of_log(config.evaluate.group_by, _source(config.data))
 
 
-def _check_groups_of_log(group_by: str, source: Source) -> None:
-    ids = source.log.schema.ids
-    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
-
-
 def data_folder(config: Config) -> Path:
     """The folder with the prepared data; prepares nothing.
 
     Raises:
-        SettingsError: no file is given, or it is not prepared yet.
-        DataError: a file is absent.
+        SettingsError, DataError: no file is given, it is absent, or not prepared yet.
     """
     section = config.data
     _check_path(section)
@@ -254,8 +222,7 @@ def first_time(section: RawSection, file: Path) -> int | None:
     """The smallest time among the first rows of a file of a log, seconds since 1970.
 
     Raises:
-        SettingsError: the schema names no time.
-        DataError: the file cannot be read.
+        SettingsError, DataError: the schema names no time, or the file cannot be read.
     """
     source = _source(section.model_copy(update={"path": str(file)}))
     if source.log.schema.time is None:

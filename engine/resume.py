@@ -21,12 +21,12 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.tensors import check_same_network, read_tensors
 from stampede.engine.config import Config
-from stampede.engine.config.load import with_defaults, without_gone_keys
-from stampede.engine.config.presets import below_old_runs, flat_keys
+from stampede.engine.config.load import with_defaults
+from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_executed
 from stampede.engine.job import Job
-from stampede.engine.processes import PATIENCE, Processes
+from stampede.engine.processes import Processes
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.warm_start import (
@@ -81,10 +81,7 @@ class Found:
 def find_beginning(
     config: Config, folder: RunFolder, continued: bool, processes: Processes
 ) -> Found:
-    """Look for checkpoints; all ranks must call it.
-
-    Args:
-        continued: whether to continue the run in the folder, if it has a checkpoint.
+    """Look for checkpoints, the run's own if it is `continued`; all ranks must call it.
 
     Raises:
         RunFolderError, DataError: a checkpoint cannot be used.
@@ -97,13 +94,13 @@ def find_beginning(
 
     lost = ""
     if continued:
-        newest = processes.on_main(lambda: newest_whole(folder.checkpoints), patience=PATIENCE)
+        newest = processes.on_main(lambda: newest_whole(folder.checkpoints))
         if newest is not None:
             return processes.on_main(lambda: to_continue(newest))
         lost = processes.on_main(folder.begin_anew)
     given, source = config.checkpoint.init_from, None
     if given:
-        source = processes.on_main(lambda: open_source(given, folder.path), patience=PATIENCE)
+        source = processes.on_main(lambda: open_source(given, folder.path))
     return Found(source=source, lines=[lost] if lost else [])
 
 
@@ -112,8 +109,7 @@ def begin(
 ) -> tuple[Progress, list[str], LoadReport | None]:
     """Put the job into the state in which training starts; all ranks must call it.
 
-    Returns:
-        The progress of the run, lines for the user, and a report on weights of another run.
+    Returns the progress, lines for the user, and a report on weights of another run.
 
     Raises:
         RunFolderError, DataError: the checkpoint or weights do not fit this job.
@@ -149,11 +145,7 @@ def begin(
 
 
 def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -> None:
-    """Refuse a model if a part of it would start from scratch or change its meaning.
-
-    Raises:
-        RunFolderError: names the first such part.
-    """
+    """Refuse a model if a part of it would start from scratch or change its meaning."""
     other = [f"the table of {one.field!r}: {one.why}" for one in report.fields if one.why]
     other += [f"{name}: {why}" for name, why in report.new.items()]
     # Different optimizers use the same names for their states.
@@ -176,7 +168,7 @@ def _set_initial_bias(
     """Set a new run's bias by `model.initial_bias`; returns lines for the user."""
     if config.model.initial_bias == "zero":
         return []
-    share = processes.on_main(lambda: click_share(dataset.train), patience=PATIENCE)
+    share = processes.on_main(lambda: click_share(dataset.train))
     if share is None or not 0.0 < share < 1.0:
         return []
     log_odds = math.log(share / (1.0 - share))
@@ -195,8 +187,7 @@ def changes(path: Path, config: Config, processes: Processes) -> list[str]:
         RunFolderError: a change is not allowed, or the checkpoint is damaged.
     """
     manifest = read_manifest(path)
-    saved = below_old_runs(without_gone_keys(manifest.config))
-    before = flat_keys(with_defaults(saved, config))
+    before = flat_keys(with_defaults(manifest.config))
     now = flat_keys(config.model_dump(mode="json"))
     for key in open_keys(config):
         # The run keeps what the recipe chose when it began.
@@ -229,13 +220,10 @@ def _differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
 
 
 def load(path: Path, job: Job, dataset: Dataset) -> Progress:
-    """Load a checkpoint of any plan and number of ranks into the job.
+    """Load a checkpoint of any plan and number of ranks into the job; returns its progress.
 
     The state of torch's CPU random generator is restored if the number of ranks is the same.
     All ranks must call it.
-
-    Returns:
-        The progress of the run at the checkpoint.
 
     Raises:
         RunFolderError: the checkpoint is damaged, or belongs to another job or network.
@@ -257,10 +245,7 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
 
 def _check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
     """Refuse to continue a checkpoint on other data."""
-    before, after = saved.model_dump(), now.model_dump()
-    if saved.vocabulary_sha256 is None:
-        del before["vocabulary_sha256"], after["vocabulary_sha256"]
-    lines = list(_differing(flat_keys(before), flat_keys(after)).values())
+    lines = _differing(flat_keys(saved.model_dump()), flat_keys(now.model_dump())).values()
     if lines:
         raise RunFolderError(
             f"{path}: the checkpoint was trained on other data (vocabulary_sha256 stands for ids "

@@ -20,7 +20,7 @@ from stampede.engine.config import Config
 from stampede.engine.hang import watched
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.planning.planner import describe_plan
-from stampede.engine.processes import PATIENCE, Processes, processes
+from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.recipe import described, with_recipe
 from stampede.engine.resume import begin, find_beginning
@@ -56,7 +56,7 @@ def run_here(config: Config, here: Processes) -> None:
         known = rows + dataset.rows_before
         config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
         if is_new and not dataset.period:
-            here.on_main(lambda: check_labels(dataset.train), patience=PATIENCE)
+            here.on_main(lambda: check_labels(dataset.train))
             if "train.batch_size" not in {choice.key for choice in choices}:
                 check_batch_size(config.train.batch_size, rows, here.world_size)
         here.heartbeat.beat("loading")
@@ -68,15 +68,15 @@ def run_here(config: Config, here: Processes) -> None:
         here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
         here.on_main(lambda: keep_network(config, folder.path, replace=is_new))
         # A killed run may have logged steps that are repeated now.
-        lost = here.on_main(lambda: folder.keep_lines(progress.metrics_lines))
+        here.on_main(lambda: folder.keep_lines(progress.metrics_lines))
         this = TrainingRun(config, here, folder, dataset, job, progress)
-        _print_beginning(this, described(choices) if choices else "", [*lines, *lost])
+        _print_beginning(this, described(choices) if choices else "", lines)
         with watched(here, config.run, folder.path):
             found_off = []
             if not dataset.period:
                 # A period's batch size is chosen by all rows so far.
                 found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
-            found_off += here.on_main(lambda: on_data(dataset), patience=PATIENCE)
+            found_off += here.on_main(lambda: on_data(dataset))
             tell(found_off, this.progress.step, folder, here)
             this.progress.metrics_lines = folder.metrics_lines
             Trainer(this).fit()
@@ -96,12 +96,7 @@ def run_here(config: Config, here: Processes) -> None:
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:
-    """Print what will be trained.
-
-    Args:
-        chosen: what the recipe chose.
-        lines: on where the run starts from.
-    """
+    """Print what will be trained, what the recipe chose, and where the run starts from."""
     if not run.processes.is_main:
         return
     rows, ids = run.dataset.train.rows, sum(run.dataset.vocabulary_sizes.values())

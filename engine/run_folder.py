@@ -35,20 +35,7 @@ def period_folder(number: int) -> str:
 
 
 class RunFolder:
-    """The files of one run; only rank 0 opens and writes them.
-
-    Args:
-        path: the folder; `reserve` locks it and `claim` makes it.
-
-    Attributes:
-        path: the folder.
-        checkpoints: folder of the checkpoints.
-        config_file: the resolved configuration.
-        metrics: every logged line, as JSON.
-        summary: the result of a run that has ended.
-        curve: the learning curve as a picture.
-        metrics_lines: lines in `metrics`.
-    """
+    """The files of one run; only rank 0 opens and writes them, after `reserve` and `claim`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,11 +124,7 @@ class RunFolder:
             )
 
     def claim(self, config: Config) -> None:
-        """Make the folder, or replace it if the configuration says so.
-
-        Raises:
-            RunFolderError: it cannot be made or replaced.
-        """
+        """Make the folder, or replace it if the configuration says so; else a `RunFolderError`."""
         try:
             if config.run.overwrite and not self._continued and self.path.exists():
                 delete_folder(self.path)
@@ -156,10 +139,9 @@ class RunFolder:
             raise RunFolderError(_cannot_write(self.path, failure)) from None
 
     def begin_anew(self) -> str:
-        """Check that a run that was to be continued, but has no checkpoint, may start from scratch.
+        """Let a run that was to be continued, but has no checkpoint, start from scratch.
 
-        Returns:
-            A sentence on what is lost; empty if nothing is.
+        Returns a sentence on what is lost, or an empty one.
 
         Raises:
             RunFolderError: the run had ended; its results would be lost.
@@ -187,11 +169,8 @@ class RunFolder:
     def log(self, line: dict[str, Any]) -> None:
         """Append a line to `metrics.jsonl` and its numbers to TensorBoard.
 
-        Args:
-            line: with `kind`, `step` and numbers, also in sections; `part` in an evaluation.
-
-        Raises:
-            TrainingStoppedError: it cannot be written.
+        It has `kind`, `step` and numbers, also in sections, and `part` in an evaluation. Raises a
+        `TrainingStoppedError` if it cannot be written.
         """
         with self.writing():
             append(self.metrics, f"{to_json(line)}\n".encode())
@@ -208,11 +187,7 @@ class RunFolder:
                 self._events.add_scalar(f"{group}/{name}", value, line["step"])
 
     def lines(self) -> list[dict[str, Any]]:
-        """All whole lines of `metrics.jsonl`.
-
-        Raises:
-            OSError, ValueError: the file cannot be read, or a line of it is damaged.
-        """
+        """All whole lines of `metrics.jsonl`; an OSError or ValueError if it is damaged."""
         found = []
         for number, line in enumerate(self._whole_lines(), 1):
             try:
@@ -221,30 +196,14 @@ class RunFolder:
                 raise ValueError(f"line {number:,}: {mistake}") from None
         return found
 
-    def keep_lines(self, count: int) -> list[str]:
-        """Drop the lines of steps that a resumed run repeats.
-
-        Args:
-            count: lines to keep.
-
-        Returns:
-            Sentences on lines that are missing.
-
-        Raises:
-            TrainingStoppedError: they cannot be read or written.
-        """
+    def keep_lines(self, count: int) -> None:
+        """Keep the first lines; a continued run repeats the steps of the others."""
         with self.writing():
             # The next writer replaces the events of repeated steps.
             self._close_events()
             lines = self._whole_lines()[:count]
             write_file(self.metrics, b"".join(lines))
         self.metrics_lines = len(lines)
-        if len(lines) == count:
-            return []
-        return [
-            f"{self.metrics}: {count:,} lines had been written by the step that the run continues "
-            f"from, and {count - len(lines):,} of them are missing"
-        ]
 
     def keep_whole_lines(self) -> None:
         """Drop a half-written last line."""
@@ -256,11 +215,7 @@ class RunFolder:
         return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def sync(self) -> None:
-        """Sync the lines to the disk: a checkpoint relies on them, also after a power loss.
-
-        Raises:
-            TrainingStoppedError: they cannot be written.
-        """
+        """Sync the lines to the disk: a checkpoint relies on them, also after a power loss."""
         if not self.metrics_lines:
             return
         with self.writing():
@@ -277,11 +232,7 @@ class RunFolder:
         """Write `summary.json` and `curve.png`."""
         with self.writing():
             write_file(self.summary, to_json(summary, indent=2) + "\n")
-            try:
-                write_file(self.curve, draw_curve(self.lines(), title))
-            # A line that was there before the run was continued must not cost its results.
-            except (ValueError, LookupError, TypeError) as failure:
-                tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
+            write_file(self.curve, draw_curve(self.lines(), title))
 
     def _close_events(self) -> None:
         writer, self._events = self._events, None
@@ -294,11 +245,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn an error of writing into one sentence.
-
-        Raises:
-            TrainingStoppedError: a file cannot be written.
-        """
+        """Turn an error of writing into a `TrainingStoppedError` of one sentence."""
         try:
             yield
         except OSError as failure:

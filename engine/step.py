@@ -33,9 +33,7 @@ _ALIGNED = 64
 class SentBatch(NamedTuple):
     """This rank's part of a global batch on its device, with its ids being sent to their rows.
 
-    Attributes:
-        ready: on a GPU, the event after which the batch can be used.
-        position: of the batches after this one.
+    `position` is that of the batches after this one; `ready`, on a GPU, when it can be used.
     """
 
     batch: Batch
@@ -68,9 +66,7 @@ def prefetch(
 ) -> Iterator[SentBatch]:
     """Send the ids of each batch while the previous one is trained on.
 
-    Args:
-        position: returns the position of `batches`, which is one batch ahead of the consumer.
-        heartbeat: beats when reading and when sending.
+    `position` returns that of `batches`, which is one batch ahead of the consumer.
     """
     source, ahead = iter(batches), None
     heartbeat = heartbeat or Heartbeat()
@@ -163,9 +159,6 @@ def average_gradients_(
     """Replace the gradients by their means over the ranks, in one exchange, in place.
 
     A missing gradient counts as zeros, since other ranks may have one.
-
-    Args:
-        in_order: see `sum_over_ranks`.
     """
     grads = []
     for parameter in parameters:
@@ -182,10 +175,8 @@ def average_gradients_(
 def sum_over_ranks(values: Tensor, world_size: int, *, in_order: bool) -> Tensor:
     """The sum of the ranks' values, the same on every rank.
 
-    Args:
-        in_order: whether to add in a binary tree over the ranks, a power of two of them, which
-            continues the tree of each rank's tiles (`_TileSums`). Otherwise the backend chooses the
-            order, which depends on the place in the tensor.
+    In order, it adds in a binary tree over the ranks, a power of two of them, which continues the
+    tree of each rank's tiles (`_TileSums`). Otherwise the backend chooses the order.
     """
     if not in_order:
         dist.all_reduce(values)
@@ -240,9 +231,7 @@ def stopping(step: int) -> Iterator[None]:
 
 
 def flush_tables(job: Job, step: int, device: torch.device) -> None:
-    """Bring all rows up to date, and wait until they are.
-
-    All ranks must call it after the newest step, with or without tables.
+    """Bring all rows up to date, and wait until they are; all ranks must call it.
 
     Raises:
         DivergedError: a step that was queued on a GPU was not finite.
@@ -259,10 +248,8 @@ def flush_tables(job: Job, step: int, device: torch.device) -> None:
 def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
     """Seed a network's random numbers, as for dropout, from these arguments alone.
 
-    So a run that continues from a checkpoint draws the same numbers. Takes about 30 us.
-
-    Args:
-        place: of the samples in the global batch: the number of their tile or rank.
+    So a run that continues from a checkpoint draws the same numbers. Takes about 30 us. `place` is
+    the number of the samples' tile or rank.
     """
     drawn = np.random.SeedSequence([seed, step, place]).generate_state(1, np.uint64)
     torch.default_generator.manual_seed(int(drawn[0]))

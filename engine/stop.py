@@ -23,11 +23,7 @@ _GPU_INTERVAL = 16
 
 
 class StopSignals:
-    """The first SIGTERM or SIGINT that asked this process to stop.
-
-    Attributes:
-        received: its number; 0 if there was none.
-    """
+    """The first SIGTERM or SIGINT that asked to stop; `received` is its number, or 0."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -57,13 +53,9 @@ class StopSignals:
 
 
 class Agreement:
-    """Agreement of all ranks, at fixed intervals, on whether to stop and whether to save.
+    """Agreement of all ranks, at the same points, on whether to stop and whether to save.
 
-    Any rank may ask to stop; rank 0's clock decides on saves.
-
-    Args:
-        processes: all must ask at the same points.
-        minutes: between two checkpoints; 0: no saves by the clock.
+    Any rank may ask to stop; rank 0's clock decides on saves, every so many `minutes` (0: none).
     """
 
     def __init__(self, processes: Processes, signals: StopSignals, minutes: float) -> None:

@@ -193,11 +193,7 @@ class Trainer:
         self._save()
 
     def _agree(self, number: int) -> bool:
-        """Whether a checkpoint is due after a step or a batch of an evaluation.
-
-        Raises:
-            _StopRequestedError: on all ranks, if any was asked to stop.
-        """
+        """Whether a checkpoint is due; raises on all ranks if any was asked to stop."""
         asked, due = self._agreement.after(number)
         if asked:
             raise _StopRequestedError(asked)
@@ -345,11 +341,7 @@ def check_logged_loss(loss: float, progress: Progress, settings: DivergenceSecti
 
 
 def check_loss(loss: Tensor | float, progress: Progress, settings: DivergenceSection) -> None:
-    """Compare a loss with earlier logged ones; all ranks have the same ones.
-
-    Raises:
-        DivergedError: it is too high.
-    """
+    """Compare a loss with earlier logged ones, with a `DivergedError`; all ranks have the same."""
     before = progress.logged_losses[-settings.window :]
     # A loss is read from a GPU only if it is compared. The step checks that it is finite.
     if not settings.loss_factor or len(before) < settings.window or not math.isfinite(loss):

@@ -62,7 +62,8 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
     sentences of `advice`.
     """
     config, progress, dataset = run.config, run.progress, run.dataset
-    selected = _selected(progress)
+    # No epoch may have been finished.
+    selected = progress.selected or progress.last
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     rows = {name: part.rows for name, part in parts.items() if part is not None}
     ids = sum(dataset.vocabulary_sizes.values())
@@ -105,17 +106,6 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "peak_memory_bytes": int(peak),
         "version": stampede.__version__,
         "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
-def _selected(progress: Progress) -> dict[str, dict[str, Any]]:
-    """Evaluations of the best epoch; the newest ones if no epoch was finished."""
-    if progress.selected or not progress.best_epoch:
-        return progress.selected or progress.last
-    # Checkpoints of earlier versions have only these scores of the best epoch.
-    known = {"validation": progress.best_score, "test": progress.best_auc}
-    return {
-        part: {**dict.fromkeys(found), "auc": known[part]} for part, found in progress.last.items()
     }
 
 
@@ -180,8 +170,7 @@ def _metric_table(summary: dict[str, Any]) -> str:
     else:
         part = summary["selected_on"]
         title = f"epoch {best}: best AUC on the {part} part"
-        # Checkpoints of earlier versions lack the validation part's metrics.
-        if part in blocks[0] and blocks[0][part]["auc"] is None:
+        if blocks[0][part]["auc"] is None:
             title = f"epoch {best}: the last one, as the AUC of the {part} part is undefined"
         elif part == "test":
             title += " itself, so optimistic"

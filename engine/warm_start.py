@@ -41,7 +41,7 @@ from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, kept_inputs, meanings_of_rows
 from stampede.engine.job import Job
-from stampede.engine.processes import PATIENCE, Processes, together
+from stampede.engine.processes import Processes, together
 from stampede.engine.reading import data_folder
 from stampede.models import StoredColumns, table_name
 from stampede.optim import TableInit, drawn_by_id
@@ -68,7 +68,6 @@ class Source:
     """A verified checkpoint with its vocabularies.
 
     Attributes:
-        checkpoint: its folder.
         inputs: prepared folder without rows that holds them; None for synthetic clicks, whose
             ids are row numbers.
         held: on rank 0, keeps the checkpoint's run from deleting it, see `being_read`.
@@ -85,11 +84,6 @@ class Source:
 
 def open_source(init_from: str, run: Path) -> Source:
     """Open and verify what `checkpoint.init_from` names, without executing any of its code.
-
-    Args:
-        init_from: a checkpoint, or a run folder, which stands for its best epoch's checkpoint, or
-            its newest before the first evaluation.
-        run: folder of the new run.
 
     Raises:
         RunFolderError, DataError: it is missing or damaged, or its vocabularies are missing.
@@ -127,14 +121,7 @@ def load_matching(
 
     Rank 0 matches the ids of one field at a time. A rank with a part of that table reads the whole
     tensor, so its peak memory is its own tables, twice that tensor, and the matched rows as int64.
-    All ranks must call it.
-
-    Args:
-        config: of the run, whose data are prepared.
-        sizes: rows of each field's table, by field.
-
-    Returns:
-        What was loaded and what was not; the same on all ranks.
+    All ranks must call it; the report is the same on all.
 
     Raises:
         RunFolderError, DataError: the checkpoint or a vocabulary is damaged.
@@ -143,7 +130,7 @@ def load_matching(
     state = job.state(processes.rank)
     del state["random"]
     load = _Load(source, config, sizes, job, flat_keys(state))
-    manifest, group = load.manifest, processes.group(PATIENCE)
+    manifest, group = load.manifest, processes.group
     fields = []
     for name in job.front.fields:
         rows, saved, why = processes.on_main(lambda name=name: load.match(name))
@@ -197,11 +184,7 @@ def draw_rows_of_new_ids(
 ) -> None:
     """Draw the rows of new ids by id, so that neither the time nor the row number matters.
 
-    All ranks must call it.
-
-    Args:
-        config: of the run, whose data are prepared.
-        rows: rows of new ids, by field.
+    All ranks must call it. `rows` has the rows of new ids, by field.
     """
     state = job.model.state_dict()
 
@@ -263,9 +246,6 @@ class _Load:
         Returns:
             The row of the checkpoint's table for each row, `[rows now]` int64, -1 if there is none,
             or None if no row fits; the rows of the checkpoint's table; and why no row fits.
-
-        Raises:
-            DataError: a vocabulary is damaged.
         """
         table = self.manifest.tables.get(table_name(field))
         if table is None:
@@ -374,10 +354,8 @@ class FieldReport:
     """What was loaded into a field's table.
 
     Attributes:
-        field: its name.
         rows: of the table; 0 if the run has no such field.
-        loaded: rows with values of the checkpoint.
-        new: rows with initial values.
+        loaded, new: rows with values of the checkpoint, and with initial values.
         dropped: rows of the checkpoint's table that are not used.
         why: the reason if none was loaded; else empty.
     """
@@ -400,8 +378,6 @@ class LoadReport:
     """What was loaded from a checkpoint.
 
     Attributes:
-        checkpoint: its folder.
-        step: of the checkpoint.
         fields: tables of the run, then those that only the checkpoint has.
         loaded: names of the other tensors that were loaded.
         new: the other tensors of the run that start from scratch, with the reason.

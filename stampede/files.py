@@ -116,18 +116,11 @@ def make_folder(
     error: type[Exception],
     remedy: str = "choose another folder",
 ) -> bool:
-    """Make a folder unless it exists.
+    """Make a folder unless it exists; returns whether it was made.
 
-    It is filled under a hidden name beside it and renamed once complete. Leftovers of a killed
-    process are removed; a second process waits for the first.
-
-    Args:
-        fill: called with an empty folder.
-        error: raised with a sentence if the folder cannot be written.
-        remedy: what the sentence suggests.
-
-    Returns:
-        Whether it was made.
+    `fill` gets an empty folder under a hidden name beside it, which is renamed once complete.
+    Leftovers of a killed process are removed; a second process waits for the first. If the folder
+    cannot be written, `error` is raised with a sentence that suggests the `remedy`.
     """
     unfinished = hidden(folder, "unfinished")
     absent: list[Path] = []
@@ -185,11 +178,7 @@ def _locked(unfinished: Path, folder: Path) -> Iterator[None]:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder; hide it first, so that a killed process does not leave half of it.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
+    """Delete a folder; hide it first, so that a killed process does not leave half of it."""
     deleted = hidden(folder, "deleted")
     remove(deleted)
     os.replace(folder, deleted)
@@ -200,9 +189,6 @@ def publish_folder(unfinished: Path, folder: Path) -> None:
     """Rename a complete folder, replacing an existing one.
 
     If killed, the old or the new folder is there, or `recover_folders` restores the old one.
-
-    Raises:
-        OSError: it cannot be renamed.
     """
     replaced = hidden(folder, "replaced")
     # A power failure must not leave the name without the files.
@@ -218,8 +204,7 @@ def publish_folder(unfinished: Path, folder: Path) -> None:
 def recover_folders(parent: Path, name: re.Pattern[str]) -> None:
     """Restore folders that a killed process left hidden, and remove half-written ones.
 
-    Args:
-        name: pattern of the folders; others are left alone.
+    Folders whose names do not match are left alone.
     """
     for path in parent.glob(".*.*"):
         folder, kind = parent / path.stem[1:], path.suffix
@@ -279,11 +264,7 @@ def file_size(path: Path) -> int:
 
 
 def difference(path: Path, entry: FileEntry, content: bool = True) -> str:
-    """What is wrong with a file; empty if it matches its entry.
-
-    Args:
-        content: whether to compare the checksum, not only the length.
-    """
+    """What is wrong with a file, perhaps in length only; empty if it matches its entry."""
     try:
         length = file_size(path)
         if length != entry.bytes:
@@ -296,11 +277,7 @@ def difference(path: Path, entry: FileEntry, content: bool = True) -> str:
 
 
 def check_files(folder: Path, entries: Sequence[FileEntry], content: bool = True) -> None:
-    """Compare files of a folder with its manifest, several at a time.
-
-    Raises:
-        ValueError: a file differs; names the first.
-    """
+    """Compare files of a folder with its manifest; a ValueError names the first that differs."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         found = threads.map(lambda one: difference(folder / one.name, one, content), entries)
         for entry, what in zip(entries, found, strict=True):

@@ -33,12 +33,7 @@ _switched_off = False
 
 
 class Library:
-    """The operators that C++ files register with torch.
-
-    Args:
-        sources: the files. The first one's name, without the ending, is the library's.
-        headers: our own headers that they include.
-    """
+    """The operators that C++ files register with torch; the first file's name is the library's."""
 
     def __init__(self, *sources: Path, headers: Sequence[Path] = ()) -> None:
         self._sources, self._headers = sources, headers
@@ -56,11 +51,7 @@ class Library:
         return not _switched_off and self._is_loaded
 
     def handles(self, tensor: Tensor, *dtypes: torch.dtype) -> bool:
-        """Whether the kernels can be used for a tensor.
-
-        Args:
-            dtypes: those the kernels support; float32 by default.
-        """
+        """Whether the kernels can be used for a tensor of one of these types, or float32."""
         return (
             tensor.dtype in (dtypes or (torch.float32,))
             and tensor.device.type == "cpu"

@@ -157,10 +157,7 @@ def yaml_value(value: Any) -> str:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML.
-
-    Args:
-        where: the file or override, for error messages.
+    """Parse YAML; `where` names the file or override in error messages.
 
     Raises:
         SettingsError: it is not YAML, or a key appears twice.
@@ -175,10 +172,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path, hint: str) -> dict[str, Any]:
-    """Read the sections of a YAML file.
-
-    Args:
-        hint: what to do if there is no such file.
+    """Read the sections of a YAML file; `hint` says what to do if there is none.
 
     Raises:
         SettingsError: it cannot be read, or is not a mapping.
@@ -200,12 +194,7 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
 
 
 def from_key_values(given: Sequence[str], model: type[Model], option: str) -> Model:
-    """Check settings from a command line.
-
-    Args:
-        given: `key=value` each, the value in YAML.
-        model: the settings that exist.
-        option: the command line option, such as `--set`.
+    """Check settings `key=value`, the value in YAML, from the command line option, such as `--set`.
 
     Raises:
         SettingsError: what is wrong, and what to write instead.
@@ -232,14 +221,7 @@ DAMAGE = (
 def reading(
     path: Path, error: type[Exception], remedy: str, what: str = "damaged"
 ) -> Iterator[None]:
-    """Turn errors from reading a damaged file into one sentence.
-
-    Args:
-        path: the file, or the folder that it describes.
-        error: raised with the sentence.
-        remedy: what to do.
-        what: what is wrong.
-    """
+    """Turn errors from reading a damaged file, or the folder it describes, into one sentence."""
     try:
         yield
     except DAMAGE as failure:
@@ -289,30 +271,27 @@ def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
 
 
 class _Place(NamedTuple):
-    """Where an error is, in the user's terms.
+    """Where an error is: the path in the user's terms, and the section with the last key.
 
-    Attributes:
-        keys: the path.
-        model: the section that has, or lacks, the last key; None below the sections.
-        chosen: such as `kind: criteo_kaggle`, if a section on the path has several kinds.
-        kinds: of this section, by the value that chooses them; empty if there is only one.
+    If a section on the path has several kinds, `chosen` is such as `kind: criteo_kaggle`; `kinds`
+    are those of the last section, by the value that chooses them.
     """
 
     keys: list[str]
-    model: type[BaseModel] | None
+    model: type[BaseModel]
     chosen: str
     kinds: dict[str, type[BaseModel]]
 
 
 def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
-    model: type[BaseModel] | None = root
+    model = root
     keys: list[str] = []
     chosen, kinds = "", {}
     parts = list(location)
     while parts:
         part = parts.pop(0)
         keys.append(str(part))
-        variants = dict(_submodels(model)).get(part, []) if model is not None else []
+        variants = dict(_submodels(model)).get(part, [])
         if not variants or not parts:
             # A key of this section; the rest of the path is within its value.
             keys += map(str, parts)

@@ -39,11 +39,6 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def test_torch_is_not_imported():
-    program = "import sys, stampede.files; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
     path = tmp_path / "a"
     write_file(path, "first\n")

@@ -154,14 +154,3 @@ EMPTY = {"torch": None, "fbgemm-gpu": None, "fbgemm-gpu-cpu": None, "shim": Fals
 )
 def test_the_two_fbgemm_packages_never_meet(found, variant, torch, unfit):
     assert install.unfit_packages(found, variant, torch) == unfit
-
-
-def test_requirement_files_pin_one_fbgemm_each():
-    lines = {
-        variant: (ROOT / "install" / f"requirements-{variant}.txt").read_text().splitlines()
-        for variant in ("cpu", "cuda")
-    }
-    common = {"torch==2.13.0", "torchrec==1.8.0"}
-    pins = {variant: {line for line in text if "==" in line} for variant, text in lines.items()}
-    assert pins["cpu"] == common | {"fbgemm-gpu-cpu==1.8.0"}
-    assert pins["cuda"] == common | {"fbgemm-gpu==1.8.0"}

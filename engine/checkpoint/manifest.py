@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
@@ -23,8 +23,7 @@ from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
 from stampede.models import StoredColumns, table_name
 from stampede.settings import Section, reading
 
-# Incremented when the layout or its meaning changes. Format 1 lacks the fingerprint of the
-# vocabulary.
+# Incremented when the layout or its meaning changes.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
@@ -48,12 +47,8 @@ class DamagedCheckpointError(RunFolderError):
     """A checkpoint whose files have changed since they were written."""
 
 
-def _by_part(values: Any) -> Any:
-    """Convert checkpoints of earlier versions, which kept only the test part's evaluation."""
-    return {"test": values} if isinstance(values, dict) and "auc" in values else values
-
-
-Evaluations = Annotated[dict[str, dict[str, Any]], BeforeValidator(_by_part)]
+# Metrics by part.
+Evaluations = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -63,23 +58,17 @@ class Progress:
     Attributes:
         epoch: epochs finished.
         reader: state of the `Reader`'s training batches; empty before the first checkpoint.
-        step: steps taken.
-        samples: samples trained on.
-        train_seconds: time spent in training, without evaluation and checkpoints.
+        train_seconds: without evaluation and checkpoints.
         touched_rows, clipped_rows, skipped_rows: over all batches so far: rows with a gradient,
             rows that were clipped, rows skipped because their gradient was not finite.
         skipped_batches: batches skipped because their loss was not finite.
-        skipped_in_a_row: how many of the last batches were skipped.
         best_epoch: epoch with the best AUC on the selecting part, from 1; 0 for none.
         best_score: that AUC; None if it is undefined.
         best_auc: AUC on the test part in that epoch.
         waited: evaluations since then without a better AUC.
-        plateau, table_plateau: state of the plateau schedule of dense layers and tables, see
-            `stampede.engine.evaluate.Plateau`.
-        logged_losses: the newest, for the check of divergence; see `stampede.engine.trainer`.
-        selected: evaluations of the best epoch, by part; empty in checkpoints of earlier versions.
-        last: newest evaluations, by part.
-        evaluated_step: the step of those evaluations.
+        plateau, table_plateau: see `stampede.engine.evaluate.Plateau`.
+        selected, last: evaluations of the best epoch and the newest ones, by part.
+        evaluated_step: the step of the newest ones.
         metrics_lines: lines of `metrics.jsonl` so far.
         tables_epoch: epoch before which tables were last reset, from 0, see
             `optim.embedding.begin_again`.
@@ -132,14 +121,7 @@ class Progress:
 
 
 class ChunkEntry(Section):
-    """A part of a tensor that one process wrote.
-
-    Attributes:
-        offsets: of its first element in the tensor.
-        sizes: of the part.
-        file: the file that holds it.
-        start, bytes: its place in the file, in the format of `torch.save`.
-    """
+    """A part of a tensor that one process wrote, and its place in a file of `torch.save`."""
 
     offsets: list[Count]
     sizes: list[Count]
@@ -165,36 +147,17 @@ class TableEntry(Section):
 
 
 class DataEntry(Section):
-    """What must be the same for a run to continue another.
-
-    Attributes:
-        vocabulary_sizes: rows of each field's table, by field.
-        vocabulary_sha256: see `stampede.data.Dataset`; None in checkpoints of format 1.
-        numbers: number of numeric inputs.
-        train_rows, test_rows: rows of the parts.
-    """
+    """What must be the same for a run to continue another; see `stampede.data.Dataset`."""
 
     vocabulary_sizes: dict[str, Count]
-    vocabulary_sha256: str | None
+    vocabulary_sha256: str
     numbers: Count
     train_rows: Count
     test_rows: Count
 
 
 class Manifest(Section):
-    """A whole checkpoint.
-
-    Attributes:
-        format: `FORMAT`.
-        versions: of stampede, torch and torchrec.
-        progress: of the run.
-        config: the resolved configuration.
-        tables: by name.
-        data: what it was trained on.
-        world_size: number of processes.
-        files: all files with tensors.
-        tensors: by name; they are in these files.
-    """
+    """A whole checkpoint; `config` is the resolved configuration."""
 
     format: Literal[2] = FORMAT
     versions: dict[str, str]
@@ -262,11 +225,8 @@ def as_text(manifest: Manifest) -> str:
 def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
     """A checkpoint's manifest.
 
-    Args:
-        remedy: what to do if it is damaged.
-
     Raises:
-        DamagedCheckpointError: it was changed or truncated.
+        DamagedCheckpointError: it was changed or truncated; `remedy` says what to do.
         RunFolderError: there is no checkpoint, or its format is unknown.
     """
     file = path / MANIFEST
@@ -280,24 +240,14 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
         values = json.loads(read_file(file, MOST_MANIFEST))
         if values.pop("sha256") != _digest(values):
             raise ValueError(f"{MANIFEST} was changed after it was written")
-        if values["format"] not in (1, FORMAT):
+        if values["format"] != FORMAT:
             raise RunFolderError(
                 f"{path}: the checkpoint has format {values['format']}, but this version of "
-                f"stampede reads only 1 and {FORMAT}; use the version that wrote it, or train from "
+                f"stampede reads only {FORMAT}; use the version that wrote it, or train from "
                 "scratch with another run.name"
             )
         # From text, where a list may stand for a tuple and a section for a dataclass.
-        return Manifest.model_validate_json(json.dumps(_migrated(values)))
-
-
-def _migrated(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as this version would have written it."""
-    # Older versions rolled a diverged run back; this one stops.
-    for gone in ("rollbacks", "dense_fraction"):
-        values["progress"].pop(gone, None)
-    if values["format"] == FORMAT:
-        return values
-    return {**values, "format": FORMAT, "data": {**values["data"], "vocabulary_sha256": None}}
+        return Manifest.model_validate_json(json.dumps(values))
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +20,7 @@ from stampede.engine.checkpoint.manifest import (
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import RunFolder
-from stampede.files import check_files, delete_folder, hidden, recover_folders
+from stampede.files import check_files, delete_folder, hidden, recover_folders, remove
 
 # Which checkpoint of a run folder to use, besides an epoch's number.
 BEST, NEWEST = "best", "newest"
@@ -39,9 +38,9 @@ def checkpoint_of(folder: Path, epoch: int) -> Path | None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The checkpoint with the most steps in a run's `checkpoints` folder.
+    """The checkpoint with the most steps in a run's `checkpoints` folder, by manifests only.
 
-    Only manifests are read. An unreadable one counts as the newest, because it could be.
+    An unreadable one counts as the newest, because it could be.
     """
     return next((path for path, _ in _newest_first(folder)), None)
 
@@ -141,11 +140,7 @@ def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
 
 
 def delete_all(folder: Path) -> bool:
-    """Delete all checkpoints that nobody is reading, then the folder if none is left.
-
-    Returns:
-        Whether the folder is gone.
-    """
+    """Delete all checkpoints that nobody is reading; returns whether the folder is gone."""
     for path, _ in readable(folder):
         _delete_unless_read(path)
     if _newest_first(folder):
@@ -165,11 +160,8 @@ def _delete_unless_read(path: Path) -> None:
 def being_read(choose: Callable[[], Path]) -> tuple[Path, BinaryIO | None]:
     """Keep a checkpoint from being deleted by its run until the returned file is closed.
 
-    Args:
-        choose: picks it; called again if that one has just been deleted.
-
-    Returns:
-        The checkpoint and the file; None for the file if it cannot be opened.
+    `choose` picks it, again if that one has just been deleted. The file is None if it cannot be
+    opened.
     """
     before = None
     while True:
@@ -201,9 +193,6 @@ def _lock(handle: BinaryIO, how: int) -> bool:
 def verify(path: Path, remedy: str = REMEDY) -> None:
     """Check lengths and checksums of all files of a checkpoint.
 
-    Args:
-        remedy: what to do about a damaged file.
-
     Raises:
         DamagedCheckpointError: names the first damaged file.
         RunFolderError: there is no checkpoint, or its format is unknown.
@@ -215,15 +204,9 @@ def verify(path: Path, remedy: str = REMEDY) -> None:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest whole checkpoint; damaged ones are renamed, with a message.
+    """The newest whole checkpoint, or None; damaged ones are renamed, with a message.
 
     The run must own the folder; unfinished checkpoints of a killed run are removed.
-
-    Args:
-        folder: a run's `checkpoints`; it need not exist.
-
-    Returns:
-        None if there are no checkpoints.
 
     Raises:
         RunFolderError: all are damaged, or one is of another format.
@@ -238,7 +221,10 @@ def newest_whole(folder: Path) -> Path | None:
                 damaged.append((path, failure))
                 continue
             for other, failure in damaged:
-                print(f"{failure}\n  set aside as {set_aside(other)}; {path} is used")
+                aside = hidden(other, "damaged")
+                remove(aside)
+                os.replace(other, aside)
+                print(f"{failure}\n  set aside as {aside}; {path} is used")
             return path
     except OSError as failure:
         raise RunFolderError(
@@ -252,14 +238,6 @@ def newest_whole(folder: Path) -> Path | None:
             "train from scratch, or choose another run.name"
         )
     return None
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint to a free name that does not count; returns the new path."""
-    names = chain(["damaged"], (f"damaged_{number}" for number in count(2)))
-    aside = next(free for name in names if not os.path.lexists(free := hidden(path, name)))
-    os.replace(path, aside)
-    return aside
 
 
 def _newest_first(folder: Path) -> list[tuple[Path, Progress | None]]:

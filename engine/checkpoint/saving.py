@@ -28,7 +28,7 @@ from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.job import Job
-from stampede.engine.processes import PATIENCE, Processes, together
+from stampede.engine.processes import Processes, together
 from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
 
 _NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: "
@@ -43,10 +43,6 @@ class Checkpoints:
 
     All ranks must make one and call its methods at the same points; the thread has its own process
     group. On exit the context waits for the last write.
-
-    Args:
-        folder: a run's `checkpoints`.
-        job, config, dataset, processes: of the run.
     """
 
     def __init__(
@@ -56,7 +52,7 @@ class Checkpoints:
         self._job = job
         self._settings = config.checkpoint
         self._processes = processes
-        self._group = processes.group(PATIENCE, "checkpoints")
+        self._group = processes.checkpoint_group
         self._target = folder
         self._thread: Thread | None = None
         self._failure: str | None = None
@@ -94,8 +90,6 @@ class Checkpoints:
 
         If the previous one failed, rank 0 says so and this one is written synchronously, since the
         cause may be gone.
-
-        Its name is `epoch_0001` at an epoch's end, after the evaluation, else `step_00000123`.
 
         Raises:
             TrainingStoppedError: it failed, and so did the previous one, or
@@ -139,11 +133,7 @@ class Checkpoints:
         together(check, self._group)
 
     def wait(self) -> None:
-        """Wait for the last write.
-
-        Raises:
-            TrainingStoppedError: it failed.
-        """
+        """Wait for the last write; raises a `TrainingStoppedError` if it failed."""
         failure = self._finish()
         if failure is not None:
             raise TrainingStoppedError(

@@ -46,8 +46,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def on_cpu(values: Any, *, copy: bool) -> Any:
     """Nested and sharded tensors on the CPU, in a layout that torch saves without a copy.
 
-    Args:
-        copy: whether to copy tensors that are already on the CPU; else they share memory.
+    Without `copy`, tensors that are already on the CPU share memory.
     """
     if isinstance(values, dict):
         return {key: on_cpu(value, copy=copy) for key, value in values.items()}
@@ -76,16 +75,10 @@ def _with_own_storage(tensor: Tensor) -> Tensor:
 def write_tensors(
     state: dict[str, Any], folder: Path, group: dist.ProcessGroup
 ) -> tuple[dict[str, TensorEntry], list[str]]:
-    """Write tensors; all ranks of the group must call it, and fail together.
+    """Write nested tensors; all ranks of the group must call it, and fail together.
 
-    Args:
-        state: nested; sharded tensors, and replicated ones, which are equal on all ranks.
-
-    Returns:
-        The place of each tensor, and the files that this rank wrote.
-
-    Raises:
-        CheckpointException: a rank could not write.
+    Returns the place of each tensor, and the files that this rank wrote. Tensors are sharded, or
+    equal on all ranks. Raises torch's CheckpointException.
     """
     writer = _Writer(folder)
     metadata = dcp.save(state, storage_writer=writer, process_group=group)
@@ -95,13 +88,11 @@ def write_tensors(
 def read_tensors(
     path: Path, state: dict[str, Any], *, alone: bool = False, manifest: Manifest | None = None
 ) -> None:
-    """Fill tensors from a checkpoint of any plan and number of ranks.
+    """Fill tensors in place from a checkpoint of any plan and number of ranks.
 
     Args:
-        path: the checkpoint.
-        state: all or some of the written tensors, by name; filled in place.
+        state: all or some of the written tensors, by name.
         alone: whether only this process reads; else all ranks must call it.
-        manifest: of the checkpoint, if the caller has read it.
 
     Raises:
         DamagedCheckpointError: the checkpoint is damaged, or a tensor is missing.
@@ -131,12 +122,7 @@ def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tenso
     """Refuse a model other than the trained one, before anything is read into it.
 
     Args:
-        path: the checkpoint, for the message.
-        manifest: its manifest.
-        model: the model's `state_dict`; tensors may be sharded and on any device.
-
-    Raises:
-        RunFolderError: a tensor is missing on one side, or the sizes differ.
+        model: its `state_dict`; tensors may be sharded and on any device.
     """
     now = {name: list(tensor.size()) for name, tensor in model.items()}
     saved = {
@@ -155,15 +141,7 @@ def check_same_network(path: Path, manifest: Manifest, model: Mapping[str, Tenso
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are not finite.
-
-    Args:
-        path: the checkpoint, for the message.
-        tensors: read from it, by name.
-
-    Raises:
-        RunFolderError: names the first that holds a NaN or an infinity.
-    """
+    """Refuse weights of a checkpoint that are not finite, with a `RunFolderError`."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
@@ -176,11 +154,7 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Writes tensors into the files of a folder, without torch's pickled metadata.
-
-    Attributes:
-        files: names of the files this process wrote.
-    """
+    """Writes tensors into `files` of a folder, without torch's pickled metadata."""
 
     def __init__(self, folder: Path) -> None:
         # The tensors are already on the CPU.
@@ -188,7 +162,7 @@ class _Writer(dcp.FileSystemWriter):
         self.files: list[str] = []
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process's part; see torch's class."""
+        """Write this process's part and note its files."""
         written = super().write_data(plan, planner)
         self.files = sorted({item.storage_data.relative_path for item in written.value()})
         return written

@@ -374,11 +374,7 @@ def to_yaml(config: Config) -> str:
 
 
 def check_divides(config: Config, world_size: int, where: str = "") -> None:
-    """Check that the ranks can divide the global batches.
-
-    Raises:
-        SettingsError: a batch size is not a multiple of their number.
-    """
+    """Check that the ranks can divide the global batches, with a `SettingsError`."""
     for key, size in (
         ("train.batch_size", config.train.batch_size),
         ("evaluate.batch_size", config.evaluate.batch_size),

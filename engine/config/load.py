@@ -13,7 +13,6 @@ from stampede.engine.config import Config, check_divides, config_type
 from stampede.engine.config.model import DEFAULT_NETWORK, execute_network_file
 from stampede.engine.config.presets import below_old_runs, with_preset
 from stampede.settings import (
-    Section,
     SettingsError,
     cut,
     parse_yaml,
@@ -24,12 +23,7 @@ from stampede.settings import (
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) -> Config:
-    """Read, override and check.
-
-    Args:
-        path: YAML file.
-        overrides: `section.key=value`, the value in YAML.
-        world_size: number of ranks, which must divide global batches.
+    """Read, override (`section.key=value`) and check; `world_size` divides the global batches.
 
     Raises:
         SettingsError: what is wrong, key by key, and what to write instead.
@@ -40,17 +34,10 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     try:
         return check_config(values, path, world_size)
     except SettingsError as mistake:
-        said = str(mistake)
-        # `model.hidden.0: ...`, `data.path, data.schema_file: ...`
-        heads = re.findall(r"^  ([\w., ]+): ", said, re.M)
-        keys = [f"{key}." for head in heads for key in head.split(", ")]
-        wrong = [
-            text
-            for text in overrides
-            if any(key.startswith(text.partition("=")[0] + ".") for key in keys)
-        ]
+        # Name the overrides whose keys are in the sentences.
+        wrong = [text for text in overrides if text.partition("=")[0] in str(mistake)]
         given = f"{path} with {cut(' '.join(wrong))}:" if wrong else f"{path}:"
-        raise SettingsError(said.replace(f"{path}:", given, 1)) from None
+        raise SettingsError(str(mistake).replace(f"{path}:", given, 1)) from None
 
 
 def load_config_of_run(path: Path) -> Config:
@@ -60,7 +47,7 @@ def load_config_of_run(path: Path) -> Config:
         SettingsError: this version cannot use it.
     """
     values = read_yaml(path, "a run keeps it in its folder")
-    return check_config(below_old_runs(without_gone_keys(values)), path)
+    return check_config(below_old_runs(values), path)
 
 
 def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Config:
@@ -69,7 +56,6 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
     Args:
         values: by section and key; this changes them.
         path: their file; it names the run, and messages begin with it.
-        world_size: number of ranks, which must divide global batches.
 
     Raises:
         SettingsError: what is wrong, key by key, and what to write instead.
@@ -77,16 +63,8 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
     # An empty section (`train:` alone) has all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
     execute_network_file(values.get("model"), path)
-    values = with_preset(values)
-    for *sections, key, default in (
-        ("run", "name", _name_of(path)),
-        ("model", "name", DEFAULT_NETWORK),
-        ("data", "kind", "synthetic"),
-        ("optim", "embedding", "optimizer", "adam"),
-    ):
-        _set_default(values, sections, key, default)
     try:
-        config = config_type().model_validate(values)
+        config = _validated(with_preset(values), _name_of(path))
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, config_type()))) from None
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run.name):
@@ -97,13 +75,22 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
     return config
 
 
-def _set_default(values: dict[str, Any], sections: list[str], key: str, default: Any) -> None:
-    """Set a key that is not given; values that are not sections are left for the check."""
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            return
-    values.setdefault(key, default)
+def _validated(values: dict[str, Any], name: str) -> Config:
+    """The configuration; this changes `values`, and names the run if it has no name."""
+    for key, default in (
+        ("run.name", name),
+        ("model.name", DEFAULT_NETWORK),
+        ("data.kind", "synthetic"),
+        ("optim.embedding.optimizer", "adam"),
+    ):
+        *sections, last = key.split(".")
+        place: Any = values
+        for section in sections:
+            # A value that is not a section is left for the check.
+            place = place.setdefault(section, {}) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.setdefault(last, default)
+    return config_type().model_validate(values)
 
 
 def _name_of(path: Path) -> str:
@@ -130,47 +117,13 @@ def set_key(values: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     values[parts[-1]] = value
 
 
-# Keys of older versions, which are still in their runs and checkpoints.
-_GONE = (
-    "checkpoint.force",
-    "evaluate.memory_gb",
-    "train.on_divergence.rollbacks",
-    "train.on_divergence.dense_lr_factor",
-)
+def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved configuration, completed by the values of keys that were added since.
 
-
-def without_gone_keys(saved: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A saved configuration without the keys that were removed since."""
-    return {
-        key: without_gone_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else value
-        for key, value in saved.items()
-        if prefix + key not in _GONE
-    }
-
-
-def with_defaults(saved: dict[str, Any], section: Section) -> dict[str, Any]:
-    """A saved configuration with the defaults of keys that were added since.
-
-    With these defaults, a run behaves as before the keys existed.
-
-    Args:
-        saved: JSON of this section, perhaps of an older version.
-        section: the current one. A section of another kind in `saved` is not completed: the keys
-            that it lacks belong to the current kind.
+    With these values, a run behaves as before the keys existed. A configuration that this version
+    refuses is returned as it is.
     """
-    fields = type(section).model_fields
-    absent = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in fields.items()
-        if name not in saved and not field.is_required()
-    }
-    added = section.model_copy(update=absent).model_dump(mode="json", include=set(absent))
-    filled = {**added, **saved}
-    for name, field in fields.items():
-        part, before = getattr(section, name), saved.get(name)
-        if not isinstance(part, Section) or not isinstance(before, dict):
-            continue
-        kind = field.discriminator
-        if kind is None or before.get(kind) == getattr(part, kind):
-            filled[name] = with_defaults(before, part)
-    return filled
+    try:
+        return _validated(below_old_runs(saved), "run").model_dump(mode="json")
+    except ValidationError:
+        return saved

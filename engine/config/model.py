@@ -17,8 +17,6 @@ from stampede.settings import Section, SettingsError
 
 DEFAULT_NETWORK = "deepfm"
 
-InitialBias = Literal["log_odds", "zero"]
-
 
 class _ModelSection(Section):
     name: str = Field(DEFAULT_NETWORK, description="network")
@@ -50,7 +48,7 @@ class _ModelSection(Section):
         description="layer: layer norm before the ReLU of each hidden layer of the MLP; with it or "
         "with dropout, plain torch computes these layers, which is slower on a CPU",
     )
-    initial_bias: InitialBias = Field(
+    initial_bias: Literal["log_odds", "zero"] = Field(
         "log_odds",
         description="initial bias of a new run. log_odds: the log odds of a click in the "
         "training part, with the first-order weights of numbers at 0; zero: 0, with these "
@@ -112,11 +110,7 @@ _SOURCES: dict[str, bytes] = {}
 def execute_network_file(model: Any, config_path: Path) -> None:
     """Execute the file in `model.import`, if any.
 
-    Replaces the key by the absolute path, so that the written configuration finds the file again.
-
-    Args:
-        model: the section, unchecked.
-        config_path: file of the configuration.
+    The key becomes the absolute path, so that the written configuration finds the file again.
 
     Raises:
         SettingsError: there is no such file, it fails, or it lacks the network `model.name`.
@@ -144,11 +138,7 @@ def execute_network_file(model: Any, config_path: Path) -> None:
 
 
 def executed_source(path: str) -> bytes:
-    """The content of a network file when it was executed; it may have changed since.
-
-    Args:
-        path: `model.import` of a loaded configuration.
-    """
+    """The content of the file in `model.import` when it was executed; it may have changed since."""
     return _SOURCES[path]
 
 

@@ -128,11 +128,7 @@ class ClipSection(Section):
         return self
 
     def as_clip(self, columns: int | None) -> CowClip:
-        """The clip for the optimizers.
-
-        Args:
-            columns: of a stored row that are clipped.
-        """
+        """The clip for the optimizers; `columns` of a stored row are clipped."""
         return CowClip(**self.model_dump(), columns=columns)
 
 

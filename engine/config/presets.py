@@ -32,9 +32,6 @@ _PAPER_ON_AVAZU: dict[str, Any] = {
     "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
 }
 
-# Sections whose other keys depend on `name`, `optimizer` or `kind`.
-_OF_SEVERAL_KINDS = ("model", "embedding", "data")
-
 _RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
 _WITHOUT_L2 = ("fbgemm_adam", "fbgemm_rowwise_adagrad")
 _WITH_BETAS = (None, "adam", "rowwise_adam")
@@ -42,10 +39,7 @@ _WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagr
 
 
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a configuration file, completed by its `preset`.
-
-    The check that follows refuses an unknown preset, and values that are not sections.
-    """
+    """The values of a configuration file, completed by its `preset`; the check comes later."""
     if values.get("preset", "auto") != "paper":
         return values
     return merged(_paper(values), values)
@@ -71,24 +65,8 @@ def _paper(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a saved run, completed by the paper's values for newer keys.
-
-    Before there was a recipe, all runs used what is now the preset `paper`.
-    """
-    return _completed(_paper(values), values)
-
-
-def _completed(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The values, completed by `below`; a missing section of several kinds is not added."""
-    found = dict(values)
-    for name, value in below.items():
-        if not isinstance(value, dict):
-            found.setdefault(name, value)
-        elif isinstance(values.get(name), dict):
-            found[name] = _completed(value, values[name])
-        elif name not in (*values, *_OF_SEVERAL_KINDS):
-            found[name] = value
-    return found
+    """A saved configuration, completed by the values that all runs used before the recipe."""
+    return merged(_paper(values), values)
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
-from stampede.data import click_share
 from stampede.engine.checkpoint.retention import newest
-from support.jobs import run_small, small_config
 from support.movie_runs import ROWS, train_on_movies
 from support.movies import movies
 from support.warm_starts import begun, movie_folder, tensors_of
@@ -20,20 +17,6 @@ FROZEN = [*LOG_ODDS, "optim.dense.lr=0", "optim.dense.schedule.warmup=0"]
 
 def bias_of(run):
     return tensors_of(newest(run / "checkpoints"))["model.bias"].item()
-
-
-@pytest.mark.slow
-def test_log_odds_of_the_training_part(tmp_path, capsys):
-    run_small(tmp_path, FROZEN)
-    data = small_config(tmp_path).data
-    dataset = data.clicks().dataset(
-        data.rows, data.test_rows, int(data.rows * data.validation_fraction)
-    )
-    label = dataset.train.read(torch.arange(dataset.train.rows)).label.double()
-    share = label.mean().item()
-    assert click_share(dataset.train) == pytest.approx(share, rel=1e-12) and 0.05 < share < 0.5
-    assert bias_of(tmp_path / "small") == pytest.approx(math.log(share / (1 - share)), rel=1e-6)
-    assert f"the log odds of a click in training ({share:.2%})" in capsys.readouterr().out
 
 
 def test_weights_count(tmp_path):

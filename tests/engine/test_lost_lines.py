@@ -1,14 +1,12 @@
 """Lines and checkpoints of a run that are lost."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from stampede.engine.errors import RunFolderError
-from stampede.engine.run_folder import RunFolder
-from support.jobs import lines, run_small, without_times
+from support.jobs import run_small, without_times
 
 ALIKE = ["checkpoint.every_steps=3"]
 LONG = ["train.epochs=2", *ALIKE]
@@ -52,25 +50,3 @@ def test_a_run_that_begins_anew_says_which_lines_it_drops(run, tmp_path, capsys)
     # Nothing is said where nothing is lost.
     run_small(tmp_path, [*RESUME, "run.name=new"])
     assert "starts from scratch" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_lines_that_are_missing_are_told(run, tmp_path, capsys):
-    count = len(lines(run))
-    (run / "metrics.jsonl").unlink()
-    run_small(tmp_path, [*RESUME, "train.epochs=3"])
-    said = capsys.readouterr().out
-    assert f"metrics.jsonl: {count} lines had been written by the step that" in said
-    assert f"and {count} of them are missing" in said
-    kept = lines(run)
-    # What is lost is told once.
-    run_small(tmp_path, [*RESUME, "train.epochs=3"])
-    assert "of them are missing" not in capsys.readouterr().out and lines(run) == kept
-
-
-@pytest.mark.parametrize("line", [b"[]", b"\xff", b'{"kind": "train", "step": "x"}'])
-def test_damaged_lines_do_not_cost_the_results(tmp_path, capsys, line):
-    (tmp_path / "metrics.jsonl").write_bytes(line + b"\n")
-    RunFolder(tmp_path).write_results({"epochs": 2}, "title")
-    assert "metrics.jsonl: damaged" in capsys.readouterr().out
-    assert json.loads((tmp_path / "summary.json").read_text()) == {"epochs": 2}

@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stampede.engine.evaluate as made_by
-from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.evaluate import Plateau
 from stampede.engine.metrics import PARTS
 from stampede.engine.tables import read_field
 from stampede.settings import SettingsError
-from support.checkpoints import sign, values_of
 from support.jobs import lines, run_small, small_config, without_times
 
 
@@ -120,19 +118,9 @@ def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, s
         for metrics in (summary["validation"], summary, *map(summary["last"].get, PARTS))
     ]
     assert re.search(r"^  logloss +" + " +".join(cells) + "$", printed, flags=re.M)
-    # The same from the newest checkpoint, and from one of an earlier version as far as it knows.
+    # The same from the newest checkpoint.
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     assert summary_of(tmp_path)["validation"] == summary["validation"]
-    checkpoint = newest(tmp_path / "small/checkpoints")
-    values = values_of(checkpoint)
-    del values["progress"]["selected"]
-    values["progress"]["last"] = values["progress"]["last"]["test"]
-    sign(checkpoint, values)
-    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
-    found = summary_of(tmp_path)
-    assert found["auc"] == summary["auc"] and "validation" not in found
-    assert found["logloss"] is None and found["last"]["test"] == summary["last"]["test"]
-    assert re.search(r"  logloss +undefined", capsys.readouterr().out)
 
 
 def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):

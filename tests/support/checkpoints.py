@@ -91,13 +91,6 @@ def sign(path, values, *, files=True):
     (path / "manifest.json").write_text(json.dumps({**values, "sha256": digest}))
 
 
-def as_first_format(path):
-    """Make a checkpoint one of format 1, which knew no fingerprint of the vocabularies."""
-    values = values_of(path)
-    del values["data"]["vocabulary_sha256"]
-    sign(path, {**values, "format": 1})
-
-
 def _sha256(content):
     return hashlib.sha256(content).hexdigest()
 

@@ -4,17 +4,14 @@ from copy import deepcopy
 
 import pytest
 import torch
-import yaml
 
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.checkpoint.tensors import check_same_network
-from stampede.engine.config.load import load_config, load_config_of_run, with_defaults
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from stampede.engine.resume import changes, load
 from stampede.engine.tables import read_field
-from stampede.settings import SettingsError
 from support.checkpoints import sign, small_job, values_of
 from support.gathering import gather_field
 from support.jobs import run_small, small_config
@@ -80,33 +77,6 @@ def test_the_lines_have_the_default(changed):
     assert lines == ["  train.precision: 'fp32' in the checkpoint, 'bf16' now"]
     told = changed(["train.timing_every"], "train.timing_every=7", "checkpoint.resume=auto")
     assert told == ["train.timing_every=7 (was 500)"]
-
-
-def test_a_section_of_another_kind_has_no_defaults(tmp_path):
-    config = small_config(tmp_path, "optim.embedding.optimizer=helen")
-    saved = {"optim": {"embedding": {"optimizer": "adam", "lr": 1.0}}, "gone": 1}
-    filled = with_defaults(saved, config)
-    assert filled["optim"]["embedding"] == saved["optim"]["embedding"] and filled["gone"] == 1
-    assert filled["optim"]["scaling"] == {"rule": None, "base_batch_size": None}
-
-
-def test_keys_that_are_gone_are_left_out_of_what_was_saved(saved):
-    run, before = saved.parents[1], values_of(saved)
-    values, file = deepcopy(before), yaml.safe_load((run / "config.yaml").read_text())
-    for config in (values["config"], file):
-        config["checkpoint"]["force"] = False
-        config["evaluate"]["memory_gb"] = 2.0
-        config["train"]["on_divergence"].update(rollbacks=2, dense_lr_factor=0.5)
-    sign(saved, values)
-    with processes("cpu") as here:
-        assert changes(saved, small_config(run.parent), here) == []
-    sign(saved, before)
-    old = run.parent / "old.yaml"
-    old.write_text(yaml.safe_dump(file))
-    assert load_config_of_run(old).train.batch_size == 256
-    # A user's own file says them in vain.
-    with pytest.raises(SettingsError, match=r"checkpoint\.force: unknown key"):
-        load_config(old)
 
 
 def test_another_network(saved):

@@ -7,7 +7,6 @@ import torch
 
 from stampede.engine.checkpoint import retention, tensors
 from stampede.engine.checkpoint.manifest import (
-    NAME,
     DamagedCheckpointError,
     Progress,
     read_manifest,
@@ -19,13 +18,12 @@ from stampede.engine.checkpoint.retention import (
     newest,
     newest_whole,
     prune,
-    set_aside,
     verify,
 )
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
-from stampede.files import delete_folder, recover_folders
+from stampede.files import delete_folder
 from support.checkpoints import WEIGHTS, weights_of_table, write_checkpoint, write_position
 
 
@@ -145,19 +143,6 @@ def test_copies_under_other_names_are_left_alone(tmp_path):
     assert names(tmp_path) == {"epoch_0002", "step_00000016", *others}
 
 
-def test_damaged_checkpoints_are_set_aside_under_free_names(tmp_path):
-    for number in range(3):
-        path = write_position(tmp_path, 1, 10)
-        (path / "which").write_text(str(number))
-        set_aside(path)
-    kept = {path.name: (path / "which").read_text() for path in tmp_path.iterdir()}
-    assert kept == {
-        ".epoch_0001.damaged": "0", ".epoch_0001.damaged_2": "1", ".epoch_0001.damaged_3": "2",
-    }  # fmt: skip
-    recover_folders(tmp_path, NAME)
-    assert names(tmp_path) == kept.keys()
-
-
 def tensors_file(path):
     return next(path.glob("*.distcp"))
 
@@ -200,11 +185,6 @@ def whole(folder):
     return write_checkpoint(folder / "epoch_0002", at(10))
 
 
-def test_without_checkpoints_there_is_none(tmp_path):
-    assert newest_whole(tmp_path) is None
-    assert newest_whole(tmp_path / "nowhere") is None
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, damage):
     path = whole(tmp_path)
@@ -227,12 +207,6 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, dam
             newest_whole(tmp_path)
         # Left alone: it may be mended.
         assert (tmp_path / "epoch_0001").exists()
-
-
-def test_an_older_damaged_checkpoint_does_not_matter(tmp_path):
-    path = whole(tmp_path)
-    shortened(tmp_path / "epoch_0001")
-    assert newest_whole(tmp_path) == path
 
 
 def test_lack_of_memory_does_not_count_as_damage(tmp_path, monkeypatch):

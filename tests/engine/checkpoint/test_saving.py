@@ -1,7 +1,5 @@
 """Saving while training continues: a checkpoint appears whole or not at all, on all ranks alike."""
 
-import hashlib
-import json
 import math
 
 import pytest
@@ -11,7 +9,7 @@ from stampede.engine.checkpoint import saving
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.checkpoint.tensors import on_cpu, reason
+from stampede.engine.checkpoint.tensors import on_cpu
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.resume import load
 from support.checkpoints import (
@@ -184,18 +182,6 @@ def test_the_random_state_is_that_of_each_rank(tmp_path):
     assert alone == torch.rand(3).tolist()
 
 
-def test_the_operating_systems_error_is_shown_instead_of_torchs():
-    """Closing a file that could not be written raises another error, of torch's own."""
-
-    for failure, said in [
-        (RuntimeError("enforce fail at inline_container.cc:672"), "[Errno 28] No space left"),
-        (ValueError("another mistake"), "another mistake"),
-    ]:
-        failure.__context__ = OSError(28, "No space left")
-        assert reason(failure) == said
-    assert reason(RuntimeError("torch's own\nand more")) == "torch's own"
-
-
 def test_a_kill_while_writing_leaves_no_checkpoint(tmp_path):
     target = tmp_path / "checkpoints"
     assert killed_in_a_save(tmp_path, "as_text") == 9
@@ -203,26 +189,6 @@ def test_a_kill_while_writing_leaves_no_checkpoint(tmp_path):
     assert newest_whole(target) is None
     # What was left is removed when a run goes on.
     assert names(target) == []
-
-
-def test_what_a_manifest_says(tmp_path):
-    with small_job(tmp_path) as (here, job, config, data, target):
-        with Checkpoints(target, job, config, data, here) as checkpoints:
-            checkpoints.save(at(7))
-        folder = target / "step_00000007"
-        manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["format"] == 2
-    assert manifest["versions"]["torch"] == torch.__version__
-    assert manifest["versions"].keys() == {"stampede", "torch", "torchrec"}
-    table = manifest["tables"]["t_C1"]
-    assert table["columns"] == {"embedding": [0, 10], "first_order": [10, 11], "padding": [11, 12]}
-    # Nothing is pickled but torch's own tensors.
-    assert {entry["name"] for entry in manifest["files"]} == set(names(folder)) - {"manifest.json"}
-    for entry in manifest["files"]:
-        content = (folder / entry["name"]).read_bytes()
-        assert entry["bytes"] == len(content)
-        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
-    assert manifest["config"] == config.model_dump(mode="json")
 
 
 def test_tensors_of_any_type_and_shape_are_taken_in_place():

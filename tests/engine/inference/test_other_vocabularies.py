@@ -5,9 +5,8 @@ import shutil
 from stampede.data.apply import apply_learned
 from stampede.data.options import WritingOptions
 from stampede.engine import export, predict
-from support.checkpoints import as_first_format
 from support.movie_runs import prepare_movies, train_on_movies
-from support.predicting import refused, run_command, scores
+from support.predicting import refused, scores
 from support.tampering import sign_learned, swap_users
 
 
@@ -43,12 +42,3 @@ def test_prepared_data_are_compared_with_the_checkpoint(tmp_path):
     shutil.rmtree(tmp_path / "cache")
     said = refused(predict.main, tmp_path, run, log, tmp_path / "s.parquet")
     assert "the run kept no vocabularies" in said and "not prepared yet" in said
-
-
-def test_a_checkpoint_of_the_first_format_has_no_fingerprint(run, log, tmp_path):
-    inputs = ([log], ["@run"])
-    expected = [scores(run, given, tmp_path) for given in inputs]
-    as_first_format(run / "checkpoints/epoch_0001")
-    for given, before in zip(inputs, expected, strict=True):
-        assert scores(run, given, tmp_path).equals(before)
-    assert run_command(export.main, run, tmp_path / "package")[0] == 0
