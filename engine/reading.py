@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stampede.data import Dataset, GlobalBatches, Order, Part
+from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from stampede.data.prepare import prepare
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
@@ -38,6 +38,9 @@ _AHEAD = 2
 # Keys that decide the order of training rows and that a resumed run may change.
 _ORDERING = ("shuffle", "memory_gb")
 
+# Rows whose weights are checked at a time.
+_PIECE = 1 << 20
+
 
 class Reader:
     """Opens the parts of a data set for training and evaluation, as this rank of a run.
@@ -45,13 +48,21 @@ class Reader:
     Make it after model and optimizers have their memory: `data.residence: auto` puts the data on
     the GPU if they fit into what is left.
 
+    Attributes:
+        dataset: in the place that `data.residence` names.
+        residence: `disk`, `memory` or `device`.
+
     Raises:
         SettingsError: the data do not fit on the device.
+        DataError: all weights of a part to evaluate are 0.
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
         # The defaults for data without files.
         section = config.data if isinstance(config.data, ReadingSection) else ReadingSection()
+        for name, part in (("validation", dataset.validation), ("test", dataset.test)):
+            if part is not None:
+                _check_weighted(name, part)
         self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
         shuffle = section.shuffle if dataset.shuffle else "rotate"
@@ -126,11 +137,25 @@ def _written(settings: Mapping[str, Any]) -> str:
     return " ".join(f"data.{key}={value}" for key, value in settings.items())
 
 
+def _check_weighted(name: str, part: Part) -> None:
+    """Refuse a part whose weights are all 0, before training; the first rows usually suffice."""
+    for start in range(0, part.rows, _PIECE):
+        rows = torch.arange(start, min(start + _PIECE, part.rows), device=part.device)
+        weights = part.weight(rows)
+        if weights is None or bool(weights.any()):
+            return
+    raise DataError(
+        f"all {part.rows:,} samples of the {name} part have weight 0, so its logloss is "
+        "undefined; give some a weight above 0, or split the data differently"
+    )
+
+
 def open_dataset(config: Config, processes: Processes) -> Dataset:
     """Open the data; rank 0 prepares them if need be.
 
     Raises:
-        SettingsError, DataError: no file is given, or it cannot be used.
+        SettingsError: no file is given.
+        DataError: the file cannot be used.
     """
     section = config.data
     selects = _selects_on_validation(config)
@@ -169,11 +194,6 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     return dataset
 
 
-def _check_groups_of_log(group_by: str, source: Source) -> None:
-    ids = source.log.schema.ids
-    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
-
-
 def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
     single = [name for name in fields if name not in multi]
     if field and field not in single:
@@ -187,7 +207,8 @@ def check_files(config: Config) -> None:
     """Check that the files of raw logs exist, without preparing them.
 
     Raises:
-        SettingsError, DataError: no file is given, or it is absent.
+        SettingsError: no file is given.
+        DataError: a file is absent.
     """
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
@@ -195,11 +216,17 @@ def check_files(config: Config) -> None:
         _check_groups_of_log(config.evaluate.group_by, _source(config.data))
 
 
+def _check_groups_of_log(group_by: str, source: Source) -> None:
+    ids = source.log.schema.ids
+    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
+
+
 def data_folder(config: Config) -> Path:
     """The folder with the prepared data; prepares nothing.
 
     Raises:
-        SettingsError, DataError: no file is given, it is absent, or not prepared yet.
+        SettingsError: no file is given, or it is not prepared yet.
+        DataError: a file is absent.
     """
     section = config.data
     _check_path(section)
@@ -222,7 +249,8 @@ def first_time(section: RawSection, file: Path) -> int | None:
     """The smallest time among the first rows of a file of a log, seconds since 1970.
 
     Raises:
-        SettingsError, DataError: the schema names no time, or the file cannot be read.
+        SettingsError: the schema names no time.
+        DataError: the file cannot be read.
     """
     source = _source(section.model_copy(update={"path": str(file)}))
     if source.log.schema.time is None:

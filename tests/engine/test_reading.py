@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import stampede.engine.reading as reading
+from stampede.data import DataError
 from stampede.engine.build import build
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
@@ -11,7 +12,7 @@ from stampede.engine.reading import Reader, open_dataset
 from stampede.settings import SettingsError
 from support.gathering import gather_field
 from support.jobs import lines
-from support.prepared import drawn_rows
+from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.reading import prepared, prepared_config, run_prepared
 
 
@@ -109,6 +110,23 @@ def test_the_order_is_that_of_the_data_as_opened(tmp_path, shuffle):
         for memory in (enough - 1, enough + 0.5)
     )
     assert less == 3 * less[:1] and more == 3 * more[:1] and less[0] != more[0]
+
+
+def test_a_part_without_any_weight_is_refused_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_PIECE", 16)
+    parts = {
+        name: drawn_rows(40, weight=True, seed=seed)
+        for seed, name in enumerate(("train", "validation", "test"))
+    }
+    # A weight in the last piece is enough.
+    for name in ("validation", "test"):
+        parts[name]["weight"][:39] = 0
+        parts[name]["weight"][39] = 0.5
+    reader_of(prepared_config(tmp_path, write_prepared(tmp_path / "one", parts, drawn_fields())))
+    parts["test"]["weight"][39] = 0
+    data = write_prepared(tmp_path / "none", parts, drawn_fields())
+    with pytest.raises(DataError, match="all 40 samples of the test part have weight 0"):
+        reader_of(prepared_config(tmp_path, data))
 
 
 def test_ids_of_a_sample_are_summed(tmp_path):
