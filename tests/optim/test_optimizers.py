@@ -2,12 +2,10 @@
 
 import copy
 import pickle
-import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
 
 from stampede.optim import (
     CowClip,
@@ -162,22 +160,6 @@ def test_settings_of_the_rule_out_of_range_are_refused(optimizer_class, argument
     (name,) = arguments
     with pytest.raises(ValueError, match=rf"{optimizer_class.__name__}: {name} is"):
         optimizer_class(table().parameters(), **arguments)
-
-
-def test_schedulers_drive_the_learning_rate():
-    made = table()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # "lr_scheduler.step() before ..."
-        optimizer = CowClipSGD(made.parameters(), lr=1.0, clip=None)
-        scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        for lr in (1.0, 0.5, 0.25):
-            before = made.weight.detach().clone()
-            optimizer.zero_grad()
-            made(torch.tensor([3])).sum().backward()
-            optimizer.step()
-            scheduler.step()
-            moved = (before - made.weight.detach())[3]
-            torch.testing.assert_close(moved, torch.full((4,), lr), rtol=1e-5, atol=1e-6)
 
 
 def test_a_learning_rate_that_becomes_nan_is_refused():
