@@ -100,12 +100,16 @@ class Lookup:
         weights = self.per_sample_weights
         return None if weights is None else weights.float().contiguous()
 
-    def rows_and_bags(self) -> tuple[Tensor, Tensor]:
-        """`[occurrences]` each: an id's row of the array; its bag, by feature, then by sample."""
+    def bags(self) -> Tensor:
+        """`[occurrences]` int64, the bag of each id, counted by feature, then by sample."""
         lengths = self.offsets.diff()
-        bags = torch.arange(len(lengths), device=lengths.device)
-        bags = bags.repeat_interleave(lengths, output_size=self.occurrences)
-        return self.indices.to(torch.int64) + self.first_rows[bags // max(self.batch, 1)], bags
+        numbers = torch.arange(len(lengths), device=lengths.device)
+        # Told the size, a GPU is not waited for.
+        return numbers.repeat_interleave(lengths, output_size=self.occurrences)
+
+    def rows_of(self, bags: Tensor) -> Tensor:
+        """`[occurrences]` int64, the row of each id, given their bags."""
+        return self.indices.to(torch.int64) + self.first_rows[bags // max(self.batch, 1)]
 
     def source_of(self, bags: Tensor) -> Tensor:
         """`[n]`, each bag's row in the gradient seen as `[batch * features, dim]`."""
@@ -149,8 +153,8 @@ class Lookup:
 @torch.no_grad()
 def runs_from_sort(lookup: Lookup) -> SortedRuns:
     """Sort a lookup by row with torch's stable sort, on any device."""
-    rows, bags = lookup.rows_and_bags()
-    ordered, order = torch.sort(rows, stable=True)
+    bags = lookup.bags()
+    ordered, order = torch.sort(lookup.rows_of(bags), stable=True)
     bags = bags[order]
     is_first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
@@ -158,8 +162,8 @@ def runs_from_sort(lookup: Lookup) -> SortedRuns:
     # the others would need their number on the host.
     run = torch.where(is_first, is_first.cumsum(0) - 1, lookup.capacity + 1)
     starts = torch.full(
-        (lookup.capacity + 2,), lookup.occurrences, dtype=torch.int32, device=rows.device
-    ).scatter_(0, run, torch.arange(len(rows), dtype=torch.int32, device=rows.device))
+        (lookup.capacity + 2,), lookup.occurrences, dtype=torch.int32, device=run.device
+    ).scatter_(0, run, torch.arange(len(run), dtype=torch.int32, device=run.device))
     found = ordered.new_zeros(lookup.capacity + 2).scatter_(0, run, ordered)
     return SortedRuns(
         found[: lookup.capacity],
@@ -204,7 +208,7 @@ def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
     if by_position:
         source = positions = infos // lookup.features
         if lookup.pooled:
-            bags = lookup.rows_and_bags()[1][positions]
+            bags = lookup.bags()[positions]
             source = lookup.source_of(bags)
     else:
         if lookup.batch * lookup.features >= 1 << 31:

@@ -124,11 +124,6 @@ class _Step(Measured):
         if self.share is not None:
             self.share = self.share[:, kept]
 
-    def of_rows(self, by_shard: Tensor) -> Tensor:
-        """Repeat one value per shard for each of the batch's rows."""
-        lengths = torch.tensor(self.update.bounds()).diff()
-        return by_shard.repeat_interleave(lengths.to(by_shard.device))
-
 
 def _leave_out_nonfinite(steps: Sequence[_Step]) -> None:
     """Skip rows with a NaN or an infinity; all column shards see the same sum."""
@@ -204,7 +199,8 @@ def _factors(one: _Step, sums: TableSums) -> tuple[Tensor | None, Tensor | None]
     array, clip, (_, grads, counts) = one.array, one.array.settings.clip, one.batch
     everything = one.everything
     if clip.granularity == "none":
-        return None, _by_row(array, one.update.swept_decay_factor, grads.dtype)
+        swept = one.update.swept_decay_factor
+        return None, None if swept is None else _repeated(swept.to(grads.dtype), array.starts)
     if clip.by_row:
         factor = row_factor(one.values[0], one.values[2], counts, array.width, clip)
         if not clip.may_clip_decay(array.settings.l2) or everything is None:
@@ -215,16 +211,13 @@ def _factors(one: _Step, sums: TableSums) -> tuple[Tensor | None, Tensor | None]
     if clip.granularity == "quantile":
         norms = one.values[0].sqrt()
         each = torch.stack([quantile_of(histogram, clip.quantile) for histogram in held])
-        largest = one.of_rows(each.to(norms.dtype)) * _times(counts, norms.dtype)
-        return threshold_factor(norms, largest), None
+        largest = _repeated(each.to(norms.dtype), one.update.bounds())
+        return threshold_factor(norms, largest * _times(counts, norms.dtype)), None
     by_shard = table_factor(*held.T, clip).to(grads.dtype)
-    swept = None if everything is None else _by_row(array, by_shard, by_shard.dtype)
-    return one.of_rows(by_shard), swept
+    swept = None if everything is None else _repeated(by_shard, array.starts)
+    return _repeated(by_shard, one.update.bounds()), swept
 
 
-def _by_row(array: TableArray, by_shard: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Repeat one value per shard for each row of an array."""
-    if by_shard is None:
-        return None
-    lengths = torch.tensor([shard.rows for shard in array.shards], device=by_shard.device)
-    return by_shard.to(dtype).repeat_interleave(lengths)
+def _repeated(by_shard: Tensor, bounds: list[int]) -> Tensor:
+    """Repeat one value per shard for each of its rows, which end at these bounds."""
+    return by_shard.repeat_interleave(torch.tensor(bounds, device=by_shard.device).diff())

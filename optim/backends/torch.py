@@ -107,7 +107,8 @@ class TorchBackend:
 
     def sum_by_row(self, lookup: Lookup, grad: Tensor) -> RowGradients:
         """Sum the gradient of a lookup's output by row."""
-        rows, bags = lookup.rows_and_bags()
+        bags = lookup.bags()
+        rows = lookup.rows_of(bags)
         if not lookup.pooled:
             return sum_by_row(rows, grad)
         return sum_by_row(
@@ -116,9 +117,9 @@ class TorchBackend:
 
     def gradient_of_weights(self, lookup: Lookup, grad: Tensor) -> Tensor:
         """`[ids]` float32: the gradient of the per-sample weights of a pooled lookup."""
-        rows, bags = lookup.rows_and_bags()
+        bags = lookup.bags()
         of_bags = _of_bags(lookup, grad)[lookup.source_of(bags)].float()
-        found = (self.array.weights[rows].float() * of_bags).sum(1)
+        found = (self.array.weights[lookup.rows_of(bags)].float() * of_bags).sum(1)
         return found * lookup.share_of(bags) if lookup.mean else found
 
     def measure(self, batch: RowGradients) -> tuple[Tensor, Tensor]:
