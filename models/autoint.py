@@ -14,15 +14,8 @@ from stampede.models.registry import NetworkShape
 class InteractingLayer(nn.Module):
     """`relu([head_1 .. head_H] + W_res e)`, a head being `softmax(<Q e, K e>) V e` (eq. 5-8).
 
-    The scalar products are not scaled. No layer has a bias.
-
-    Args:
-        inputs: width of a field's vector.
-        heads: number of heads.
-        width: of a head.
-        generator: source of the initial weights.
-
-    Maps `[batch, fields, inputs]` to `[batch, fields, heads * width]`.
+    The scalar products are not scaled. No layer has a bias. Maps `[batch, fields, inputs]` to
+    `[batch, fields, heads * width]`.
     """
 
     def __init__(self, inputs: int, heads: int, width: int, generator: torch.Generator) -> None:

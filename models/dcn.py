@@ -20,10 +20,7 @@ class CrossNetwork(nn.Module):
 
     Args:
         cross: the cross layers, initialised; they map `[batch, inputs]` to the same shape.
-        matrices: their weights that have an L2 term, without biases and gates.
-        shape: what comes in, and the widths of h.
-        generator: source of the initial weights.
-        l2: coefficient of the L2 term.
+        matrices: their weights with an L2 term of coefficient `l2`, without biases and gates.
     """
 
     def __init__(

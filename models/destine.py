@@ -16,14 +16,8 @@ class DisentangledAttention(nn.Module):
     `q = Q e`, `k = K e`, `v = V e`; means and softmaxes are over the fields. The unary term
     `u_n = <Q' mean(e), k_n>` has its own projection; with `unary: field` it is `<w, e_n>`.
     Attention dropout takes single weights out of the sum of both softmaxes. No layer has a bias:
-    biases of q and k would cancel in the pairwise term.
-
-    Args:
-        inputs: width of a field's vector.
-        options: of the network.
-        generator: source of the initial weights.
-
-    Maps `[batch, fields, inputs]` to `[batch, fields, heads * width]`.
+    biases of q and k would cancel in the pairwise term. Maps `[batch, fields, inputs]` to `[batch,
+    fields, heads * width]`.
     """
 
     def __init__(self, inputs: int, options: DESTINEOptions, generator: torch.Generator) -> None:

@@ -78,12 +78,7 @@ def _split(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 class SentIds(NamedTuple):
-    """Ids of a batch on their way to the ranks that hold their rows.
-
-    Attributes:
-        context: TorchRec's state of the exchange.
-        ids: the ids that this rank receives.
-    """
+    """Ids of a batch on their way to the ranks that hold their rows, with TorchRec's `context`."""
 
     context: Any
     ids: Awaitable[Any]
@@ -117,11 +112,7 @@ class EmbeddingFront(nn.Module):
         )
 
     def lookup(self, sparse: KeyedJaggedTensor) -> Tensor:
-        """Rows of a batch as they are stored, `[batch, fields * stored width]`, in field order.
-
-        Args:
-            sparse: ids of all fields, `batch` bags each.
-        """
+        """Rows of a batch as they are stored, `[batch, fields * stored width]`, in field order."""
         return _in_order(self.ebc(sparse), self.fields)
 
     def send(self, sparse: KeyedJaggedTensor) -> SentIds:

@@ -14,14 +14,7 @@ from stampede.settings import SettingsError
 
 
 class Gate(nn.Module):
-    """`2 * sigmoid(MLP(c)) * z` with a learned vector c (eq. 3-4, without context features).
-
-    Args:
-        inputs: width of z.
-        dim: width of c.
-        hidden: widths of the MLP's hidden layers.
-        generator: source of the initial weights.
-    """
+    """`2 * sigmoid(MLP(c)) * z` with a learned vector c (eq. 3-4, without context features)."""
 
     def __init__(
         self, inputs: int, dim: int, hidden: Sequence[int], generator: torch.Generator

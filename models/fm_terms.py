@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from stampede.models import cpu
@@ -93,20 +93,17 @@ def joined_with_orders(
     exported model gives the same bits.
 
     Args:
-        stored: `[batch, fields, stored width]`, see `StoredColumns`.
-        dim: columns of an embedding.
+        stored: `[batch, fields, stored width]`, see `StoredColumns`; `dim` columns of an embedding.
         numbers: `[batch, n]`.
         number_weights: `[1, n]`, the first-order weights `w` of the numbers, or None.
-        scale: of the first-order term, see `CTRModel`.
 
     Returns:
         `[batch, fields * dim + n]` and `[batch]`.
-
-    Raises:
-        RuntimeError: a gradient of the kernels is differentiated again.
     """
-    dtype = _dtype_of_kernels(stored, numbers, number_weights)
-    if dtype is not None:
+    dtype = None
+    if torch.is_grad_enabled() and stored.requires_grad and not numbers.requires_grad:
+        dtype = cpu.computing_dtype(stored, numbers, number_weights)
+    if dtype is not None and stored.dtype == torch.float32:
         return _JoinedWithOrders.apply(stored, dim, numbers, number_weights, scale, dtype)
     embeddings, first_order = StoredColumns(dim).split(stored)
     orders = second_order(embeddings) + scaled(first_order.squeeze(-1).sum(1), scale)
@@ -118,19 +115,3 @@ def joined_with_orders(
 def scaled(values: Tensor, scale: float) -> Tensor:
     """`scale * values`; a scale of 1 costs nothing."""
     return values if scale == 1.0 else scale * values
-
-
-def _dtype_of_kernels(
-    stored: Tensor, numbers: Tensor, number_weights: Tensor | None
-) -> torch.dtype | None:
-    """The dtype of the kernels' first result; None if they cannot be used."""
-    if not (torch.is_grad_enabled() and stored.requires_grad) or numbers.requires_grad:
-        return None
-    given = [stored, numbers, *([] if number_weights is None else [number_weights])]
-    fit = all(
-        type(one) in (Tensor, nn.Parameter)
-        and one.dtype == torch.float32
-        and one.device.type == "cpu"
-        for one in given
-    )
-    return cpu.computing_dtype(stored) if fit else None

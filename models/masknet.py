@@ -16,12 +16,8 @@ from stampede.models.registry import NetworkShape
 class MaskBlock(nn.Module):
     """`relu(layer_norm(W (mask(z) * u)))` with `mask(z) = W_2 relu(W_1 z + b_1) + b_2` (eq. 3-10).
 
-    Args:
-        mask_inputs: width of z, all embeddings.
-        inputs: width of u.
-        outputs: width of the result.
-        reduction: width of the mask's hidden layer, relative to `inputs`.
-        generator: source of the initial weights.
+    Maps z `[batch, mask_inputs]`, all embeddings, and u `[batch, inputs]` to `[batch, outputs]`.
+    The mask's hidden layer is `reduction` times as wide as u.
     """
 
     def __init__(

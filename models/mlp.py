@@ -16,6 +16,7 @@ from torchrec.modules import mlp as torchrec_mlp
 from stampede.models import cpu
 from stampede.models.registry import Normalization
 
+_OPS = torch.ops.stampede_dense
 # 16 bytes of bf16; in float32 half as many columns would do.
 _ALIGNED = 8
 
@@ -78,14 +79,7 @@ def hidden_layers(
 
 
 class MLP(nn.Module):
-    """ReLU layers, then one linear output without bias: `[batch, inputs]` to `[batch]`.
-
-    Args:
-        inputs: width of the input.
-        hidden: widths of the hidden layers.
-        generator: source of the initial weights.
-        dropout, normalization: of the hidden layers, see `NetworkShape`.
-    """
+    """ReLU layers, then one linear output without bias: `[batch, inputs]` to `[batch]`."""
 
     def __init__(
         self,
@@ -109,13 +103,7 @@ class MLP(nn.Module):
 
 
 class NumberEmbedding(nn.Module):
-    """Gives number m its own vector v_m and the embedding `x_m * v_m` (AutoInt, eq. 4).
-
-    Args:
-        numbers: how many there are; with 0 nothing is added and nothing learned.
-        dim: width of the embeddings.
-        generator: source of the initial weights.
-    """
+    """Gives number m its own vector v_m and the embedding `x_m * v_m` (AutoInt, eq. 4)."""
 
     def __init__(self, numbers: int, dim: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -166,20 +154,18 @@ def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:
 def relu_layers(
     inputs: Tensor, layers: Sequence[nn.Linear], output: nn.Linear | None = None
 ) -> Tensor:
-    """`relu(x @ weight.T + bias)` of each layer, then `x @ weight.T` of the output.
+    """`relu(x @ weight.T + bias)` of each layer, then `x @ weight.T` of the output, to one column.
 
     In training on a CPU it uses the C++ kernels and is differentiable once. Without gradients it
     uses plain torch, so that an exported model gives the same bits.
-
-    Args:
-        inputs: `[..., columns]`.
-        layers: with biases.
-        output: without a bias, to one column.
     """
     parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
     column = None if output is None else output.weight
-    dtype = _dtype_of_kernels(inputs, [*parameters, *([] if column is None else [column])])
-    if dtype is None or not layers:
+    dtype = None
+    if torch.is_grad_enabled() and layers:
+        dtype = cpu.computing_dtype(inputs, *parameters, column)
+    # In this order: while a graph is captured, the shape must not be read.
+    if dtype is None or inputs.dim() != 2 or not len(inputs):
         for layer in layers:
             inputs = torch.relu(_aligned_linear(inputs, layer.weight, layer.bias))
         return inputs if output is None else functional.linear(inputs, column)
@@ -198,7 +184,7 @@ class _ReluLayers(torch.autograd.Function):
         activations = [inputs, *cpu.relu_layers(inputs, weights, biases)]
         ctx.save_for_backward(output, *weights, *activations)
         last = activations[-1]
-        return last if output is None else cpu.single_output(last, output).to(dtype)
+        return last if output is None else _OPS.single_output(last, output.contiguous()).to(dtype)
 
     @staticmethod
     @cpu.no_double_backward
@@ -215,13 +201,13 @@ class _ReluLayers(torch.autograd.Function):
         of_output, last = None, activations[-1]
         if output is None:
             # The last activations belong to the caller.
-            grad, of_bias = cpu.relu_backward(grad.to(last.dtype).contiguous(), last)
+            grad, of_bias = _OPS.relu_backward(grad.to(last.dtype).contiguous(), last, False)
         else:
             if in_place:
                 # Before the change, so that torch knows of it even if it fails.
                 increment_version(last)
-            grad, of_bias, of_output = cpu.single_output_backward(
-                grad.float().contiguous(), last, output, into_inputs=in_place
+            grad, of_bias, of_output = _OPS.single_output_backward(
+                grad.float().contiguous(), last, output.contiguous(), in_place
             )
         found: list[Tensor | None] = [None] * (2 * layers)
         for layer in reversed(range(lowest, layers)):
@@ -246,10 +232,7 @@ def _is_batch(grad: Tensor) -> bool:
 
 
 def _aligned_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`functional.linear`; on a GPU, zero columns pad rows to a multiple of 16 bytes.
-
-    NVIDIA's guide to matrix products recommends it; the gain is not measured yet.
-    """
+    """`functional.linear`; on a GPU, rows are padded to 16 bytes, as NVIDIA recommends."""
     missing = -inputs.shape[-1] % _ALIGNED if _is_aligned_faster(inputs) else 0
     if missing:
         inputs, weight = (functional.pad(one, (0, missing)) for one in (inputs, weight))
@@ -258,19 +241,3 @@ def _aligned_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _is_aligned_faster(inputs: Tensor) -> bool:
     return inputs.is_cuda
-
-
-def _dtype_of_kernels(inputs: Tensor, parameters: Sequence[Tensor]) -> torch.dtype | None:
-    """The dtype that the kernels compute in; None if they cannot be used."""
-    dtype = cpu.computing_dtype(inputs) if torch.is_grad_enabled() else None
-    # In this order: while a graph is captured, the shape must not be read.
-    if dtype is None or inputs.dim() != 2 or not len(inputs):
-        return None
-    fit = all(
-        type(parameter) is nn.Parameter
-        and parameter.dtype == torch.float32
-        and parameter.device.type == "cpu"
-        and parameter.numel() > 0
-        for parameter in parameters
-    )
-    return dtype if fit else None

@@ -21,13 +21,6 @@ class WukongLayer(nn.Module):
 
     The paper's variant that computes Y of X is left out. The MLP ends with a ReLU and only its
     hidden layers drop out, as in FuxiCTR; the paper does not say.
-
-    Args:
-        inputs: number of vectors.
-        dim: width of a vector.
-        options: of the network.
-        generator: source of the initial weights.
-        dropout: share of the outputs of the MLP's hidden layers that training leaves out.
     """
 
     def __init__(
@@ -73,13 +66,7 @@ class WukongLayer(nn.Module):
 
 
 class BottomMLP(nn.Module):
-    """Joins the embeddings with one vector `h(x)` of all numbers (sec. 3.2).
-
-    Args:
-        numbers: how many there are.
-        widths: of the MLP h; the last one equals the embeddings' width.
-        generator: source of the initial weights.
-    """
+    """Joins the embeddings with one vector `h(x)` of all numbers, with an MLP h (sec. 3.2)."""
 
     def __init__(self, numbers: int, widths: Sequence[int], generator: torch.Generator) -> None:
         super().__init__()

@@ -18,11 +18,6 @@ class CIN(nn.Module):
 
     `*` is elementwise and x^0 are the embeddings; there is no bias and no activation. Every map of
     every layer is summed over its `dim` elements (eq. 7).
-
-    Args:
-        fields: number of fields.
-        maps: feature maps of each layer.
-        generator: source of the initial weights.
     """
 
     def __init__(self, fields: int, maps: Sequence[int], generator: torch.Generator) -> None:

@@ -113,10 +113,7 @@ class CowClip:
     def row_bounds(self, width: int) -> tuple[float, float]:
         """`relative` and `least` of the threshold `max(relative * ||w||, least) * max(count, 1)`.
 
-        Only for `row` and `cowclip`.
-
-        Args:
-            width: number of clipped columns of the whole table, never a padded one.
+        Only for `row` and `cowclip`; `width` is the number of clipped columns of the whole table.
         """
         if self.granularity == "row":
             return 0.0, self.threshold
@@ -135,18 +132,31 @@ class CowClip:
 
 @dataclass
 class TableSums:
-    """Sums over a whole table, or over all tables.
+    """Sums over a whole table, or over all tables; float64.
 
     Attributes:
-        nonfinite: float64 scalar, above 0 where a non-finite gradient forbids the step.
-        by_table: float64 by table: `[2]`, squared norms of the gradient and of the weights, or the
-            histogram of the rows' norms, see `norm_histogram`.
-        everything: float64 `[2]`, the same over all tables clipped together, or None.
+        nonfinite: above 0 where a non-finite gradient forbids the step.
+        by_table: `[2]`, squared norms of the gradient and of the weights, or the histogram of the
+            rows' norms, see `norm_histogram`.
+        everything: `[2]`, the same over all tables clipped together.
     """
 
     nonfinite: Tensor
     by_table: dict[str, Tensor] = field(default_factory=dict)
     everything: Tensor | None = None
+
+    def add(self, table: str, clip: CowClip, part: Tensor) -> None:
+        """Add a shard's part of a table's sum."""
+        known = self.of(table, clip)
+        total = part if known is None else known + part
+        if clip.granularity == "global":
+            self.everything = total
+        else:
+            self.by_table[table] = total
+
+    def of(self, table: str, clip: CowClip) -> Tensor | None:
+        """The sum that a table's threshold depends on."""
+        return self.everything if clip.granularity == "global" else self.by_table.get(table)
 
 
 def row_factor(
@@ -155,8 +165,8 @@ def row_factor(
     """The factor of each row's gradient under `row` and `cowclip`: `[n]`, at most 1.
 
     Args:
-        grad_squares: `[n]` sum of squares of the clipped columns' gradients, L2 term included.
-        weight_squares: `[n]` sum of squares of the clipped columns' weights.
+        grad_squares, weight_squares: `[n]` sums of squares over the clipped columns; the gradient's
+            with the L2 term.
         counts: `[n]` occurrences of each id in the global batch.
         width: number of clipped columns of the whole table, never a padded one.
     """
@@ -166,14 +176,11 @@ def row_factor(
 
 
 def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip) -> Tensor:
-    """The largest gradient norm of each row under `row` and `cowclip`.
-
-    `row`: `threshold * max(c, 1)`. `cowclip`, `reference`:
-    `r * max(||w||, r * sqrt(width) * zeta) * max(c, 1)` (authors' `clip.py`); `paper`:
-    `max(r * ||w||, zeta) * max(c, 1)`.
+    """The largest gradient norm of each row under `row` and `cowclip`: `[n]`.
 
     Args:
         weight_norm: `[n]` L2 norms of the clipped columns of the weights.
+        counts, width: see `row_factor`.
     """
     relative, least = clip.row_bounds(width)
     # An infinite norm times 0 would be NaN.
@@ -190,8 +197,8 @@ HISTOGRAM_SIZE = (_MOST_POWER - _LEAST_POWER) * _BINS + 2
 def norm_histogram(norms: Tensor) -> Tensor:
     """Number of norms `[n]` near each power of 2: `[HISTOGRAM_SIZE]` float64.
 
-    Each norm counts for the two nearest bins, more for the nearer one. So a small change of norms,
-    as by rounding, changes the histogram little, and the histograms of several ranks add up.
+    Each norm counts for the two nearest bins, more for the nearer one. So rounding changes the
+    histogram little, and the histograms of several ranks add up.
     """
     import torch
 
@@ -217,8 +224,7 @@ def table_factor(grad_squares: Tensor, weight_squares: Tensor, clip: CowClip) ->
     """The factor of a table's whole gradient under `global`, `field` and `field_adaptive`.
 
     Args:
-        grad_squares: scalar or `[tables]` sum of squares of the gradients clipped together.
-        weight_squares: the same of the weights; used by `field_adaptive`.
+        grad_squares, weight_squares: scalars or `[n]`, sums of squares of what is clipped together.
     """
     if clip.granularity == "field_adaptive":
         threshold = clip.ratio * weight_squares.sqrt()

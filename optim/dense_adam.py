@@ -35,25 +35,15 @@ class DenseAdam(torch.optim.Optimizer):
         eps_placement: EpsPlacement = "keras",
         weight_decay: float = 0.0,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            l2=l2,
-            eps_placement=eps_placement,
-            weight_decay=weight_decay,
-        )
-        super().__init__(params, defaults)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "l2": l2, "eps_placement": eps_placement}
+        super().__init__(params, {**defaults, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group and make its state, so that a checkpoint can be loaded into it."""
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
-            self.state[param] = {
-                "step": torch.zeros((), dtype=torch.float32),
-                "exp_avg": torch.zeros_like(param, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(param, memory_format=torch.preserve_format),
-            }
+            moments = {name: torch.zeros_like(param) for name in ("exp_avg", "exp_avg_sq")}
+            self.state[param] = {"step": torch.zeros((), dtype=torch.float32), **moments}
 
     @torch.no_grad()
     def step(

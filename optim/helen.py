@@ -8,8 +8,8 @@ loss; the second, taken there, updates the original weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -167,14 +167,15 @@ class Helen(TableOptimizer):
         together = _dense_norms(norms, groups)
         self._first = {}
         for param, slope in slopes.items():
-            group = groups[param]
-            if group["kind"] == "dense" and not group["net_pert"]:
-                self._first[param] = _First(batches[param])
-                continue
-            norm, bound = norms[param], group["bound"]
+            group, norm = groups[param], norms[param]
+            settings = _settings_of(group)
             if group["kind"] == "dense":
-                norm, bound = together[group["dense_norm"]].to(param.device), 1.0
-            self._first[param] = _move_(_as_table(param), slope, norm, bound, _settings_of(group))
+                if not group["net_pert"]:
+                    self._first[param] = _First(batches[param])
+                    continue
+                norm = together[group["dense_norm"]].to(param.device)
+                settings = replace(settings, bound=1.0)
+            self._first[param] = _move_(_as_table(param), slope, norm, settings)
         self.zero_grad()
 
     @torch.no_grad()
@@ -189,31 +190,43 @@ class Helen(TableOptimizer):
         groups = {param: group for group, param in self._all()}
         batches, moved = {}, {}
         for param, group in groups.items():
-            batch = first[param].batch if param in first else None
-            if batch is None and param.grad is not None:
-                batch = _gradient(param, group)
-            if batch is not None:
-                batches[param] = batch
-                if group["l2"] and param in first and first[param].rows is not None:
-                    moved[param] = _as_table(param)[batch.rows]
+            left = first.get(param, _First())
+            if left.batch is None and param.grad is None:
+                continue
+            batches[param] = batch = left.batch or _gradient(param, group)
+            if group["l2"] and left.rows is not None:
+                moved[param] = _as_table(param)[batch.rows]
         self.restore()
         # The update adds the L2 term of the original weights; correct it to that of the moved ones.
         for param, weights in moved.items():
             weights -= _as_table(param)[batches[param].rows]
             batches[param].grads.add_(weights, alpha=2.0 * groups[param]["l2"])
-        updates = []
+        # Tables of one device together; whole dense parameters one by one.
+        by_device: dict[torch.device, list[PendingUpdate]] = {}
+        whole = []
         for position, (param, group) in enumerate(groups.items()):
-            if param in batches:
-                array = self._array(str(position), param, group)
-                step, left = int(self.state[param]["step"]) + 1, first.get(param, _First())
-                # Rows that are not in the batch may have been perturbed: a sweep steps them.
-                backend = choose_backend(array, replays=False)
-                updates.append(
-                    PendingUpdate(
-                        backend, batches[param], float(group["lr"]), step, left.decay_factor
-                    )
-                )
-        _update_all_(updates, [groups[param]["kind"] == "dense" for param in batches])
+            if param not in batches:
+                continue
+            array = self._array(str(position), param, group)
+            # Rows that are not in the batch may have been perturbed: a sweep steps them.
+            update = PendingUpdate(
+                choose_backend(array, replays=False),
+                batches[param],
+                float(group["lr"]),
+                int(self.state[param]["step"]) + 1,
+                first.get(param, _First()).decay_factor,
+            )
+            is_whole = len(update.batch.rows) == len(array.weights) and not array.is_rounded()
+            if group["kind"] == "dense" and is_whole:
+                whole.append(update)
+            else:
+                by_device.setdefault(param.device, []).append(update)
+        for tables in by_device.values():
+            update_(tables)
+        for update in whole:
+            settings = update.array.settings
+            tensors = (update.array.weights, update.batch.grads, *update.array.states.values())
+            settings.rule.update_(*([t] for t in tensors), update.lr, update.step, l2=settings.l2)
         for param in batches:
             self.state[param]["step"] += 1
 
@@ -255,8 +268,7 @@ class _First:
         batch: the gradient to update with, if that is the first pass's.
         rows: `[n]` rows that moved, or None if none did.
         weights: `[n, dim]` before the move.
-        decay_factor: see `HelenSettings.swept_decay_factor`. The perturbation of rows outside the
-            batch is not carried out: no lookup reads them.
+        decay_factor: see `PendingUpdate`; rows outside the batch do not move.
     """
 
     batch: RowGradients | None = None
@@ -271,11 +283,7 @@ def _as_table(array: Tensor) -> Tensor:
 
 
 def _gradient(param: Tensor, group: dict[str, Any]) -> RowGradients:
-    """The gradient without the L2 term and without the row that never changes.
-
-    A table's gradient must tell how often each id occurred. In a dense parameter, every row counts
-    as seen once.
-    """
+    """The gradient without L2 term and padding row; dense rows count as seen once."""
     counted, settings = group["kind"] == "embedding", _settings_of(group)
     grad, name = param.grad, f"the gradient of a parameter of shape {tuple(param.shape)}"
     if grad.layout == torch.strided:
@@ -301,7 +309,6 @@ def _gradient(param: Tensor, group: dict[str, Any]) -> RowGradients:
 
 
 def _with_l2(table: Tensor, batch: RowGradients, l2: float) -> RowGradients:
-    """The gradient with its L2 term."""
     if not l2:
         return batch
     return batch._replace(grads=torch.add(batch.grads, table[batch.rows], alpha=2.0 * l2))
@@ -332,35 +339,11 @@ def _dense_norms(
     return {"all": total, "last_table": tables[-1] if tables else total}
 
 
-def _move_(
-    table: Tensor, batch: RowGradients, norm: Tensor, bound: float, settings: HelenSettings
-) -> _First:
+def _move_(table: Tensor, batch: RowGradients, norm: Tensor, settings: HelenSettings) -> _First:
     """Perturb the rows of the batch, in place; their gradients have their L2 term."""
     weights = table[batch.rows]
     if len(batch.rows):
-        max_count = batch.counts.max()
-        moved = perturbation(batch.grads, batch.counts, norm, max_count, settings.rho, bound)
+        most = batch.counts.max()
+        moved = perturbation(batch.grads, batch.counts, norm, most, settings.rho, settings.bound)
         table.index_copy_(0, batch.rows, (weights + moved).to(table.dtype))
-    return _First(None, batch.rows, weights, settings.swept_decay_factor(norm[None], bound))
-
-
-def _update_all_(updates: Sequence[PendingUpdate], dense: Sequence[bool]) -> None:
-    """Take the steps, in place; a gradient that is refused changes nothing on its device.
-
-    Args:
-        dense: for each, whether it is a dense parameter instead of a table.
-    """
-    by_device: dict[torch.device, list[PendingUpdate]] = {}
-    whole = []
-    for update, is_dense in zip(updates, dense, strict=True):
-        array = update.array
-        if is_dense and len(update.batch.rows) == len(array.weights) and not array.is_rounded():
-            whole.append(update)
-        else:
-            by_device.setdefault(array.weights.device, []).append(update)
-    for tables in by_device.values():
-        update_(tables)
-    for update in whole:
-        array, settings = update.array, update.array.settings
-        tensors = (array.weights, update.batch.grads, *array.states.values())
-        settings.rule.update_(*([t] for t in tensors), update.lr, update.step, l2=settings.l2)
+    return _First(None, batch.rows, weights, settings.swept_decay_factor(norm[None]))

@@ -17,17 +17,14 @@ _INFO_BITS = 32
 class SortedRuns:
     """Occurrences of ids, sorted by row; each row's occurrences are a run. All on one device.
 
-    Entries of `rows` beyond `count` are undefined.
-
     Attributes:
-        rows: `[capacity]` int64, the distinct rows, sorted.
+        rows: `[capacity]` int64, the distinct rows, sorted; undefined beyond `count`.
         starts: `[capacity + 1]` int32, the first occurrence of each run; beyond the runs, the
             number of occurrences. Differences are the counts.
         count: `[1]` int32, the number of runs.
         ordered: `[occurrences]` int64 or int32, the row of each sorted occurrence.
-        source: `[occurrences]` int32 or int64, which row of the gradient each takes: of the
-            gradient of a pooled lookup seen as `[batch * features, dim]`, or the occurrence's
-            position in a sequence.
+        source: `[occurrences]` int32 or int64, which row of the gradient each takes: of that of a
+            pooled lookup seen as `[batch * features, dim]`, or its position in a sequence.
         coefficient: `[occurrences]` float32 factor of each one's gradient; None for 1.
     """
 
@@ -103,25 +100,44 @@ class Lookup:
         weights = self.per_sample_weights
         return None if weights is None else weights.float().contiguous()
 
-    def bags_of(self, positions: Tensor) -> Tensor:
-        """`[n]` int64, the bag of each position; bags are counted by feature, then by sample."""
-        return torch.searchsorted(self.offsets, positions.to(self.offsets.dtype), right=True) - 1
+    def bags(self) -> Tensor:
+        """`[occurrences]` int64, the bag of each id, counted by feature, then by sample."""
+        lengths = self.offsets.diff()
+        numbers = torch.arange(len(lengths), device=lengths.device)
+        # Told the size, a GPU is not waited for.
+        return numbers.repeat_interleave(lengths, output_size=self.occurrences)
+
+    def rows_of(self, bags: Tensor) -> Tensor:
+        """`[occurrences]` int64, the row of each id, given their bags."""
+        return self.indices.to(torch.int64) + self.first_rows[bags // max(self.batch, 1)]
 
     def source_of(self, bags: Tensor) -> Tensor:
         """`[n]`, each bag's row in the gradient seen as `[batch * features, dim]`."""
-        feature = bags // self.batch
+        feature = bags // max(self.batch, 1)
         return (bags - feature * self.batch) * self.features + feature
 
     def share_of(self, bags: Tensor) -> Tensor:
         """`[n]` float32, the share that an id of each bag has in the bag's mean."""
         return self.offsets.diff().float().reciprocal()[bags]
 
+    def coefficient(self, bags: Tensor | None, positions: Tensor | None = None) -> Tensor | None:
+        """`[n]` float32 factor of the gradient of each id of a pooled lookup; None for 1.
+
+        Args:
+            bags: of the ids; read if pooling takes the mean.
+            positions: which ids, if not all in their order; read if they have weights.
+        """
+        factor = self.float_weights
+        if factor is not None and positions is not None:
+            factor = factor[positions]
+        if not self.mean:
+            return factor
+        share = self.share_of(bags)
+        return share if factor is None else share * factor
+
     @cached_property
     def runs(self) -> SortedRuns:
-        """The occurrences sorted by row, for the Triton kernels; sorted when first asked for.
-
-        By FBGEMM on a GPU, otherwise by torch.
-        """
+        """The occurrences sorted by row when first asked for; by FBGEMM on a GPU."""
         return runs_from_fbgemm(self) if self.indices.is_cuda else runs_from_sort(self)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -137,28 +153,25 @@ class Lookup:
 @torch.no_grad()
 def runs_from_sort(lookup: Lookup) -> SortedRuns:
     """Sort a lookup by row with torch's stable sort, on any device."""
-    indices = lookup.indices
-    positions = torch.arange(lookup.occurrences, device=indices.device)
-    bags = lookup.bags_of(positions)
-    rows = indices.to(torch.int64) + lookup.first_rows[bags // max(lookup.batch, 1)]
-    ordered, order = torch.sort(rows, stable=True)
+    bags = lookup.bags()
+    ordered, order = torch.sort(lookup.rows_of(bags), stable=True)
+    bags = bags[order]
     is_first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
     # Occurrences that begin no run go to an extra place at the end, which is cut off: selecting
     # the others would need their number on the host.
     run = torch.where(is_first, is_first.cumsum(0) - 1, lookup.capacity + 1)
     starts = torch.full(
-        (lookup.capacity + 2,), lookup.occurrences, dtype=torch.int32, device=indices.device
-    ).scatter_(0, run, positions.to(torch.int32))
+        (lookup.capacity + 2,), lookup.occurrences, dtype=torch.int32, device=run.device
+    ).scatter_(0, run, torch.arange(len(run), dtype=torch.int32, device=run.device))
     found = ordered.new_zeros(lookup.capacity + 2).scatter_(0, run, ordered)
-    bags = bags[order]
     return SortedRuns(
         found[: lookup.capacity],
         starts[: lookup.capacity + 1],
         is_first.sum(0, keepdim=True, dtype=torch.int32),
         ordered,
         lookup.source_of(bags) if lookup.pooled else order,
-        _coefficient(lookup, order, bags),
+        lookup.coefficient(bags, order) if lookup.pooled else None,
     )
 
 
@@ -195,7 +208,7 @@ def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
     if by_position:
         source = positions = infos // lookup.features
         if lookup.pooled:
-            bags = lookup.bags_of(positions)
+            bags = lookup.bags()[positions]
             source = lookup.source_of(bags)
     else:
         if lookup.batch * lookup.features >= 1 << 31:
@@ -205,18 +218,5 @@ def runs_from_fbgemm(lookup: Lookup) -> SortedRuns:
         sample = infos & ((1 << sample_bits) - 1)
         source = sample * lookup.features + feature
         bags = feature * lookup.batch + sample if lookup.mean else None
-    coefficient = _coefficient(lookup, positions, bags)
+    coefficient = lookup.coefficient(bags, positions) if lookup.pooled else None
     return SortedRuns(rows.to(torch.int64), starts, count, ordered, source, coefficient)
-
-
-def _coefficient(lookup: Lookup, positions: Tensor | None, bags: Tensor | None) -> Tensor | None:
-    """Factor of each sorted occurrence, from its position and its bag if they matter."""
-    if not lookup.pooled:
-        return None
-    coefficient = None
-    if lookup.per_sample_weights is not None:
-        coefficient = lookup.per_sample_weights.float()[positions]
-    if lookup.mean:
-        share = lookup.share_of(bags)
-        coefficient = share if coefficient is None else share * coefficient
-    return coefficient

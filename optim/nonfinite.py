@@ -27,8 +27,6 @@ class NonFiniteGradientError(ValueError):
 
 
 class _Queued(NamedTuple):
-    """A copy of the flag at the end of a step, on its way to the host."""
-
     step: int
     value: Tensor
     copied: torch.cuda.Event | None
@@ -37,10 +35,8 @@ class _Queued(NamedTuple):
 class NonFiniteFlag:
     """A flag for values that are not finite; set on the device, read by the host a little later.
 
-    Once it is set the kernels write nothing, so the tables stay as before that step.
-
-    Attributes:
-        tensor: `[1]` int32 on the device; 0 while everything was finite.
+    Once it is set the kernels write nothing, so the tables stay as before that step. `tensor` is
+    `[1]` int32 on the device; 0 while everything was finite.
     """
 
     def __init__(self, device: torch.device) -> None:

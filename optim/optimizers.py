@@ -16,7 +16,7 @@ from stampede.optim.clip import CowClip
 from stampede.optim.row_gradients import TableOptimizer, follow, padding_of, row_gradients
 from stampede.optim.rules import SGD, Adagrad, Adam, EpsPlacement, RowWiseAdagrad, RowWiseAdam, Rule
 from stampede.optim.settings import OnNonfinite, Rows, UpdateSettings
-from stampede.optim.table_array import TableArray, TableShard, clipped_columns, state_dtype
+from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.update import update_
 
 _Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
@@ -35,10 +35,8 @@ class CowClipOptimizer(TableOptimizer):
 
     In plain PyTorch it is an ordinary optimizer for `nn.Embedding(sparse=True)` and
     `nn.EmbeddingBag(sparse=True)`, whose uncoalesced gradient has one entry per occurrence of an id
-    and so carries the counts; several lookups or backward passes before a step add up. If a
-    gradient has lost the counts, they can be given to `step`. Rows of a module's `padding_idx` are
-    never changed. As with torch's optimizers, a table without a gradient (`grad` is None) is left
-    alone, and no step is counted for it.
+    and so carries the counts. Rows of a module's `padding_idx` are never changed. As with torch's
+    optimizers, a table without a gradient is left alone, and no step is counted for it.
 
     Create the optimizer before the first lookup: it notes lookups from then on. If a table is not
     the `weight` of an `nn.Embedding` or `nn.EmbeddingBag` (`functional.embedding`,
@@ -48,7 +46,6 @@ class CowClipOptimizer(TableOptimizer):
 
     Args:
         params: tables, `[rows, dim]`, contiguous, or param groups.
-        lr: learning rate.
         settings: the arguments of a subclass's constructor: fields of its rule and of
             `UpdateSettings`, and `padding_idx`.
 
@@ -86,14 +83,9 @@ class CowClipOptimizer(TableOptimizer):
         """Add a group, checking its settings as the constructor does."""
         super().add_param_group(param_group)
         added = self.param_groups[-1]
-        try:
-            self.update_settings(added)
-            for param in added["params"]:
-                self._check_table(param, added["padding_idx"])
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        self.update_settings(added)
         for param in added["params"]:
+            self._check_table(param, added["padding_idx"])
             follow(param)
 
     @classmethod
@@ -177,24 +169,15 @@ class CowClipOptimizer(TableOptimizer):
 
     def _array(self, param: Tensor, name: str, settings: UpdateSettings) -> TableArray:
         """The table with its state, which is made at the first step."""
-        dim = param.shape[1]
-        width, local_width = clipped_columns(settings, dim, 0, dim)
-        shapes = settings.state_shapes(len(param), dim, has_rest=width < dim)
         state = self.state[param]
-        if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-        for key, shape in shapes.items():
-            if key not in state:
-                state[key] = torch.zeros(shape, dtype=state_dtype(param), device=param.device)
-            elif state[key].shape != shape:
-                raise ValueError(
-                    f"{type(self).__name__}: the state {key!r} of a table of shape "
-                    f"{tuple(param.shape)} has shape {tuple(state[key].shape)} instead of {shape}; "
-                    "load the state_dict of the same class and model"
-                )
-        states = {key: state[key] for key in shapes}
-        shards = (TableShard(name, len(param)),)
-        return TableArray(shards, param.detach(), states, width, local_width, settings)
+        state.setdefault("step", torch.zeros((), dtype=torch.float32))
+        shards, weights = (TableShard(name, len(param)),), param.detach()
+        try:
+            array = TableArray.create(shards, weights, settings, param.shape[1], known=state)
+        except ValueError as wrong:
+            raise ValueError(f"{type(self).__name__}: {wrong}") from None
+        state.update(array.states)
+        return array
 
     def _check_table(self, param: Tensor, padding_idx: int | None) -> None:
         table = f"{type(self).__name__}: a parameter of shape {tuple(param.shape)}"

@@ -64,12 +64,11 @@ class HelenSettings:
             rows=self.rows,
         )
 
-    def swept_decay_factor(self, grad_norms: Tensor, bound: float) -> Tensor | None:
+    def swept_decay_factor(self, grad_norms: Tensor) -> Tensor | None:
         """The factor of the L2 term of absent rows, which is taken at their perturbed place.
 
         Args:
             grad_norms: `[shards]` norm of the gradient of each shard's whole table.
-            bound: the factor of rows that are not in the batch.
 
         Returns:
             `[shards]`, see `PendingUpdate.swept_decay_factor`; None for 1.
@@ -77,7 +76,7 @@ class HelenSettings:
         if not self.l2 or self.rows == "touched":
             return None
         # Such a row has only the L2 gradient, so it would move by `stretch * w`.
-        stretch = 2.0 * self.l2 * self.rho * bound / (grad_norms + NORM_FLOOR)
+        stretch = 2.0 * self.l2 * self.rho * self.bound / (grad_norms + NORM_FLOOR)
         decay = self.weight_decay + 2.0 * self.l2
         return (decay + 2.0 * self.l2 * stretch) / decay
 
@@ -90,10 +89,10 @@ def perturbation(
     rho: float,
     bound: float,
 ) -> Tensor:
-    """How far the first pass moves each row of a table.
+    """How far the first pass moves each row of a table, or of a part of it.
 
-    `e_i = rho * g_i / (||g|| + 1e-12) * max(c_i / max_j c_j, bound)`, where `||g||` and `max_j` run
-    over the whole table and are given, so the rows may be any part of it.
+    `e_i = rho * g_i / (||g|| + 1e-12) * max(c_i / max_j c_j, bound)`; `||g||` and `max_j` run over
+    the whole table.
 
     Args:
         grads: `[n, dim]` gradients of the mean loss.

@@ -26,7 +26,6 @@ def random_unit(keys: Tensor, rows: Tensor, columns: Tensor, step: int) -> Tenso
         keys: `[n]` int64 `table_key` of each row.
         rows: `[n]` int64 row of the table, not of the shard.
         columns: `[n, dim]` or `[dim]` int64 column of the table.
-        step: number of the step.
 
     Returns:
         `[n, dim]` float32, multiples of 2**-24.

@@ -26,8 +26,7 @@ from stampede.optim.table_array import state_dtype
 class _Notes:
     """Notes on the lookups in one table.
 
-    A single lookup needs no note: its gradient has the ids, and holding on to them would make
-    torch copy it.
+    A single lookup needs none: its gradient has the ids, and holding them makes torch copy it.
     """
 
     def __init__(self, param: Tensor) -> None:

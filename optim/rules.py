@@ -17,13 +17,8 @@ EpsPlacement = Literal["keras", "torch"]
 class RowGradientSquares:
     """Squared gradient norms of rows, over the table's columns in all shards.
 
-    Row-wise optimizers keep one value for the clipped columns and one for the rest.
-
-    Attributes:
-        embedding: `[n]` sum of squares over the clipped columns.
-        rest: `[n]` sum of squares over the other columns.
-        width: number of clipped columns of the whole table.
-        local_width: how many of this shard's first columns are clipped ones.
+    Row-wise optimizers keep one value for the clipped columns, `[n]` `embedding`, and one for the
+    `rest`. `width` counts the clipped columns of the whole table, `local_width` this shard's first.
     """
 
     embedding: Tensor
@@ -33,15 +28,13 @@ class RowGradientSquares:
 
 
 class RowStep(NamedTuple):
-    """Rows that will take a step.
+    """Rows that will take a step, counted from 1.
 
     Attributes:
         weights: `[n, dim]` float.
         grads: `[n, dim]` gradients after L2 and clip; may be overwritten.
         states: the rows' states by name, changed in place.
         squares: of `grads`; given if the rule has row states.
-        lr: learning rate of this step.
-        step: its number, counted from 1.
     """
 
     weights: Tensor
@@ -83,13 +76,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Adam(Rule):
-    """Adam: two moments per element.
-
-    Attributes:
-        betas: decay rates of the two moments.
-        eps: added to the denominator, see `eps_placement`.
-        eps_placement: see `update_`.
-    """
+    """Adam: two moments per element; see `update_`."""
 
     element_states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     moves_without_gradient: ClassVar[bool] = True
@@ -105,7 +92,7 @@ class Adam(Rule):
             raise ValueError(f"eps_placement is {self.eps_placement!r}; write 'keras' or 'torch'")
 
     def step_(self, rows: RowStep) -> None:
-        """See `Rule.step_`; the formula is `update_`'s."""
+        """See `Rule.step_`."""
         moments = rows.states["exp_avg"], rows.states["exp_avg_sq"]
         self.update_([rows.weights], [rows.grads], *([m] for m in moments), rows.lr, rows.step)
 
@@ -153,12 +140,7 @@ class Adam(Rule):
         )
 
     def torch_eps(self, step: int) -> float:
-        """The epsilon that makes torch's Adam compute this rule at `step`.
-
-        Keras divides by `sqrt(v) + eps` before the bias correction, torch by
-        `sqrt(v / (1 - beta2^t)) + eps` after it; the first is the second with
-        `eps / sqrt(1 - beta2^t)`.
-        """
+        """The epsilon with which torch's Adam, correcting the bias first, computes this rule."""
         if self.eps_placement == "torch":
             return self.eps
         return self.eps / math.sqrt(1.0 - self.betas[1] ** step)
@@ -166,11 +148,11 @@ class Adam(Rule):
 
 @dataclass(frozen=True)
 class RowWiseAdam(Adam):
-    """Adam with one second moment per row, which saves a third of the memory.
+    """Adam with one second moment per row, as FBGEMM's PARTIAL_ROWWISE_ADAM.
 
-    `v = b2*v + (1-b2)*mean(g*g)` over the clipped columns of the row, as FBGEMM's
-    PARTIAL_ROWWISE_ADAM. The other columns share another second moment, of the sum of their
-    squares: with a single such column (a first-order weight) that is Adam.
+    `v = b2*v + (1-b2)*mean(g*g)` over the clipped columns of the row. The other columns share
+    another, of the sum of their squares: with a single such column (a first-order weight) that is
+    Adam.
     """
 
     element_states: ClassVar[tuple[str, ...]] = ("exp_avg",)
@@ -197,11 +179,7 @@ class RowWiseAdam(Adam):
 
 @dataclass(frozen=True)
 class Adagrad(Rule):
-    """Adagrad: `s = s + g*g; w = w - lr * g / (sqrt(s) + eps)`, one sum per element.
-
-    Attributes:
-        eps: added to the denominator.
-    """
+    """Adagrad: `s = s + g*g; w = w - lr * g / (sqrt(s) + eps)`, one sum per element."""
 
     element_states: ClassVar[tuple[str, ...]] = ("sum",)
 
@@ -219,10 +197,9 @@ class Adagrad(Rule):
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one sum per row, of the mean square over its clipped columns.
+    """Adagrad with one sum per row, as FBGEMM's EXACT_ROWWISE_ADAGRAD: of its mean square.
 
-    As FBGEMM's EXACT_ROWWISE_ADAGRAD. The other columns share another sum, of the sum of their
-    squares: with a single such column (a first-order weight) that is Adagrad.
+    Over the clipped columns; the other columns share another sum, see `RowWiseAdam`.
     """
 
     element_states: ClassVar[tuple[str, ...]] = ()
@@ -244,11 +221,7 @@ class RowWiseAdagrad(Adagrad):
 
 @dataclass(frozen=True)
 class SGD(Rule):
-    """`b = momentum*b + g; w = w - lr*b`, as torch's SGD; without momentum there is no state.
-
-    Attributes:
-        momentum: in [0, 1).
-    """
+    """`b = momentum*b + g; w = w - lr*b`, as torch's SGD; without momentum, in [0, 1), no state."""
 
     momentum: float = 0.0
 

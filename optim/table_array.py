@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +16,7 @@ from stampede.optim.settings import UpdateSettings
 
 @dataclass(frozen=True)
 class TableShard:
-    """A table, or a part of one.
-
-    Attributes:
-        counted: False for all but one copy of a replicated table, so that sums over tables count
-            it once.
-    """
+    """A table, or a part of one; `counted` is False for all but one copy of a replicated table."""
 
     table: str
     rows: int
@@ -58,17 +52,37 @@ class TableArray:
 
     @classmethod
     def create(
-        cls, shards: Sequence[TableShard], weights: Tensor, settings: UpdateSettings, dim: int
+        cls,
+        shards: Sequence[TableShard],
+        weights: Tensor,
+        settings: UpdateSettings,
+        dim: int,
+        known: Mapping[str, Tensor] | None = None,
     ) -> TableArray:
-        """Take weights and make their state; `dim` counts the columns of the whole tables."""
-        width, local_width = clipped_columns(
-            settings, dim, shards[0].column_offset, weights.shape[1]
-        )
-        shapes = settings.state_shapes(*weights.shape, has_rest=width < dim)
-        states = {
-            name: torch.zeros(shape, dtype=state_dtype(weights), device=weights.device)
-            for name, shape in shapes.items()
-        }
+        """Take weights and their state, or make it.
+
+        Args:
+            dim: columns of the whole tables.
+            known: states that exist already; others are zero.
+
+        Raises:
+            ValueError: a state has another shape.
+        """
+        # Number of clipped columns of the whole table, and of these shards.
+        width = min(settings.clip.columns or dim, dim)
+        local_width = min(max(width - shards[0].column_offset, 0), weights.shape[1])
+        states = {}
+        for name, shape in settings.state_shapes(*weights.shape, has_rest=width < dim).items():
+            state = (known or {}).get(name)
+            if state is None:
+                state = torch.zeros(shape, dtype=state_dtype(weights), device=weights.device)
+            elif state.shape != shape:
+                raise ValueError(
+                    f"the state {name!r} of a table of shape {tuple(weights.shape)} has shape "
+                    f"{tuple(state.shape)} instead of {shape}; load the state_dict of the same "
+                    "class and model"
+                )
+            states[name] = state
         is_split = weights.shape[1] < dim
         return cls(tuple(shards), weights, states, width, local_width, settings, is_split)
 
@@ -150,26 +164,6 @@ class TableArray:
         columns = facts[:, 2, None] + torch.arange(values.shape[1], device=device)
         unit = random_unit(facts[:, 0], rows - starts[shard] + facts[:, 1], columns, step)
         return round_stochastically(values, unit, self.weights.dtype)
-
-
-class ValuesOfRows(NamedTuple):
-    """Values `[k, n]` of some rows of an array.
-
-    Attributes:
-        rows: `[n]`, sorted; None for all.
-    """
-
-    array: TableArray
-    rows: Tensor | None
-    values: Tensor
-
-
-def clipped_columns(
-    settings: UpdateSettings, dim: int, column_offset: int, columns: int
-) -> tuple[int, int]:
-    """Number of clipped columns of a table of `dim` columns, and of one column shard of it."""
-    width = dim if settings.clip.columns is None else min(settings.clip.columns, dim)
-    return width, min(max(width - column_offset, 0), columns)
 
 
 def state_dtype(weights: Tensor) -> torch.dtype:

@@ -48,9 +48,8 @@ def fill_shard_(
 
     Args:
         shard: `[rows, columns]` part of the table, any floating dtype and device.
-        table: name of the table; tables of different names draw different numbers.
-        row_offset, column_offset: position of the shard in the table.
-        dim: number of columns of the whole table.
+        table: its name; tables of different names draw different numbers.
+        row_offset, column_offset: position of the shard in the table of `dim` columns.
         low, high: bounds of the uniform distribution, used where `init.std` is None.
     """
     stop = row_offset + shard.shape[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from stampede.optim.backends.torch import ClippedRows, PendingUpdate, RowValues
+from stampede.optim.backends.torch import Measured, PendingUpdate
 from stampede.optim.clip import (
     TableSums,
     norm_histogram,
@@ -20,7 +20,7 @@ from stampede.optim.clip import (
 )
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
-from stampede.optim.table_array import TableArray, ValuesOfRows
+from stampede.optim.table_array import TableArray
 
 
 class Reduction:
@@ -29,8 +29,12 @@ class Reduction:
     # For a rank without tables.
     device = torch.device("cpu")
 
-    def sum_columns_(self, each: Sequence[ValuesOfRows]) -> None:
-        """Add up the values of rows over the column shards of their table, in place."""
+    def sum_columns_(self, each: Sequence[tuple[TableArray, Tensor | None, Tensor]]) -> None:
+        """Add up the values of rows over the column shards of their table, in place.
+
+        Args:
+            each: an array, the rows `[n]` (sorted; None for all), and their values `[k, n]`.
+        """
 
     def sum_tables_(self, sums: TableSums) -> None:
         """Add up over ranks, in place."""
@@ -53,14 +57,17 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
     updates = [_without_frozen_row(update) for update in updates]
     # None: the step is taken in one pass, once it is known that no rank refuses it.
     each = [
-        None if update.backend.can_step_at_once(update.batch) else _measure(update)
+        None if update.backend.can_step_at_once(update.batch) else _Step(update)
         for update in updates
     ]
-    measured = [one for one in each if one is not None]
-    _sum_columns(measured, reduction)
-    _leave_out_nonfinite(measured)
+    steps = [one for one in each if one is not None]
+    reduction.sum_columns_([(one.array, one.batch.rows, one.values) for one in steps])
+    reduction.sum_columns_(
+        [(one.array, None, one.everything) for one in steps if one.everything is not None]
+    )
+    _leave_out_nonfinite(steps)
     device = updates[0].batch.grads.device if updates else reduction.device
-    sums = _table_sums(measured, device)
+    sums = _table_sums(steps, device)
     reduction.sum_tables_(sums)
     if sums.nonfinite:
         raise NonFiniteGradientError(
@@ -80,24 +87,27 @@ def _without_frozen_row(update: PendingUpdate) -> PendingUpdate:
     return replace(update, batch=batch.where(batch.rows != frozen))
 
 
-@dataclass
-class _Measured:
-    """An update after its rows were measured.
+class _Step(Measured):
+    """A measured update.
 
     Attributes:
-        update: with the gradients of the batch's rows, L2 included.
-        values: of the batch's rows; over all their columns, once summed over shards.
-        share: `[3, n]` this array's part of the values, if sums over tables are needed.
-        everything, whole_share: the same for all rows, if needed.
+        share, whole_share: `[3, n]` this array's part of `values` and of `everything`, if sums over
+            tables are needed; these add up column shards, so each keeps its own part.
         skipped: number of rows skipped because their gradient is not finite.
     """
 
-    update: PendingUpdate
-    values: RowValues
-    share: Tensor | None
-    everything: RowValues | None
-    whole_share: Tensor | None
-    skipped: Tensor
+    def __init__(self, update: PendingUpdate) -> None:
+        settings = update.array.settings
+        grads, values = update.backend.measure(update.batch)
+        everything = update.backend.measure_all() if settings.needs_all_rows else None
+        super().__init__(
+            replace(update, batch=update.batch._replace(grads=grads)), values, everything
+        )
+        self.share = self.whole_share = None
+        if settings.clip.by_table:
+            self.share = values[:3].clone()
+            self.whole_share = None if everything is None else everything[:3].clone()
+        self.skipped = torch.zeros((), dtype=torch.int64, device=grads.device)
 
     @property
     def array(self) -> TableArray:
@@ -110,56 +120,25 @@ class _Measured:
     def keep(self, kept: Tensor) -> None:
         """Drop the batch's rows that are not marked in `kept`, `[n]` bool."""
         self.update = replace(self.update, batch=self.batch.where(kept))
-        self.values = self.values[kept]
+        self.values = self.values[:, kept]
         if self.share is not None:
             self.share = self.share[:, kept]
 
 
-def _measure(update: PendingUpdate) -> _Measured:
-    """Measure the batch's rows, and all rows if the step needs them."""
-    settings = update.array.settings
-    batch, values = update.backend.measure(update.batch)
-    everything = update.backend.measure_all() if settings.needs_all_rows else None
-    # Sums over a table add up its column shards, so each shard keeps its own part.
-    by_table = settings.clip.by_table
-    return _Measured(
-        replace(update, batch=batch),
-        values,
-        values.matrix[:3].clone() if by_table else None,
-        everything,
-        everything.matrix[:3].clone() if by_table and everything is not None else None,
-        torch.zeros((), dtype=torch.int64, device=batch.grads.device),
-    )
-
-
-def _sum_columns(measured: Sequence[_Measured], reduction: Reduction) -> None:
-    """Sum the values of rows over all their columns."""
-    reduction.sum_columns_(
-        [ValuesOfRows(one.array, one.batch.rows, one.values.matrix) for one in measured]
-    )
-    reduction.sum_columns_(
-        [
-            ValuesOfRows(one.array, None, one.everything.matrix)
-            for one in measured
-            if one.everything is not None
-        ]
-    )
-
-
-def _leave_out_nonfinite(measured: Sequence[_Measured]) -> None:
+def _leave_out_nonfinite(steps: Sequence[_Step]) -> None:
     """Skip rows with a NaN or an infinity; all column shards see the same sum."""
-    finite = [torch.isfinite(one.values.grad_squares + one.values.rest_squares) for one in measured]
+    finite = [torch.isfinite(one.values[0] + one.values[1]) for one in steps]
     bad = torch.stack([(~rows).sum() for rows in finite]) if finite else torch.zeros(0)
-    for one, rows, count in zip(measured, finite, bad.tolist(), strict=True):
+    for one, rows, count in zip(steps, finite, bad.tolist(), strict=True):
         if count:
             one.skipped += count
             one.keep(rows)
 
 
-def _table_sums(measured: Sequence[_Measured], device: torch.device) -> TableSums:
+def _table_sums(steps: Sequence[_Step], device: torch.device) -> TableSums:
     """This rank's part of the sums over tables."""
     sums = TableSums(nonfinite=torch.zeros((), dtype=torch.float64, device=device))
-    for one in measured:
+    for one in steps:
         settings, array = one.array.settings, one.array
         if settings.on_nonfinite == "error" and array.counts_rows:
             sums.nonfinite += one.skipped
@@ -167,18 +146,11 @@ def _table_sums(measured: Sequence[_Measured], device: torch.device) -> TableSum
             continue
         parts = _shard_sums(one) if settings.clip.by_table else _shard_histograms(one)
         for shard, total in zip(array.shards, parts, strict=True):
-            if not shard.counted:
-                total = torch.zeros_like(total)
-            if settings.clip.granularity == "global":
-                known = sums.everything
-                sums.everything = total if known is None else known + total
-            else:
-                known = sums.by_table.get(shard.table)
-                sums.by_table[shard.table] = total if known is None else known + total
+            sums.add(shard.table, settings.clip, total if shard.counted else total.zero_())
     return sums
 
 
-def _shard_sums(one: _Measured) -> list[Tensor]:
+def _shard_sums(one: _Step) -> list[Tensor]:
     """Squared norms of gradient and weights of each shard, float64 `[2]`."""
     bounds = one.update.bounds()
     taken = one.share[[0, 2]].double()
@@ -199,9 +171,9 @@ def _times(counts: Tensor, dtype: torch.dtype) -> Tensor:
     return counts.clamp_min(1).to(dtype)
 
 
-def _shard_histograms(one: _Measured) -> list[Tensor]:
+def _shard_histograms(one: _Step) -> list[Tensor]:
     """Histograms of each shard's norms of rows, per occurrence; the first column shard has them."""
-    norms = one.values.grad_squares.sqrt()
+    norms = one.values[0].sqrt()
     norms = norms / _times(one.batch.counts, norms.dtype)
     if one.array.shards[0].column_offset:
         norms = norms[:0]
@@ -214,53 +186,38 @@ def _step_at_once(update: PendingUpdate) -> Tensor:
     return torch.tensor([len(update.batch.rows), clipped, 0]) * update.array.counts_rows
 
 
-def _clip_and_step(one: _Measured, sums: TableSums) -> Tensor:
-    update, batch = one.update, one.batch
+def _clip_and_step(one: _Step, sums: TableSums) -> Tensor:
     factor, swept_factor = _factors(one, sums)
     clipped = torch.zeros_like(one.skipped) if factor is None else (factor < 1).sum()
-    update.backend.step_(
-        ClippedRows(batch, one.values, factor, update.lr, update.step, one.everything, swept_factor)
-    )
-    touched = torch.full_like(one.skipped, len(batch.rows))
+    one.update.backend.step_(one, factor, swept_factor)
+    touched = torch.full_like(one.skipped, len(one.batch.rows))
     return torch.stack([touched, clipped, one.skipped]) * one.array.counts_rows
 
 
-def _factors(one: _Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
+def _factors(one: _Step, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
     """Factors of the gradients: of the batch's rows and of all rows; None for 1."""
     array, clip, (_, grads, counts) = one.array, one.array.settings.clip, one.batch
+    everything = one.everything
     if clip.granularity == "none":
-        return None, _by_row(array, one.update.swept_decay_factor, grads.dtype)
-    values, everything = one.values, one.everything
-    if clip.granularity == "quantile":
-        norms = values.grad_squares.sqrt()
-        held = [quantile_of(sums.by_table[shard.table], clip.quantile) for shard in array.shards]
-        each = _of_rows(one, torch.stack(held).to(norms.dtype))
-        return threshold_factor(norms, each * _times(counts, norms.dtype)), None
+        swept = one.update.swept_decay_factor
+        return None, None if swept is None else _repeated(swept.to(grads.dtype), array.starts)
     if clip.by_row:
-        factor = row_factor(values.grad_squares, values.weight_squares, counts, array.width, clip)
+        factor = row_factor(one.values[0], one.values[2], counts, array.width, clip)
         if not clip.may_clip_decay(array.settings.l2) or everything is None:
             return factor, None
-        once = torch.ones_like(everything.grad_squares)
-        return factor, row_factor(
-            everything.grad_squares, everything.weight_squares, once, array.width, clip
-        )
-    if clip.granularity == "global":
-        held = [sums.everything for _ in array.shards]
-    else:
-        held = [sums.by_table[shard.table] for shard in array.shards]
-    by_shard = table_factor(*torch.stack(held).T, clip).to(grads.dtype)
-    factor = _of_rows(one, by_shard)
-    return factor, None if everything is None else _by_row(array, by_shard, by_shard.dtype)
+        once = torch.ones_like(everything[0])
+        return factor, row_factor(everything[0], everything[2], once, array.width, clip)
+    held = torch.stack([sums.of(shard.table, clip) for shard in array.shards])
+    if clip.granularity == "quantile":
+        norms = one.values[0].sqrt()
+        each = torch.stack([quantile_of(histogram, clip.quantile) for histogram in held])
+        largest = _repeated(each.to(norms.dtype), one.update.bounds())
+        return threshold_factor(norms, largest * _times(counts, norms.dtype)), None
+    by_shard = table_factor(*held.T, clip).to(grads.dtype)
+    swept = None if everything is None else _repeated(by_shard, array.starts)
+    return _repeated(by_shard, one.update.bounds()), swept
 
 
-def _of_rows(one: _Measured, by_shard: Tensor) -> Tensor:
-    """Repeat one value per shard for each of the batch's rows."""
-    return by_shard.repeat_interleave(torch.tensor(one.update.bounds()).diff().to(by_shard.device))
-
-
-def _by_row(array: TableArray, by_shard: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Repeat one value per shard for each row of an array."""
-    if by_shard is None:
-        return None
-    lengths = torch.tensor([shard.rows for shard in array.shards], device=by_shard.device)
-    return by_shard.to(dtype).repeat_interleave(lengths)
+def _repeated(by_shard: Tensor, bounds: list[int]) -> Tensor:
+    """Repeat one value per shard for each of its rows, which end at these bounds."""
+    return by_shard.repeat_interleave(torch.tensor(bounds, device=by_shard.device).diff())

@@ -28,10 +28,8 @@ class WaitingRows:
     """The step that each row of an array is at; subclasses have the kernels that replay steps.
 
     Args:
-        settings: of the array; `is_replayable` is true for them.
-        rows, device: of the array.
-        defers: whether rows may stay behind from one step to the next. Whoever reads the table must
-            then call `catch_up` or `flush` first.
+        settings, rows, device: of the array; `is_replayable` is true for the settings.
+        defers: whether rows may stay behind from one step to the next.
         known_late: how many steps later it may turn out that a step was not taken.
 
     Attributes:
@@ -110,11 +108,7 @@ class WaitingRows:
         return self.steps[position : position + 1]
 
     def end_step(self, *, is_swept: bool) -> None:
-        """Step rows outside of the batch, each after at most `WINDOW` steps.
-
-        Args:
-            is_swept: whether to step all of them now, as for a batch with many rows.
-        """
+        """Step rows outside of the batch, each after `WINDOW` steps at most; all if `is_swept`."""
         self.behind = True
         rows = len(self.last)
         if not self.defers or is_swept:

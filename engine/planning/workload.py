@@ -153,7 +153,7 @@ class TableStates:
 
     @property
     def values_per_row(self) -> int:
-        """Values per row that ranks sum if they share its columns; see `RowValues`."""
+        """Values per row that ranks sum if they share its columns; see `Measured`."""
         if self.settings is None:
             return 0
         clipped = self.settings.clip.columns

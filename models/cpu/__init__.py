@@ -26,22 +26,28 @@ _DENSE = Library(
 available = _DENSE.available
 
 
-def computing_dtype(inputs: Tensor) -> torch.dtype | None:
+def computing_dtype(inputs: Tensor, *others: Tensor | None) -> torch.dtype | None:
     """The dtype that the kernels compute in: float32, or autocast's bfloat16.
 
     None if they cannot be used: not on a CPU, with other dtypes, while a graph is captured or
-    operations are dispatched to Python, under torch.func, or if they do not compile.
+    operations are dispatched to Python, under torch.func, or if they do not compile. `others` are
+    always float32.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return None
-    if type(inputs) not in (Tensor, torch.nn.Parameter) or inputs.device.type != "cpu":
-        return None
     dtype = torch.float32
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-    if inputs.dtype not in (torch.float32, dtype):
+    fit = [(inputs, {torch.float32, dtype})]
+    fit += [(other, {torch.float32}) for other in others if other is not None]
+    if not all(
+        type(one) in (Tensor, torch.nn.Parameter)
+        and one.device.type == "cpu"
+        and one.dtype in dtypes
+        for one, dtypes in fit
+    ):
         return None
     return dtype if dtype in (torch.float32, torch.bfloat16) and available() else None
 
@@ -73,10 +79,7 @@ def has_tiles() -> bool:
 def relu_layers(
     inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The outputs of all layers, each `relu(x @ weight.T + bias)` of the previous one.
-
-    Each is `[rows, outputs]`, in the inputs' dtype.
-    """
+    """The outputs of all layers, each `relu(x @ weight.T + bias)` of the one before."""
     if has_tiles():
         operator = torch.ops.stampede_dense.relu_layers
         return operator(
@@ -99,29 +102,6 @@ def _relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return output
 
 
-def relu_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of a ReLU's input, and the sums of its columns."""
-    return torch.ops.stampede_dense.relu_backward(grad, output, False)
-
-
-def single_output(inputs: Tensor, weight: Tensor) -> Tensor:
-    """`inputs @ weight.T`, `[rows, 1]` float32, of a weight `[1, columns]`."""
-    return torch.ops.stampede_dense.single_output(inputs, weight.contiguous())
-
-
-def single_output_backward(
-    grad: Tensor, inputs: Tensor, weight: Tensor, *, into_inputs: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient before the ReLUs of the inputs, its column sums, and the weight's gradient.
-
-    Args:
-        grad: `[rows, 1]` float32.
-        into_inputs: whether the first overwrites the inputs.
-    """
-    operator = torch.ops.stampede_dense.single_output_backward
-    return operator(grad, inputs, weight.contiguous(), into_inputs)
-
-
 def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:
     """`grad @ weight`, in the gradient's dtype."""
     if has_tiles():
@@ -132,11 +112,9 @@ def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 def masked_inputs_gradient(
     grad: Tensor, weight: Tensor, mask: Tensor, *, into_mask: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`grad @ weight` where the mask is above 0, else 0; and the float32 sums of its columns.
+    """`grad @ weight` where the mask is above 0, else 0, and the float32 sums of its columns.
 
-    Args:
-        mask: of the result's shape and the gradient's dtype.
-        into_mask: whether the result overwrites the mask, which saves memory traffic.
+    `into_mask`: the result overwrites the mask, which saves memory traffic.
     """
     if has_tiles():
         operator = torch.ops.stampede_dense.masked_inputs_gradient

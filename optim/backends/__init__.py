@@ -23,11 +23,10 @@ def choose_backend(
     """Choose the kernels of an array, once, when it is sharded or first updated.
 
     Args:
-        replays: whether kernels may replay steps of rows outside of the batch; else each step
-            sweeps them.
+        replays: whether steps of rows outside of the batch may be replayed, or are swept.
         defers: whether such rows may wait until they are looked up; readers of the table must then
             call `catch_up` or `flush` first.
-        flag: for updates queued on a GPU: the flag that stops them.
+        flag: stops updates that are queued on a GPU.
     """
     if flag is not None:
         from stampede.optim.backends.triton import TritonBackend

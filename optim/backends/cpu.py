@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stampede.optim import native
-from stampede.optim.backends.torch import ClippedRows, RowValues, TorchBackend
+from stampede.optim.backends.torch import Measured, TorchBackend
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
@@ -18,12 +18,7 @@ _OPS = torch.ops.stampede
 
 
 class CpuBackend(TorchBackend):
-    """The C++ kernels; PyTorch for rules other than Adam and for clips over whole tables.
-
-    Args:
-        array: one for which `native.handles` is true.
-        replays, defers: see `choose_backend`.
-    """
+    """The C++ kernels; PyTorch for rules other than Adam and clips over whole tables."""
 
     name = "the C++ kernels"
 
@@ -54,7 +49,7 @@ class CpuBackend(TorchBackend):
             return super().sum_by_row(lookup, grad)
         return native.sum_by_row(lookup, grad, self.array.weights.shape[1])
 
-    def measure(self, batch: RowGradients) -> tuple[RowGradients, RowValues]:
+    def measure(self, batch: RowGradients) -> tuple[Tensor, Tensor]:
         """See `TorchBackend.measure`."""
         if batch.grads.dtype != torch.float32:
             return super().measure(batch)
@@ -62,13 +57,10 @@ class CpuBackend(TorchBackend):
         grads, squares = _OPS.measure_rows(
             array.weights, batch.rows, batch.grads, array.local_width, array.settings.l2
         )
-        return self._measured(batch, grads, list(squares))
+        return grads, self._with_states(squares, batch.rows)
 
     def can_step_at_once(self, batch: RowGradients) -> bool:
-        """Whether each row's step depends on the row alone, and all gradients are finite.
-
-        Other passes find the rows whose gradients are not.
-        """
+        """Whether each row's step depends on the row alone, and all gradients are finite."""
         array, grads = self.array, batch.grads
         return (
             self._steps_at_once
@@ -96,13 +88,13 @@ class CpuBackend(TorchBackend):
         self._end_step(len(batch.rows))
         return clipped
 
-    def step_(self, clipped: ClippedRows) -> None:
+    def step_(self, measured: Measured, factor: Tensor | None, swept_factor: Tensor | None) -> None:
         """See `TorchBackend.step_`."""
         if not self._steps:
-            super().step_(clipped)
+            super().step_(measured, factor, swept_factor)
             return
-        array, (batch, _, factor, lr, step, *_) = self.array, clipped
-        constants, last = self._begin_step(lr, step)
+        array, batch, step = self.array, measured.update.batch, measured.update.step
+        constants, last = self._begin_step(measured.update.lr, step)
         _OPS.adam_rows_(
             *array.adam_tensors(),
             batch.rows,

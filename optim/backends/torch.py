@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,62 +20,49 @@ BLOCK_ELEMENTS = 1 << 20
 
 
 @dataclass
-class RowValues:
-    """The values of rows that a step needs, as one matrix that can be summed over column shards.
+class PendingUpdate:
+    """One array's share in a step, counted from 1.
 
     Attributes:
-        matrix: `[3 + row states, n]`: squared norm of the gradient over the clipped columns and
-            over the others, squared norm of the weights over the clipped columns, row states.
+        batch: summed gradients of the batch's rows, of the mean loss over the global batch; its
+            rows count from the start of the array.
+        swept_decay_factor: `[shards]` factor of the L2 term of rows outside of the batch,
+            besides the clip; None for 1.
     """
 
-    matrix: Tensor
-
-    @property
-    def grad_squares(self) -> Tensor:
-        """`[n]`, clipped columns."""
-        return self.matrix[0]
-
-    @property
-    def rest_squares(self) -> Tensor:
-        """`[n]`, the other columns."""
-        return self.matrix[1]
-
-    @property
-    def weight_squares(self) -> Tensor:
-        """`[n]`, clipped columns."""
-        return self.matrix[2]
-
-    def states(self, array: TableArray) -> dict[str, Tensor]:
-        """Row states by name, views of the matrix."""
-        return dict(zip(array.row_state_names, self.matrix[3:], strict=True))
-
-    def after_clip(self, factor: Tensor | None, array: TableArray) -> RowGradientSquares:
-        """Squares of the gradients after the clipped columns are multiplied by `factor`."""
-        squares = self.grad_squares if factor is None else self.grad_squares * factor * factor
-        return RowGradientSquares(squares, self.rest_squares, array.width, array.local_width)
-
-    def __getitem__(self, part: slice | Tensor) -> RowValues:
-        return RowValues(self.matrix[:, part])
-
-
-class ClippedRows(NamedTuple):
-    """The rows of a batch that will take a step.
-
-    Attributes:
-        batch: from `TorchBackend.measure`; its gradients are overwritten.
-        values: of the batch's rows, over all their columns.
-        factor: `[n]` factor of the clipped columns of the batch's rows; None for 1.
-        everything: values of all rows; None if rule and clip need none.
-        swept_factor: `[rows]` factor of rows outside of the batch; None for 1.
-    """
-
+    backend: TorchBackend
     batch: RowGradients
-    values: RowValues
-    factor: Tensor | None
     lr: float
     step: int
-    everything: RowValues | None
-    swept_factor: Tensor | None
+    swept_decay_factor: Tensor | None = None
+
+    @property
+    def array(self) -> TableArray:
+        """The array that is updated."""
+        return self.backend.array
+
+    def bounds(self) -> list[int]:
+        """Start of each shard's rows among the batch's rows, and their end."""
+        return self.array.bounds_of(self.batch.rows)
+
+
+@dataclass
+class Measured:
+    """An update and the values of rows that its step needs.
+
+    Values are a matrix `[3 + row states, n]` that can be summed over column shards: squared norm of
+    the gradient over the clipped columns and over the others, squared norm of the weights over the
+    clipped columns, row states.
+
+    Attributes:
+        update: its gradients include the L2 term, and will be overwritten.
+        values: of the batch's rows.
+        everything: of all rows, as if their gradient were the L2 term; None if the step needs none.
+    """
+
+    update: PendingUpdate
+    values: Tensor
+    everything: Tensor | None = None
 
 
 class TorchBackend:
@@ -120,38 +107,35 @@ class TorchBackend:
 
     def sum_by_row(self, lookup: Lookup, grad: Tensor) -> RowGradients:
         """Sum the gradient of a lookup's output by row."""
-        rows, source, share = _by_occurrence(lookup)
+        bags = lookup.bags()
+        rows = lookup.rows_of(bags)
         if not lookup.pooled:
             return sum_by_row(rows, grad)
-        factors = lookup.float_weights
-        if lookup.mean:
-            factors = share if factors is None else share * factors
-        return sum_by_row(rows, _of_bags(lookup, grad), source, factors)
+        return sum_by_row(
+            rows, _of_bags(lookup, grad), lookup.source_of(bags), lookup.coefficient(bags)
+        )
 
     def gradient_of_weights(self, lookup: Lookup, grad: Tensor) -> Tensor:
         """`[ids]` float32: the gradient of the per-sample weights of a pooled lookup."""
-        rows, source, share = _by_occurrence(lookup)
-        products = self.array.weights[rows].float() * _of_bags(lookup, grad)[source].float()
-        found = products.sum(1)
-        return found * share if lookup.mean else found
+        bags = lookup.bags()
+        of_bags = _of_bags(lookup, grad)[lookup.source_of(bags)].float()
+        found = (self.array.weights[lookup.rows_of(bags)].float() * of_bags).sum(1)
+        return found * lookup.share_of(bags) if lookup.mean else found
 
-    def measure(self, batch: RowGradients) -> tuple[RowGradients, RowValues]:
-        """Gradients of the batch's rows with their L2 term, in a new tensor, and their values."""
+    def measure(self, batch: RowGradients) -> tuple[Tensor, Tensor]:
+        """Gradients of the batch's rows with their L2 term, a new tensor; the rows' values."""
         clipped = self.array.local_width
         weights = self.array.taken(batch.rows)
         grads = torch.add(
             batch.grads.to(weights.dtype), weights, alpha=2.0 * self.array.settings.l2
         )
         parts = (grads[:, :clipped], grads[:, clipped:], weights[:, :clipped])
-        return self._measured(batch, grads, [_squares(part) for part in parts])
+        return grads, self._with_states(map(_squares, parts), batch.rows)
 
-    def _measured(
-        self, batch: RowGradients, grads: Tensor, squares: list[Tensor]
-    ) -> tuple[RowGradients, RowValues]:
-        values = RowValues(torch.stack([*squares, *_owned_states(self.array, batch.rows)]))
-        return batch._replace(grads=grads), values
+    def _with_states(self, squares: Iterable[Tensor], rows: Tensor) -> Tensor:
+        return torch.stack([*squares, *_owned_states(self.array, rows)])
 
-    def measure_all(self) -> RowValues:
+    def measure_all(self) -> Tensor:
         """Values of every row as if its gradient were the L2 term only; 0 for the frozen row."""
         array, weights = self.array, self.array.weights
         clipped = array.local_width
@@ -173,7 +157,7 @@ class TorchBackend:
             row.copy_(state)
         if array.frozen_row is not None:
             matrix[:3, array.frozen_row] = 0.0
-        return RowValues(matrix)
+        return matrix
 
     def can_step_at_once(self, batch: RowGradients) -> bool:
         """Whether `step_at_once_` can do a whole update, without sums first."""
@@ -183,15 +167,20 @@ class TorchBackend:
         """L2, clip and step of the batch's rows; returns how many were clipped."""
         raise NotImplementedError
 
-    def step_(self, clipped: ClippedRows) -> None:
-        """Step all rows: copy the batch's rows, step them, sweep all, write the copies back."""
-        array, settings = self.array, self.array.settings
-        (rows, grads, _), values, factor, lr, step, everything, swept_factor = clipped
+    def step_(self, measured: Measured, factor: Tensor | None, swept_factor: Tensor | None) -> None:
+        """Step all rows: copy the batch's rows, step them, sweep all, write the copies back.
+
+        Args:
+            factor: `[n]` factor of the clipped columns of the batch's rows; None for 1.
+            swept_factor: `[rows]` the same of rows outside of the batch.
+        """
+        array, settings, values = self.array, self.array.settings, measured.values
+        (rows, grads, _), lr, step = measured.update.batch, measured.update.lr, measured.update.step
         if factor is not None:
             grads[:, : array.local_width].mul_(factor[:, None])
         weights = array.taken(rows)
         states = {name: array.states[name][rows] for name in array.element_state_names}
-        states |= values.states(array)
+        states |= _row_states(array, values)
         if settings.weight_decay:
             weights.mul_(1.0 - lr * settings.weight_decay)
         if settings.ar_alpha:
@@ -200,12 +189,12 @@ class TorchBackend:
             kept = 1.0 - (lr * settings.ar_alpha * gap).clamp_max(1.0)
             weights.mul_(kept.clamp_min(settings.min_shrinkage)[:, None])
             last.fill_(step)
-        squares = values.after_clip(factor, array)
+        squares = _squares_after_clip(array, values, factor)
         settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
         if settings.moves_untouched_rows:
             # As if no row were in the batch.
             with array.keeping_frozen_row():
-                _sweep_(array, everything, swept_factor, lr, step)
+                _sweep_(array, measured.everything, swept_factor, lr, step)
         array.weights.index_copy_(0, rows, array.rounded(weights, rows, step))
         for name, state in states.items():
             array.states[name].index_copy_(0, rows, state)
@@ -227,46 +216,9 @@ class TorchBackend:
             self.waiting.rewind(step)
 
 
-@dataclass
-class PendingUpdate:
-    """One array's share in a step.
-
-    Attributes:
-        batch: summed gradients of the batch's rows, of the mean loss over the global batch; its
-            rows count from the start of the array.
-        step: its number, counted from 1.
-        swept_decay_factor: `[shards]` factor of the L2 term of rows outside of the batch,
-            besides the clip; None for 1.
-    """
-
-    backend: TorchBackend
-    batch: RowGradients
-    lr: float
-    step: int
-    swept_decay_factor: Tensor | None = None
-
-    @property
-    def array(self) -> TableArray:
-        """The array that is updated."""
-        return self.backend.array
-
-    def bounds(self) -> list[int]:
-        """Start of each shard's rows among the batch's rows, and their end."""
-        return self.array.bounds_of(self.batch.rows)
-
-
 def _of_bags(lookup: Lookup, grad: Tensor) -> Tensor:
     """`[batch * features, dim]` of `[batch, features * dim]`."""
     return grad.reshape(lookup.batch * lookup.features, grad.shape[1] // lookup.features)
-
-
-def _by_occurrence(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
-    """For each id of a lookup: its row, its bag in `_of_bags`, and its share of a mean."""
-    lengths = lookup.offsets.diff()
-    bags = torch.arange(len(lengths), device=lengths.device)
-    bags = torch.repeat_interleave(bags, lengths, output_size=lookup.occurrences)
-    rows = lookup.indices.to(torch.int64) + lookup.first_rows[bags // lookup.batch]
-    return rows, lookup.source_of(bags), lookup.share_of(bags)
 
 
 def _owned_states(array: TableArray, rows: Tensor | slice) -> list[Tensor]:
@@ -278,14 +230,27 @@ def _owned_states(array: TableArray, rows: Tensor | slice) -> list[Tensor]:
     return states
 
 
+def _row_states(array: TableArray, values: Tensor) -> dict[str, Tensor]:
+    """Row states by name, views of the values."""
+    return dict(zip(array.row_state_names, values[3:], strict=True))
+
+
+def _squares_after_clip(
+    array: TableArray, values: Tensor, factor: Tensor | None
+) -> RowGradientSquares:
+    """Squares of the gradients after the clipped columns are multiplied by `factor`."""
+    squares = values[0] if factor is None else values[0] * factor * factor
+    return RowGradientSquares(squares, values[1], array.width, array.local_width)
+
+
 def _squares(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(values, dim=1).square_()
 
 
 def _sweep_(
-    array: TableArray, values: RowValues | None, factor: Tensor | None, lr: float, step: int
+    array: TableArray, values: Tensor | None, factor: Tensor | None, lr: float, step: int
 ) -> None:
-    """One step of every row as if it were outside of the batch; arguments as for `step_`."""
+    """One step of every row as if it were outside of the batch; `values` are of all rows."""
     settings = array.settings
     element_wise = type(settings.rule) is Adam and factor is None and not array.is_rounded()
     # The fused kernel would compute the L2 term from decayed weights.
@@ -295,7 +260,7 @@ def _sweep_(
     block = max(1, BLOCK_ELEMENTS // array.weights.shape[1])
     for first in range(0, len(array.weights), block):
         rows = slice(first, first + block)
-        part = None if values is None else values[rows]
+        part = None if values is None else values[:, rows]
         _sweep_rows(array, rows, part, None if factor is None else factor[rows], lr, step)
 
 
@@ -315,7 +280,7 @@ def _sweep_elements(array: TableArray, rule: Adam, lr: float, step: int) -> None
 def _sweep_rows(
     array: TableArray,
     rows: slice,
-    values: RowValues | None,
+    values: Tensor | None,
     factor: Tensor | None,
     lr: float,
     step: int,
@@ -329,8 +294,8 @@ def _sweep_rows(
     states = {name: array.states[name][rows] for name in array.element_state_names}
     squares = None
     if array.row_state_names:
-        states |= values.states(array)
-        squares = values.after_clip(factor, array)
+        states |= _row_states(array, values)
+        squares = _squares_after_clip(array, values, factor)
     if settings.weight_decay:
         weights.mul_(1.0 - lr * settings.weight_decay)
     settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))

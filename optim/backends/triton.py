@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stampede.optim.backends.torch import ClippedRows, TorchBackend
+from stampede.optim.backends.torch import Measured, TorchBackend
 from stampede.optim.lookup import Lookup, SortedRuns
 from stampede.optim.nonfinite import LATE, NonFiniteFlag
 from stampede.optim.rules import Adam, step_constants
@@ -50,10 +50,6 @@ class TritonBackend(TorchBackend):
     """Queues a step in two halves, so that either all arrays change or none.
 
     A step over several lookups cannot be queued; PyTorch takes it.
-
-    Args:
-        array: one for which `why_not` is None.
-        flag: the kernels write only while it is 0.
     """
 
     name = "the Triton kernels"
@@ -67,11 +63,8 @@ class TritonBackend(TorchBackend):
 
     @torch.no_grad()
     def measure_queued(self, lookup: Lookup, grad: Tensor) -> tuple[SortedRuns, RowSums]:
-        """First half: gradients and squared norms of the batch's rows.
-
-        Adds the number of rows with a non-finite gradient to the flag.
-        """
-        # A pooled output also holds columns of arrays of other widths.
+        """First half: gradients and norms of the rows; sets the flag if one is not finite."""
+        # It may be expanded, as that of a sum.
         grad = grad.contiguous().view(-1, self.array.weights.shape[1])
         return lookup.runs, sum_runs(lookup.runs, grad, self.array, self._flag)
 
@@ -87,7 +80,7 @@ class TritonBackend(TorchBackend):
 
         Args:
             measured: of `measure_queued`; None for a batch without ids.
-            row_counts: `[2]` or more, int64, on the device; touched and clipped rows are added.
+            row_counts: int64 on the device; touched and clipped rows are added.
         """
         settings, waiting = self.array.settings, self.waiting
         if waiting is not None:
@@ -107,14 +100,15 @@ class TritonBackend(TorchBackend):
             # Only the device knows how many rows the batch holds.
             waiting.end_step(is_swept=False)
 
-    def step_(self, clipped: ClippedRows) -> None:
+    def step_(self, measured: Measured, factor: Tensor | None, swept_factor: Tensor | None) -> None:
         """See `TorchBackend.step_`."""
+        step = measured.update.step
         if self.waiting is not None:
-            self.waiting.set_step(clipped.step - 1)
+            self.waiting.set_step(step - 1)
             self.waiting.flush()
-        super().step_(clipped)
+        super().step_(measured, factor, swept_factor)
         if self.waiting is not None:
-            self.waiting.all_are_at(clipped.step)
+            self.waiting.all_are_at(step)
 
 
 class _WaitingRows(WaitingRows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim import triton
@@ -22,7 +24,6 @@ from stampede.optim.perturbation import HelenSettings
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
-from stampede.optim.sharded.passes import Passes
 from stampede.optim.sharded.reduction import (
     BackwardReduction,
     CollectionGroups,
@@ -36,7 +37,7 @@ _LOG = logging.getLogger("stampede.optim")
 
 @dataclass
 class _Collection:
-    """A sharded collection, held by a weak reference.
+    """A sharded collection, held by weak references.
 
     Attributes:
         names: of its tables in the sums over ranks.
@@ -56,7 +57,7 @@ class _Collection:
     def hold(self) -> None:
         """Keep this pass's gradients until a later pass completes the step."""
         for tbe in self.tables:
-            self.held.setdefault(tbe, []).extend(map(tbe.row_gradients, taken(tbe)))
+            self.held.setdefault(tbe, []).extend(map(tbe.row_gradients, tbe.take_gradients()))
 
     @property
     def tables(self) -> list[CowClipTables]:
@@ -69,17 +70,29 @@ class BackwardUpdate:
 
     A row's step may need sums over other tables and ranks. So one update of all tables runs before
     `backward` returns, with its collectives in an order fixed at sharding.
+
+    Args:
+        backwards_per_step: how many passes through a collection make one step of its tables, fewer
+            if an optimizer of the program steps before; None if each pass is a step.
     """
 
-    def __init__(self, passes: Passes) -> None:
-        self.passes = passes
-        passes.complete = self._complete
+    def __init__(self, backwards_per_step: int | None = 1) -> None:
+        self._per_step = backwards_per_step
+        # By collection: passes of the current step, and updates since the last optimizer step.
+        self._under_way: Counter[int] = Counter()
+        self._since_step: Counter[int] = Counter()
+        # Whether the program steps an optimizer after updates; only then are passes limited.
+        self._optimizers_step = False
         self._helen: HelenPasses | None = None
         self._collections: dict[int, _Collection] = {}
         self._next = 0
         self._pass: int | None = None
         self._reached: Counter[tuple[int, int]] = Counter()
         self._queue: UpdateQueue | None = None
+        # The hook is global; it must not keep the model alive.
+        this = weakref.ref(self)
+        handle = register_optimizer_step_post_hook(lambda *_: _stepped(this))
+        weakref.finalize(self, handle.remove)
 
     def add_collection(
         self,
@@ -94,7 +107,6 @@ class BackwardUpdate:
         """Register a collection, in the same order on every rank; return its number.
 
         Args:
-            module: the collection.
             tables: this rank's.
             settings, helen: by table, as named in the layout.
 
@@ -155,7 +167,6 @@ class BackwardUpdate:
     def _check_passes(
         self, helen: dict[str, HelenSettings], settings: dict[str, UpdateSettings]
     ) -> None:
-        """Refuse to mix Helen, two backward passes a step, with optimizers of one pass."""
         is_first = not self._collections
         if bool(helen) != (len(helen) == len(settings)) or (
             not is_first and bool(helen) != (self._helen is not None)
@@ -167,12 +178,11 @@ class BackwardUpdate:
         if helen:
             self._helen = self._helen or HelenPasses()
             self._helen.settings.update(helen)
-            if self.passes.per_step not in (1, None):
+            if self._per_step not in (1, None):
                 raise ValueError(
                     "Helen takes two backward passes of one batch a step and does not add up "
                     "their gradients; leave backwards_per_step out of cowclip_sharders()"
                 )
-            self.passes.updates = 2
 
     def reach(self, number: int, module: int = 0) -> None:
         """Note, during backward, that a pass goes through lookup `module` of a collection.
@@ -196,18 +206,49 @@ class BackwardUpdate:
             for tbe in self._collections[number].tables:
                 for lookup in tbe.gradients:
                     lookup.wait()
-        completed = self.passes.completed(reached)
+        completed = self._count_pass(reached)
         for number in set(reached) - set(completed):
             self._collections[number].hold()
         # All ranks decide alike: those without tables pass through the modules too.
-        is_one_pass = self.passes.per_step in (1, None) and all(
+        is_one_pass = self._per_step in (1, None) and all(
             times == 1 for times in self._reached.values()
         )
         self._step(completed, is_one_pass)
 
-    def _complete(self, numbers: list[int]) -> None:
-        """Step the tables of collections with the gradients that earlier passes left."""
-        self._step([n for n in numbers if n in self._collections], is_one_pass=False)
+    def _count_pass(self, reached: Sequence[int]) -> list[int]:
+        """Count a pass through collections; return those whose step it completes."""
+        if self._per_step is None:
+            return list(reached)
+        allowed = 1 if self._helen is None else 2
+        if self._optimizers_step and any(self._since_step[n] >= allowed for n in reached):
+            raise ValueError(
+                "a backward pass asks for a second update of the tables without an optimizer "
+                "step in between. For gradient accumulation write "
+                "cowclip_sharders(backwards_per_step=N): gradients and counts of N backward "
+                "passes add up. With backwards_per_step=None every pass is an update. "
+                "Semi-synchronous pipelines are not supported, as they look up outdated rows"
+            )
+        self._under_way.update(reached)
+        completed = [n for n in reached if self._under_way[n] >= self._per_step]
+        for number in completed:
+            del self._under_way[number]
+        return completed
+
+    def after_optimizer_step(self) -> None:
+        """An optimizer of the program has stepped, which completes the steps under way."""
+        if self._per_step is None or not (self._since_step or self._under_way):
+            return
+        scale = _scale_of_the_loss()
+        if scale != 1.0:
+            raise ValueError(
+                f"a GradScaler scales the loss by {scale:g}, but tables are updated in backward, "
+                "before it can unscale their gradients; train in bf16 or fp32 without a scaler"
+            )
+        cut_short = [n for n in sorted(self._under_way) if n in self._collections]
+        self._under_way.clear()
+        self._step(cut_short, is_one_pass=False)
+        self._optimizers_step = True
+        self._since_step.clear()
 
     def _step(self, numbers: list[int], is_one_pass: bool) -> None:
         present = [self._collections[number] for number in numbers]
@@ -216,10 +257,11 @@ class BackwardUpdate:
         self._check_everything_is_there(present)
         tables = [tbe for collection in present for tbe in collection.tables]
         if is_one_pass and all(collection.is_queued for collection in present):
-            self._queue.update(tables, {tbe: taken(tbe)[0] for tbe in tables if tbe.gradients})
+            lookups = {tbe: tbe.take_gradients()[0] for tbe in tables if tbe.gradients}
+            self._queue.update(tables, lookups)
         else:
             self._update_now(present)
-        self.passes.updated(numbers)
+        self._since_step.update(numbers)
         # The next lookup may run on another stream.
         on_gpu = any(tbe.row_counts.is_cuda for tbe in tables)
         updated = torch.cuda.current_stream().record_event() if on_gpu else None
@@ -228,7 +270,6 @@ class BackwardUpdate:
             tbe.updated = updated
 
     def _update_now(self, present: Sequence[_Collection]) -> None:
-        """Update the tables of some collections without queuing."""
         if self._queue is not None:
             self._queue.settle()
         pending = self._pending(present)
@@ -247,15 +288,12 @@ class BackwardUpdate:
             tbe.step_count += 1
 
     def _pending(self, present: Sequence[_Collection]) -> list[tuple[CowClipTables, PendingUpdate]]:
-        """The updates to apply: several lookups added up, replicated tables exchanged.
-
-        Tables that the loss does not depend on get a gradient of zero, under every plan.
-        """
+        """The updates to apply; tables that the loss does not depend on get a gradient of zero."""
         pending = []
         for collection in present:
             for tbe in collection.tables:
                 sums = collection.held.pop(tbe, [])
-                sums += map(tbe.row_gradients, taken(tbe))
+                sums += map(tbe.row_gradients, tbe.take_gradients())
                 lookups = zip(*(sums or [tbe.no_gradients()]), strict=True)
                 lr, steps = tbe.get_learning_rate(), int(tbe.step_count)
                 for backend, rows in zip(tbe.backends, lookups, strict=True):
@@ -281,11 +319,21 @@ class BackwardUpdate:
                 )
 
 
-def taken(tbe: CowClipTables) -> list[LookupGradient]:
-    """Take the gradients that the lookups of a pass have left."""
-    found = list(tbe.gradients)
-    tbe.gradients.clear()
-    return found
+def _stepped(owner: weakref.ref[BackwardUpdate]) -> None:
+    alive = owner()
+    if alive is not None:
+        alive.after_optimizer_step()
+
+
+def _scale_of_the_loss() -> float:
+    """The scale of the `GradScaler` that called the optimizer; 1 without one."""
+    frame = sys._getframe()
+    while frame is not None:
+        # Neither the optimizer nor its hooks know the scaler.
+        if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
+            return frame.f_locals["self"].get_scale()
+        frame = frame.f_back
+    return 1.0
 
 
 class UpdateQueue:
@@ -306,11 +354,7 @@ class UpdateQueue:
     def update(
         self, tables: Sequence[CowClipTables], lookups: Mapping[CowClipTables, LookupGradient]
     ) -> None:
-        """Queue a step of tables; tables that the loss does not depend on have no lookup.
-
-        Raises:
-            NonFiniteGradientError: an earlier step was not finite; see `check`.
-        """
+        """Queue a step of tables; tables that the loss does not depend on have no lookup."""
         measured = {}
         for tbe, (parts, grad, _) in lookups.items():
             measured[tbe] = parts[0].backend.measure_queued(parts[0].lookup, grad)
@@ -326,11 +370,7 @@ class UpdateQueue:
         self.check()
 
     def settle(self) -> None:
-        """Wait for the queued steps and raise their errors on all ranks, before an unqueued update.
-
-        Raises:
-            NonFiniteGradientError: see `check`; or the flag is set for the coming step.
-        """
+        """Wait for the queued steps and raise their errors, before an unqueued update."""
         self.check(up_to_now=True)
         self._share_flag()
         if self.flag.tensor.item():

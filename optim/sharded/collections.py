@@ -45,8 +45,9 @@ from stampede.optim.sharded.tables import (
 from stampede.optim.sharded.torchrec_optimizer import (
     CowClipFusedOptimizer,
     LookupWithoutDDP,
+    ReplicatedEmbedding,
+    ReplicatedEmbeddingBag,
     ddp_without_cowclip,
-    replicate,
 )
 from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
@@ -73,7 +74,7 @@ class CowClipCollection:
         # TorchRec's constructor calls the methods below, which read these.
         self._settings = settings
         self._table_init = init
-        self._owner = owner
+        self.owner = owner
         self._names = {table: f"{arguments['module_fqn'] or ''}.{table}" for table in settings}
         with ddp_without_cowclip():
             super().__init__(**arguments)
@@ -123,14 +124,15 @@ class CowClipCollection:
             self._adopt(groups)
 
     def _adopt(self, groups: dict[int, UpdateSettings]) -> None:
-        """Turn groups of tables, given by the `id` of their config, into `CowClipTables`."""
         for kernel in self._kernels():
             settings = groups.get(id(kernel.config))
             if settings is None:
                 continue
             shards = self._shards(kernel.config)
             if isinstance(kernel, _Dense):
-                replicate(kernel, shards, settings, self._device)
+                pooled = isinstance(kernel, BatchedDenseEmbeddingBag)
+                kernel.__class__ = ReplicatedEmbeddingBag if pooled else ReplicatedEmbedding
+                kernel.adopt(shards, settings, self._device)
             else:
                 dim = kernel.config.embedding_tables[0].embedding_dim
                 tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
@@ -141,6 +143,9 @@ class CowClipCollection:
         """Give all tables their initial values; TorchRec calls it when everything is built."""
         super().reset_parameters()
         init = self._table_init
+        name = "_embedding_bag_configs"
+        configs = getattr(self, name if hasattr(self, name) else "_embedding_configs")
+        of_default = {config.name for config in configs if _is_default_init(config)}
         for kernel in self._kernels():
             of_ours = isinstance(kernel.emb_module, CowClipTables)
             if not (isinstance(kernel, _Fused) or of_ours) or (init is None and not of_ours):
@@ -149,7 +154,7 @@ class CowClipCollection:
             shards = self._shards(kernel.config)
             weights = kernel.emb_module.split_embedding_weights()
             for table, shard, part in zip(tables, shards, weights, strict=True):
-                if init is None and not _is_default_init(self._config_of(table.name)):
+                if init is None and table.name not in of_default:
                     continue
                 fill_shard_(
                     part,
@@ -185,11 +190,6 @@ class CowClipCollection:
             "new model with the other plan"
         )
 
-    @property
-    def owner(self) -> BackwardUpdate:
-        """The update of the tables."""
-        return self._owner
-
     def cowclip_tables(self) -> list[CowClipTables]:
         """The tables of this rank that an optimizer with CowClip updates."""
         tables = [kernel.emb_module for kernel in self._kernels()]
@@ -208,11 +208,10 @@ class CowClipCollection:
     def _record_states(self, lookup: nn.Module, record_fn: Callable[..., None]) -> None:
         """Let a tracker record optimizer states; TorchRec's own way allows one table a lookup."""
         self._refuse_tracking(record_fn)
-        lookup_class = type(lookup)
-        lookup_class.register_optim_state_tracker_fn(lookup, partial(_record_states, record_fn))
+        register = type(lookup).register_optim_state_tracker_fn
+        register(lookup, partial(_record_states, record_fn))
 
     def _refuse_tracking(self, record_fn: Callable[..., None]) -> None:
-        """Refuse TorchRec's delta tracker where it would miss changes."""
         tracker = getattr(record_fn, "__self__", None)
         if not isinstance(tracker, ModelDeltaTracker):
             return
@@ -249,7 +248,7 @@ class CowClipCollection:
 
     def _flush(self) -> None:
         # On every rank, whether it has tables or not.
-        self._owner.check_queued(up_to_now=True)
+        self.owner.check_queued(up_to_now=True)
         for tbe in self.cowclip_tables():
             tbe.flush()
 
@@ -284,9 +283,6 @@ class CowClipShardedEmbeddingBagCollection(CowClipCollection, ShardedEmbeddingBa
     def _shardings(self) -> list[Any]:
         return self._embedding_shardings
 
-    def _config_of(self, table: str) -> BaseEmbeddingConfig:
-        return next(c for c in self._embedding_bag_configs if c.name == table)
-
 
 class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingCollection):
     """A sharded `EmbeddingCollection`."""
@@ -294,18 +290,12 @@ class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingColle
     def _shardings(self) -> list[Any]:
         return list(self._sharding_type_to_sharding.values())
 
-    def _config_of(self, table: str) -> BaseEmbeddingConfig:
-        return next(c for c in self._embedding_configs if c.name == table)
-
 
 @torch.compiler.disable(reason=NOT_COMPILED)
 def tell_when_reached(
     output: Tensor, owner: BackwardUpdate, number: int, module: int = 0
 ) -> Tensor:
-    """Call `owner.reach` when a backward pass goes through a lookup's output.
-
-    The output may still be changed in place.
-    """
+    """Call `owner.reach` when backward goes through a lookup's output."""
     if not (output.requires_grad and torch.is_grad_enabled()):
         return output
     if output.grad_fn is None:
@@ -350,7 +340,6 @@ def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Param
 
 
 def _check_tracked_state(table: str, rule: Rule, mode: TrackingMode | None) -> None:
-    """Refuse to track a state that a rule does not keep."""
     needed = None
     if mode in (TrackingMode.MOMENTUM_DIFF, TrackingMode.ROWWISE_ADAGRAD):
         needed = None if isinstance(rule, RowWiseAdagrad) else "CowClipRowWiseAdagrad"

@@ -52,16 +52,58 @@ class HelenPasses:
         self.settings: dict[str, HelenSettings] = {}
         self.first: list[FirstPass] | None = None
 
+    @torch.no_grad()
     def first_pass(
         self, updates: Sequence[PendingUpdate], reductions: Sequence[CollectionGroups]
     ) -> None:
-        """Move the rows of the batch."""
-        self.first = perturb_(updates, [self._of(update) for update in updates], reductions)
+        """Move the rows of the batch towards a higher loss.
+
+        Raises:
+            NonFiniteGradientError: a gradient is not finite; no table was changed.
+        """
+        taken = [update.array.weights[update.batch.rows] for update in updates]
+        grads = [
+            torch.add(update.batch.grads, weights, alpha=2.0 * self._of(update).l2)
+            for update, weights in zip(updates, taken, strict=True)
+        ]
+        # Of this rank, then of all: squared gradient norm and largest count, by table.
+        squares: dict[str, Tensor] = {}
+        counts: dict[str, Tensor] = {}
+        for update, weights, grad in zip(updates, taken, grads, strict=True):
+            _measure(update, self._of(update), weights, grad, squares, counts)
+        for reduction in reductions:
+            reduction.reduce_helen(squares, counts)
+        if not all(bool(torch.isfinite(square)) for square in squares.values()):
+            raise NonFiniteGradientError(
+                "the gradient of an embedding row is not finite; no table of its collection was "
+                "changed"
+            )
+        self.first = []
+        for update, weights, grad in zip(updates, taken, grads, strict=True):
+            array, batch, setting = update.array, update.batch, self._of(update)
+            moved, columns, bounds = weights.clone(), array.local_width, update.bounds()
+            norms = torch.stack([squares[shard.table].sqrt() for shard in array.shards])
+            for i, shard in enumerate(array.shards):
+                rows = slice(bounds[i], bounds[i + 1])
+                moved[rows, :columns] += perturbation(
+                    grad[rows, :columns],
+                    batch.counts[rows],
+                    norms[i],
+                    counts[shard.table],
+                    setting.rho,
+                    setting.bound,
+                )
+            array.weights.index_copy_(0, batch.rows, moved)
+            decay_factor = setting.swept_decay_factor(norms)
+            self.first.append(FirstPass(array, batch, weights, decay_factor))
 
     def second_pass(
         self, updates: Sequence[PendingUpdate], reductions: Sequence[CollectionGroups]
     ) -> list[PendingUpdate]:
         """Move the rows back; return the ordinary updates that remain.
+
+        The clipped columns take the second gradient, with the L2 term of the moved weights; the
+        others, first-order weights, were not moved and take the first.
 
         Raises:
             ValueError: on all ranks, if any rank looked up other rows than in the first pass. The
@@ -80,105 +122,41 @@ class HelenPasses:
                 "run on the same batch (an exception between the two skips the second). The "
                 "tables are as before the first"
             )
-        return [
-            _with_second_gradient(update, left, by, self._of(update))
-            for update, left, by in zip(updates, first, moved, strict=True)
-        ]
+        remaining = []
+        for update, left, by in zip(updates, first, moved, strict=True):
+            columns = update.array.local_width
+            grads = torch.add(update.batch.grads, by, alpha=2.0 * self._of(update).l2)
+            grads[:, columns:] = left.batch.grads[:, columns:]
+            batch = update.batch._replace(grads=grads)
+            remaining.append(replace(update, batch=batch, swept_decay_factor=left.decay_factor))
+        return remaining
 
     def _of(self, update: PendingUpdate) -> HelenSettings:
         return self.settings[update.array.shards[0].table]
 
 
-@torch.no_grad()
-def perturb_(
-    updates: Sequence[PendingUpdate],
-    settings: Sequence[HelenSettings],
-    reductions: Sequence[CollectionGroups],
-) -> list[FirstPass]:
-    """Move the rows of the batch towards a higher loss.
-
-    Raises:
-        NonFiniteGradientError: a gradient is not finite; no table was changed.
-    """
-    taken = [update.array.weights[update.batch.rows] for update in updates]
-    grads = [
-        torch.add(update.batch.grads, weights, alpha=2.0 * setting.l2)
-        for update, weights, setting in zip(updates, taken, settings, strict=True)
-    ]
-    squares, counts = _measure(updates, settings, taken, grads)
-    for reduction in reductions:
-        reduction.reduce_helen(squares, counts)
-    if not all(bool(torch.isfinite(square)) for square in squares.values()):
-        raise NonFiniteGradientError(
-            "the gradient of an embedding row is not finite; no table of its collection was changed"
-        )
-    left = []
-    for update, setting, weights, grad in zip(updates, settings, taken, grads, strict=True):
-        array, columns = update.array, update.array.local_width
-        moved = weights.clone()
-        bounds = update.bounds()
-        norms = torch.stack([squares[shard.table].sqrt() for shard in array.shards])
-        for shard, norm, first, stop in zip(array.shards, norms, bounds, bounds[1:], strict=False):
-            rows = slice(first, stop)
-            moved[rows, :columns] += perturbation(
-                grad[rows, :columns],
-                update.batch.counts[rows],
-                norm,
-                counts[shard.table],
-                setting.rho,
-                setting.bound,
-            )
-        array.weights.index_copy_(0, update.batch.rows, moved)
-        left.append(
-            FirstPass(
-                array, update.batch, weights, setting.swept_decay_factor(norms, setting.bound)
-            )
-        )
-    return left
-
-
-def _with_second_gradient(
-    update: PendingUpdate, first: FirstPass, moved: Tensor, settings: HelenSettings
-) -> PendingUpdate:
-    """The update of the rows after both passes.
-
-    The clipped columns take the second gradient, with the L2 term of the moved weights; the
-    others, first-order weights, were not moved and take the first.
-    """
-    columns = update.array.local_width
-    grads = torch.add(update.batch.grads, moved, alpha=2.0 * settings.l2)
-    grads[:, columns:] = first.batch.grads[:, columns:]
-    return replace(
-        update,
-        batch=update.batch._replace(grads=grads),
-        swept_decay_factor=first.decay_factor,
-    )
-
-
 def _measure(
-    updates: Sequence[PendingUpdate],
-    settings: Sequence[HelenSettings],
-    taken: Sequence[Tensor],
-    grads: Sequence[Tensor],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """This rank's part of the squared gradient norm and its largest count, by table, float64."""
-    squares: dict[str, Tensor] = {}
-    counts: dict[str, Tensor] = {}
-    for update, setting, weights, grad in zip(updates, settings, taken, grads, strict=True):
-        array, columns = update.array, update.array.local_width
-        bounds, starts = update.bounds(), array.starts
-        own = grad[:, :columns].double().square().sum(1)
-        absent = -((2.0 * setting.l2) ** 2) * weights[:, :columns].double().square().sum(1)
-        for i, shard in enumerate(array.shards):
-            rows = slice(bounds[i], bounds[i + 1])
-            total = own[rows].sum()
-            if setting.l2 and setting.rows == "all":
-                whole = array.weights[starts[i] : starts[i + 1], :columns].double()
-                total = total + (2.0 * setting.l2) ** 2 * whole.square().sum()
-                total = total + absent[rows].sum()
-            most = update.batch.counts[rows].double()
-            most = most.max() if most.numel() else total.new_zeros(())
-            zero = torch.zeros_like(total)
-            squares[shard.table] = squares.get(shard.table, zero) + total * shard.counted
-            counts[shard.table] = torch.maximum(counts.get(shard.table, zero), most)
-    return squares, counts
+    update: PendingUpdate,
+    settings: HelenSettings,
+    taken: Tensor,
+    grad: Tensor,
+    squares: dict[str, Tensor],
+    counts: dict[str, Tensor],
+) -> None:
+    """Add an array's squared gradient norm, and its largest count, to those of its tables."""
+    array, columns = update.array, update.array.local_width
+    bounds, starts = update.bounds(), array.starts
+    own = grad[:, :columns].double().square().sum(1)
+    absent = -((2.0 * settings.l2) ** 2) * taken[:, :columns].double().square().sum(1)
+    for i, shard in enumerate(array.shards):
+        rows = slice(bounds[i], bounds[i + 1])
+        total = own[rows].sum()
+        if settings.l2 and settings.rows == "all":
+            whole = array.weights[starts[i] : starts[i + 1], :columns].double()
+            total = total + (2.0 * settings.l2) ** 2 * whole.square().sum()
+            total = total + absent[rows].sum()
+        most = update.batch.counts[rows].double()
+        most = most.max() if most.numel() else total.new_zeros(())
+        zero = torch.zeros_like(total)
+        squares[shard.table] = squares.get(shard.table, zero) + total * shard.counted
+        counts[shard.table] = torch.maximum(counts.get(shard.table, zero), most)

@@ -25,11 +25,7 @@ _VIEWS = frozenset(("T", "H", "mT", "mH", "data", "imag", "real"))
 
 
 class _Current:
-    """Mixed into tensors that share memory with tables.
-
-    Rows outside the batches may owe steps. Reading, writing or viewing such a tensor takes these
-    steps first, however old the tensor is.
-    """
+    """A tensor that shares memory with tables; rows take the steps they owe before any use."""
 
     _flush: Callable[[], None]
 
@@ -70,11 +66,7 @@ class CurrentParameter(_Current, TableBatchedEmbeddingSlice):
 
 
 def kept_current(tensor: Tensor, flush: Callable[[], None]) -> Tensor:
-    """Make a tensor that shares memory with tables up to date whenever it is used.
-
-    Args:
-        flush: brings the tables up to date.
-    """
+    """Make a tensor that shares memory with tables up to date, by `flush`, whenever it is used."""
     if isinstance(tensor, TableBatchedEmbeddingSlice):
         tensor.__class__ = CurrentParameter
     else:

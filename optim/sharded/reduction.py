@@ -16,7 +16,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from stampede.optim.clip import HISTOGRAM_SIZE, TableSums
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.table_array import ValuesOfRows
+from stampede.optim.table_array import TableArray
 
 Block = tuple[str, int]
 """A range of rows of a table, by the table's name and its first row."""
@@ -38,16 +38,14 @@ class CollectionLayout:
         cls, plan: Mapping[str, ParameterSharding], names: Mapping[str, str]
     ) -> CollectionLayout:
         """Read a plan; `names` are its tables' names in sums and random numbers."""
-        layout = cls(tuple(sorted(names[table] for table in plan)))
+        ranks_of: dict[Block, list[int]] = defaultdict(list)
         for table, sharding in plan.items():
-            ranks_of: dict[int, list[int]] = defaultdict(list)
             # Data-parallel tables have no shards.
             for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():
-                ranks_of[shard.shard_offsets[0]].append(shard.placement.rank())
-            for row_offset, ranks in ranks_of.items():
-                if len(ranks) > 1:
-                    layout.split_blocks[names[table], row_offset] = tuple(sorted(set(ranks)))
-        return layout
+                block = names[table], shard.shard_offsets[0]
+                ranks_of[block].append(shard.placement.rank())
+        split = {b: tuple(sorted(set(ranks))) for b, ranks in ranks_of.items() if len(ranks) > 1}
+        return cls(tuple(sorted(names[table] for table in plan)), split)
 
 
 # By default group and ranks. A group keeps files, threads and GPU memory until the default group
@@ -60,10 +58,8 @@ _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.Process
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     """A process group of our own, so that no collective of ours mixes with TorchRec's.
 
-    Every rank must ask for the same groups in the same order, including groups it is not in.
-
-    Returns:
-        None if there is nothing to communicate.
+    Every rank must ask for the same groups in the same order, including groups it is not in. None
+    for a single rank.
     """
     if len(ranks) < 2:
         return None
@@ -74,9 +70,9 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
 
 
 class CollectionGroups:
-    """The process groups of one collection, and the sums that run in them.
+    """The process groups of one collection, and the `Reduction` that runs in them.
 
-    All groups are made here. Processes without tables take part in sums over tables too.
+    Ranks without tables take part in sums over tables too.
 
     Attributes:
         everyone: all ranks; None if there is only one.
@@ -111,8 +107,7 @@ class CollectionGroups:
     def exchange(self, rows: RowGradients) -> RowGradients:
         """Rows of a replicated table from all ranks, with the mean of their gradients.
 
-        Every rank gets the same sums, added in the order of ranks. `set_gradient_division(False)`
-        of TorchRec leaves out the division by the number of ranks.
+        `set_gradient_division(False)` of TorchRec leaves out the division by the number of ranks.
         """
         if self.everyone is None:
             return rows
@@ -132,12 +127,12 @@ class CollectionGroups:
             return merged
         return merged._replace(grads=merged.grads / self._world_size)
 
-    def sum_columns_(self, each: Sequence[ValuesOfRows]) -> None:
-        """See `Reduction.sum_columns_`."""
+    def sum_columns_(self, each: Sequence[tuple[TableArray, Tensor | None, Tensor]]) -> None:
+        """See `Reduction`."""
         pieces: dict[Block, list[Tensor]] = defaultdict(list)
         for array, rows, values in each:
             blocks = [(shard.table, shard.row_offset) for shard in array.shards]
-            if not any(block in self.layout.split_blocks for block in blocks):
+            if self.layout.split_blocks.keys().isdisjoint(blocks):
                 continue
             bounds = array.starts if rows is None else array.bounds_of(rows)
             for block, first, stop in zip(blocks, bounds, bounds[1:], strict=False):
@@ -152,14 +147,13 @@ class CollectionGroups:
             whole = torch.cat([part.flatten() for part in sums])
             if group is not None and whole.numel():
                 dist.all_reduce(whole, group=group)
-            for block, part in zip(
-                present, whole.split([part.numel() for part in sums]), strict=True
-            ):
+            parts = whole.split([part.numel() for part in sums])
+            for block, part in zip(present, parts, strict=True):
                 for piece in pieces[block]:
                     piece.copy_(part.view_as(piece))
 
     def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        """See `perturb_`."""
+        """Sum squared gradient norms and take the largest counts over ranks, by table, in place."""
         if self.everyone is None:
             return
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -179,7 +173,7 @@ class CollectionGroups:
         return bool(flag)
 
     def sum_tables_(self, sums: TableSums) -> None:
-        """See `Reduction.sum_tables_`; without the sum over everything."""
+        """See `Reduction`; without the sum over everything."""
         if self.everyone is None or not (self._tables or self._refuses_nonfinite):
             return
         parts = [
@@ -194,24 +188,20 @@ class CollectionGroups:
 
 
 class BackwardReduction:
-    """Sums of all collections of one backward pass, one after the other.
-
-    Args:
-        together: whether some tables of several collections are clipped together.
-    """
+    """Sums of all collections of a backward pass, if `together` also of tables of several."""
 
     def __init__(self, groups: Sequence[CollectionGroups], together: bool) -> None:
         self._groups = groups
         self._together = groups[0].everyone if together else None
         self.device = groups[0].device
 
-    def sum_columns_(self, each: Sequence[ValuesOfRows]) -> None:
-        """See `Reduction.sum_columns_`."""
+    def sum_columns_(self, each: Sequence[tuple[TableArray, Tensor | None, Tensor]]) -> None:
+        """See `Reduction`."""
         for groups in self._groups:
             groups.sum_columns_(each)
 
     def sum_tables_(self, sums: TableSums) -> None:
-        """See `Reduction.sum_tables_`."""
+        """See `Reduction`."""
         for groups in self._groups:
             groups.sum_tables_(sums)
         if self._together is not None:

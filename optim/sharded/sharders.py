@@ -49,7 +49,6 @@ from stampede.optim.sharded.collections import (
     CowClipShardedEmbeddingBagCollection,
     CowClipShardedEmbeddingCollection,
 )
-from stampede.optim.sharded.passes import Passes
 from stampede.optim.sharded.supported import (
     SHARDING_TYPES,
     check_collection,
@@ -113,7 +112,7 @@ def cowclip_sharders(
         )
         model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
     """
-    owner = BackwardUpdate(Passes(backwards_per_step))
+    owner = BackwardUpdate(backwards_per_step)
     of_torchrec = {"fused_params": fused_params, "qcomm_codecs_registry": qcomm_codecs_registry}
     bags = CowClipEmbeddingBagCollectionSharder(init, owner, **of_torchrec)
     sequences = CowClipEmbeddingCollectionSharder(init, owner, **of_torchrec)
@@ -193,11 +192,7 @@ class _CowClipSharder(_InDeviceMemory):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> nn.Module:
-        """Shard the collection.
-
-        Raises:
-            ValueError: a table, its plan or a setting is not supported with CowClip.
-        """
+        """Shard the collection; a ValueError refuses what is not supported with CowClip."""
         configs = {config.name: config for config in _configs(module)}
         parameters = super().shardable_parameters(module)
         chosen = {
@@ -381,12 +376,7 @@ def say_optimizers(
     chosen: dict[str, ChosenOptimizer],
     fused_params: dict[str, Any],
 ) -> None:
-    """Log which optimizer each table of a collection has; warn about unchosen defaults.
-
-    Args:
-        parameters: by table, before they were sharded.
-        fused_params: of the sharder, which may name an optimizer for all other tables.
-    """
+    """Log which optimizer each table of a collection has; warn about unchosen defaults."""
     found: dict[tuple[int, str], set[str]] = defaultdict(set)
     for group in groups:
         for table in group.embedding_tables:
@@ -438,10 +428,7 @@ def with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
 def as_fbgemm_sgd(
     parameters: dict[str, nn.Parameter], chosen: dict[str, ChosenOptimizer]
 ) -> Iterator[None]:
-    """Show TorchRec plain SGD, the fused optimizer without state, for tables with CowClip.
-
-    Settings and width are added because TorchRec groups tables by these arguments.
-    """
+    """Show TorchRec plain SGD for tables with CowClip; it groups tables by the arguments."""
     saved = {
         name: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)
         for name in chosen

@@ -59,11 +59,7 @@ def check_table(
     plan: ParameterSharding,
     is_weighted: bool = False,
 ) -> None:
-    """Refuse what would not be exact, before anything is built.
-
-    Args:
-        is_weighted: whether the lookups have per-sample weights.
-    """
+    """Refuse what would not be exact; `is_weighted`: the lookups have per-sample weights."""
     table = f"table {config.name!r} with CowClip"
     if getattr(config, "pooling", None) == PoolingType.MEAN:
         _check_mean_pooling(table, plan.sharding_type, is_weighted)

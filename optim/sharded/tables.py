@@ -34,10 +34,7 @@ NOT_COMPILED = (
 
 @contextmanager
 def tables_of_any_width() -> Iterator[None]:
-    """While active, FBGEMM makes TBEs of any width, for `CowClipTables`.
-
-    FBGEMM refuses widths that are not a multiple of 4, but only its GPU kernels need that.
-    """
+    """While active, FBGEMM makes TBEs of any width; only its GPU kernels need a multiple of 4."""
     split = fbgemm.construct_split_state
     # Not in every version of TorchRec.
     check = getattr(torchrec_kernels, "_assert_local_cols_divisible_by_4", None)
@@ -188,10 +185,10 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     gradients: list[LookupGradient]
     is_replicated: bool
     step_count: Tensor
-    version: int
-    updated: torch.cuda.Event | None
+    version: int = 0
+    updated: torch.cuda.Event | None = None
     row_counts: Tensor
-    settle: Callable[[], None] | None
+    settle: Callable[[], None] | None = None
 
     @classmethod
     def adopt(
@@ -221,10 +218,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         tbe.gradients = []
         tbe.is_replicated = is_replicated
         tbe.step_count = torch.zeros((), dtype=torch.int64)
-        tbe.version = 0
-        tbe.updated = None
         tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
-        tbe.settle = None
         return tbe
 
     def rewind(self, step: int) -> None:
@@ -334,6 +328,11 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         else:
             shape = parts[0].lookup.batch, parts[-1].columns.stop
         return torch.empty(shape, dtype=torch.float32, device=device)
+
+    def take_gradients(self) -> list[LookupGradient]:
+        """Take the gradients that the lookups of a pass have left."""
+        taken, self.gradients = self.gradients, []
+        return taken
 
     @torch.no_grad()
     def row_gradients(self, lookup: LookupGradient) -> list[RowGradients]:

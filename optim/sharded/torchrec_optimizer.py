@@ -245,19 +245,6 @@ class ReplicatedEmbedding(_ReplicatedTables, BatchedDenseEmbedding):
 ReplicatedKernel = ReplicatedEmbeddingBag | ReplicatedEmbedding
 
 
-def replicate(
-    kernel: BatchedDenseEmbeddingBag | BatchedDenseEmbedding,
-    shards: list[TableShard],
-    settings: UpdateSettings,
-    device: torch.device,
-) -> ReplicatedKernel:
-    """Turn a freshly built dense kernel into one that is updated in backward."""
-    pooled = isinstance(kernel, BatchedDenseEmbeddingBag)
-    kernel.__class__ = ReplicatedEmbeddingBag if pooled else ReplicatedEmbedding
-    kernel.adopt(shards, settings, device)
-    return kernel
-
-
 class LookupWithoutDDP(nn.Module):
     """Replaces DDP around data-parallel lookups whose gradients need no reduction."""
 
@@ -279,8 +266,6 @@ class LookupWithoutDDP(nn.Module):
 
 
 class _DDP(DistributedDataParallel):
-    """DDP around a lookup, which leaves tables with CowClip alone."""
-
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> nn.Module:
         kernels = list(module._emb_modules)
         if all(isinstance(kernel, ReplicatedKernel) for kernel in kernels):

@@ -46,12 +46,10 @@ class BlockSizes:
 
 
 class RowSums(NamedTuple):
-    """Gradients of distinct rows; entries beyond the number of runs are undefined.
+    """Gradients `[capacity, dim]` float32 of distinct rows, L2 included; undefined beyond the runs.
 
-    Attributes:
-        grads: `[capacity, dim]` float32, L2 term included.
-        squares: `[3, capacity]` float32 squared norms: of the gradient over the clipped columns,
-            of the gradient over the others, of the weights over the clipped columns.
+    `squares` is `[3, capacity]` float32: squared norms of the gradient over the clipped columns and
+    over the others, and of the weights over the clipped columns.
     """
 
     grads: Tensor

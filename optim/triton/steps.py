@@ -55,12 +55,9 @@ def update_rows_(
 
     Args:
         array: float32, of an Adam that clips by row or not at all.
-        runs: the occurrences, for rows and counts.
         sums: gradients and squared norms of the rows, over all their columns.
         constants: of this step, see `step_constants`.
-        nonfinite: `[1]` int32, rows whose gradient is not finite.
-        row_counts: `[2]` or more, int64; touched and clipped rows are added to the first two, if
-            the array counts rows.
+        row_counts: int64; touched and clipped rows are added, if the array counts rows.
         last: `[rows]` int32; set to `step` in the rows of the batch.
     """
     if not runs.capacity:
@@ -203,12 +200,7 @@ def catch_up_range_(state: State, first_row: int, stop_row: int, missed: Missed)
 
 
 def catch_up_rows_(state: State, rows: Tensor, count: Tensor, missed: Missed) -> None:
-    """Bring the rows of a batch to step `now`, in place.
-
-    Args:
-        rows: `[capacity]` int64 distinct rows, see `SortedRuns`.
-        count: `[1]` int32, the number of distinct rows.
-    """
+    """Bring the first `count` of some distinct rows to step `now`, in place; see `SortedRuns`."""
     capacity = rows.numel()
     _catch_up_(state, (rows, count, 0), capacity, missed)
     if capacity:

@@ -21,9 +21,7 @@ def sum_runs(runs: SortedRuns, grad: Tensor, array: TableArray, nonfinite: Tenso
     """Sum the gradient of a lookup by row, add `2*l2*w` and compute squared norms.
 
     Args:
-        runs: the occurrences.
         grad: `[n, dim]` float, contiguous rows, which `runs.source` picks from.
-        array: the tables, float32.
         nonfinite: `[1]` int32; the number of rows whose gradient norm is not finite is added to it.
     """
     weights, dim = array.weights, array.weights.shape[1]

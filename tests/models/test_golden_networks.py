@@ -43,11 +43,3 @@ def test_final_weights_give_the_authors_probabilities(name):
 def test_training_follows_the_authors(name):
     path = golden_file(name)
     assert worst(Golden(path), train_with_the_engine(path)) < TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dcn", "dcnv2"])
-def test_without_l2_of_the_cross_layers_it_does_not(name):
-    path = golden_file(name)
-    trajectory = train_with_the_engine(path, "model.options.l2=0")
-    assert worst(Golden(path), trajectory) > TOLERANCE

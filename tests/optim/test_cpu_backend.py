@@ -52,7 +52,7 @@ def ways():
             update, name, side_effect=lambda *given: (taken.append(name), function(*given))[1]
         )
 
-    with noted("_measure"), noted("_step_at_once"):
+    with noted("_Step"), noted("_step_at_once"):
         yield taken
 
 
@@ -84,7 +84,7 @@ def test_what_is_not_finite_is_left_to_the_passes(on_nonfinite, broken, value):
         return
     with ways() as taken:
         touched, _, skipped = torch.stack(update_(pending)).T.tolist()
-    assert taken == ["_measure", "_step_at_once", "_step_at_once"]
+    assert taken == ["_Step", "_step_at_once", "_step_at_once"]
     assert (touched, skipped) == ([20, 19, 20], [0, 1, 0])
     for array, batch in zip(arrays, batches, strict=True):
         moved = array.states["exp_avg"].any(1).nonzero().flatten()
@@ -170,7 +170,7 @@ def test_both_ways_give_the_same(clip, rows, dim, columns):
         array.is_split = is_split
         with ways() as taken, torch_threads(3):
             (row_counts,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 1)])
-        assert taken == ["_measure" if is_split else "_step_at_once"]
+        assert taken == ["_Step" if is_split else "_step_at_once"]
         found.append((*array.all_tensors(), row_counts))
     for one, other in zip(*found, strict=True):
         # Weights are up to 0.1: a bit of the last place of one of them is 7e-9.

@@ -1,13 +1,8 @@
 """The authors' TensorFlow code is followed step by step."""
 
-from dataclasses import replace
-
 import pytest
-import torch
 
-from stampede.optim import CowClipTables, DenseAdam, native
-from stampede.optim.backends.torch import TorchBackend
-from stampede.optim.rules import Adam
+from stampede.optim import DenseAdam
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.optim.table_array import TableArray
 from support.golden import (
@@ -59,49 +54,12 @@ def test_batches_exercise_the_clip():
     assert largest_count(Golden(path)) > 3
 
 
-def test_fails_with_counts_forced_to_one(monkeypatch):
-    row_gradients = CowClipTables.row_gradients
-
-    def counts_of_one(*arguments):
-        return [
-            summed._replace(counts=torch.ones_like(summed.counts))
-            for summed in row_gradients(*arguments)
-        ]
-
-    monkeypatch.setattr(CowClipTables, "row_gradients", counts_of_one)
-    assert_deviates()
-
-
-def test_fails_without_clip():
-    assert_deviates("optim.embedding.clip=null")
-
-
-def test_fails_with_l2_outside_the_clip(monkeypatch):
-    l2 = Golden(golden_file("deepfm")).meta["l2"]
-    measure, step_ = TorchBackend.measure, Adam.step_
-
-    def without_l2(self, batch):
-        array = replace(self.array, settings=replace(self.array.settings, l2=0.0))
-        return measure(TorchBackend(array), batch)
-
-    def step_with_l2(self, rows):
-        step_(self, rows._replace(grads=rows.grads.add_(rows.weights, alpha=2 * l2)))
-
-    # The rows of the batch get their L2 term after the clip, all others as ever.
-    monkeypatch.setattr(TorchBackend, "measure", without_l2)
-    monkeypatch.setattr(Adam, "step_", step_with_l2)
-    with native.switched_off():
-        assert_deviates()
-
-
-def test_fails_with_the_other_eps_placement():
-    assert_deviates("optim.embedding.eps_placement=torch")
-    assert_deviates("optim.dense.eps_placement=torch")
-
-
 @pytest.mark.parametrize(
     "override",
     [
+        "optim.embedding.clip=null",
+        "optim.embedding.eps_placement=torch",
+        "optim.dense.eps_placement=torch",
         "optim.embedding.rows=touched",
         "optim.embedding.betas=[0.9,0.99]",
         "optim.embedding.eps=1e-5",
@@ -112,7 +70,8 @@ def test_fails_with_the_other_eps_placement():
     ],
 )
 def test_every_setting_of_the_configuration_reaches_the_optimizers(override):
-    assert_deviates(override)
+    path = golden_file("deepfm")
+    assert worst(Golden(path), train_with_the_engine(path, override)) > TOLERANCE
 
 
 def test_the_bound_and_its_variant_reach_the_clip():
@@ -136,8 +95,3 @@ def test_the_numbers_first_order_weights_decay_with_the_tables_l2(monkeypatch):
     )
     path = golden_file("deepfm_bound")
     assert worst(Golden(path), train_with_the_engine(path)) > TOLERANCE
-
-
-def assert_deviates(*overrides):
-    path = golden_file("deepfm")
-    assert worst(Golden(path), train_with_the_engine(path, *overrides)) > TOLERANCE

@@ -2,12 +2,10 @@
 
 import copy
 import pickle
-import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
 
 from stampede.optim import (
     CowClip,
@@ -164,22 +162,6 @@ def test_settings_of_the_rule_out_of_range_are_refused(optimizer_class, argument
         optimizer_class(table().parameters(), **arguments)
 
 
-def test_schedulers_drive_the_learning_rate():
-    made = table()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # "lr_scheduler.step() before ..."
-        optimizer = CowClipSGD(made.parameters(), lr=1.0, clip=None)
-        scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        for lr in (1.0, 0.5, 0.25):
-            before = made.weight.detach().clone()
-            optimizer.zero_grad()
-            made(torch.tensor([3])).sum().backward()
-            optimizer.step()
-            scheduler.step()
-            moved = (before - made.weight.detach())[3]
-            torch.testing.assert_close(moved, torch.full((4,), lr), rtol=1e-5, atol=1e-6)
-
-
 def test_a_learning_rate_that_becomes_nan_is_refused():
     made = table()
     optimizer = CowClipAdam(made.parameters())
@@ -311,18 +293,17 @@ def test_settings_that_change_between_steps_are_followed():
     assert (found[1][5] != before).any() and not torch.equal(found[0][5], found[1][5])
 
 
-def test_a_group_that_is_refused_is_not_added():
-    one, other = table(), table()
-    optimizer = CowClipAdam(one.parameters())
-    for wrong, words in (
-        ({"params": other.parameters(), "l2": -1}, "l2 is -1"),
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"params": table().parameters(), "l2": -1}, "l2 is -1"),
         ({"params": nn.Linear(3, 3).bias}, "is not a table"),
-        ({"params": other.parameters(), "padding_idx": 20}, "no row 20"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            optimizer.add_param_group(wrong)
-        assert len(optimizer.param_groups) == 1
-    train(one, optimizer, 1)
+        ({"params": table().parameters(), "padding_idx": 20}, "no row 20"),
+    ],
+)
+def test_a_group_that_is_added_is_checked(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        CowClipAdam(table().parameters()).add_param_group(wrong)
 
 
 def test_closures_are_called_with_gradients():

@@ -20,7 +20,6 @@ from stampede.optim.backends import choose_backend
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import tell_when_reached
-from stampede.optim.sharded.passes import Passes
 from stampede.optim.sharded.reduction import CollectionLayout
 from stampede.optim.sharded.tables import tables_of_any_width
 from stampede.optim.table_array import TableShard
@@ -99,7 +98,7 @@ class Tables:
         layout = CollectionLayout(
             names, {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
         )
-        owner = BackwardUpdate(Passes(None))
+        owner = BackwardUpdate(None)
         number = owner.add_collection(
             self,
             [self.tbe],

@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_SIZES_FROM_VALUES = ("nonzero", "unique", "masked_select", "repeat_interleave.Tensor", "equal.")
+_SIZES_FROM_VALUES = ("nonzero", "unique", "masked_select", "equal.")
 
 
 class _Waits(TorchDispatchMode):
@@ -18,7 +18,9 @@ class _Waits(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func)
         reads = "_local_scalar_dense" in name and args[0].data_ptr() not in self.on_cpu
-        if reads or any(word in name for word in _SIZES_FROM_VALUES):
+        # torch's manual: given the size of its output, repeat_interleave does not wait.
+        sizes = "repeat_interleave.Tensor" in name and (kwargs or {}).get("output_size") is None
+        if reads or sizes or any(word in name for word in _SIZES_FROM_VALUES):
             self.found.append(name)
         return func(*args, **(kwargs or {}))
 
