@@ -43,7 +43,7 @@ INT = 4
 # `sum_by_row`), all int64.
 _SORTING = 5 * LONG
 
-# Frequencies are sampled from the training part: this many runs of this many rows.
+# A sample of a part: this many runs of this many rows.
 _RUNS, _RUN_ROWS = 64, 1024
 
 # int32, see `optim/waiting_rows.py`.
@@ -396,7 +396,7 @@ def _from_sizes(
 
 
 def _from_sample(dataset: Dataset) -> PlannedData:
-    rows = torch.from_numpy(_sampled_rows(dataset.train.rows)).to(dataset.train.device)
+    rows = torch.from_numpy(sampled_rows(dataset.train.rows)).to(dataset.train.device)
     samples = dataset.train.read(rows)
     ids_of = [*samples.ids.T, *(bag.values for bag in samples.bags)]
     tables = []
@@ -410,8 +410,8 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     )
 
 
-def _sampled_rows(rows: int) -> np.ndarray:
-    """Evenly spaced runs of rows; all rows of a small part."""
+def sampled_rows(rows: int) -> np.ndarray:
+    """A sample of a part: evenly spaced runs of rows; all rows of a small part."""
     if rows <= _RUNS * _RUN_ROWS:
         return np.arange(rows)
     starts = np.linspace(0, rows - _RUN_ROWS, _RUNS).astype(np.int64)
