@@ -50,6 +50,7 @@ _FILLS = (
 )  # fmt: skip
 
 _SAMPLES = "training samples (steps x batch size)"
+_CLIPPED = "clipped"
 
 # Norms are shown of the fields with the most ids, without those that would take long to read, and
 # of as many settings as can be told apart on one line.
@@ -86,11 +87,14 @@ class Picture:
         axes.set_axisbelow(True)
         return axes
 
-    def add_legend(self) -> None:
-        """Add a legend below the figure, when all else is drawn."""
+    def finish(self) -> Picture:
+        """Format the axes of samples and shares, and add a legend below the figure."""
         (axes,) = self.figure.axes
         if axes.get_xlabel() == _SAMPLES:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if axes.get_ylabel() == _CLIPPED:
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+            axes.set_ylim(bottom=0)
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         shown = [shortened(label) for label in handles]
         columns = 2 if len(shown) > 3 and max(map(len, shown)) <= _NARROW else 1
@@ -101,6 +105,7 @@ class Picture:
             frameon=False, handlelength=4, fontsize=9,
         )  # fmt: skip
         as_written(legend.get_texts())
+        return self
 
     def lacks(self, names: Sequence[str], why: str) -> None:
         """Say what is not shown, if anything."""
@@ -151,7 +156,7 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             "Share of the rows in all batches up to then whose gradient was clipped.",
             lambda run: _points(run.of_kind("train"), "clipped_share"),
             "no step was logged, or the tables' optimizer does not count clipped rows",
-            (_SAMPLES, "clipped so far"),
+            (_SAMPLES, _CLIPPED),
         ),
         _clipped_by_count(settings),
         _clipped_by_field(settings),
@@ -239,17 +244,15 @@ def _lines(
     """A curve for each setting with points; `why` says why others have none."""
     picture = Picture(name, title, caption)
     found = _curves(settings, points, picture, why)
-    if found:
-        axes = picture.begin()
-        for one, style, curve in found:
-            _add_curve(axes, curve, style, one.label)
-        axes.set(xlabel=labels[0], ylabel=labels[1])
-        if "auc" in name and show_small_differences(axes, [curve[1] for *_, curve in found]):
-            picture.caption += f" Points below {axes.get_ylim()[0]:.3f} are cut off."
-        if name == "clipped":
-            _as_shares(axes)
-        picture.add_legend()
-    return picture
+    if not found:
+        return picture
+    axes = picture.begin()
+    for one, style, curve in found:
+        _add_curve(axes, curve, style, one.label)
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    if "AUC" in labels[1] and show_small_differences(axes, [curve[1] for *_, curve in found]):
+        picture.caption += f" Points below {axes.get_ylim()[0]:.3f} are cut off."
+    return picture.finish()
 
 
 def _auc(settings: Sequence[Setting], part: str) -> Picture:
@@ -268,11 +271,6 @@ def _auc(settings: Sequence[Setting], part: str) -> Picture:
         f"no AUC of the {part} part was recorded",
         (_SAMPLES, f"{part} AUC"),
     )
-
-
-def _as_shares(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_ylim(bottom=0)
 
 
 def _loss(settings: Sequence[Setting]) -> Picture:
@@ -308,8 +306,7 @@ def _loss(settings: Sequence[Setting]) -> Picture:
     # Cut off the first steps, whose losses would squeeze all others.
     axes.set_ylim(top=min(axes.get_ylim()[1], 1.03 * max(tops)))
     axes.set(xlabel=_SAMPLES, ylabel="logloss")
-    picture.add_legend()
-    return picture
+    return picture.finish()
 
 
 def _batch_size(runs: Sequence[RunRecord]) -> Picture:
@@ -341,8 +338,7 @@ def _batch_size(runs: Sequence[RunRecord]) -> Picture:
     axes.xaxis.set_minor_locator(NullLocator())
     if len(sizes) > 6:
         axes.tick_params("x", labelrotation=45)
-    picture.add_legend()
-    return picture
+    return picture.finish()
 
 
 def _along_batch_size(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -389,8 +385,7 @@ def _calibration(settings: Sequence[Setting]) -> Picture:
         axes.plot(*curve[:2], **style, label=one.label)
     axes.set(xlabel="mean prediction", ylabel="mean label", aspect="equal")
     axes.set(xlim=(low, high), ylim=(low, high))
-    picture.add_legend()
-    return picture
+    return picture.finish()
 
 
 def _buckets(run: RunRecord) -> Points:
@@ -456,10 +451,8 @@ def _shares(
         axes.plot(x, [shares[places[place]] for place in x], **{**style, **line}, label=one.label)
     axes.set_xticks(range(len(places)), places, rotation=90 if len(places) > 8 else 0, fontsize=8)
     as_written(axes.get_xticklabels())
-    axes.set(xlabel=xlabel, ylabel="clipped")
-    _as_shares(axes)
-    picture.add_legend()
-    return picture
+    axes.set(xlabel=xlabel, ylabel=_CLIPPED)
+    return picture.finish()
 
 
 def _embedding_norms(settings: Sequence[Setting]) -> Picture:
@@ -506,8 +499,7 @@ def _embedding_norms(settings: Sequence[Setting]) -> Picture:
         axes.plot(middle, y, **{**style, "linestyle": "none"}, label=one.label)
     _name_rows(axes, [shortened(f"{f} ({sizes[f]:,})", 26) for f in shown], fontsize=8)
     axes.set(xlabel="norm of the embedding", ylabel="field (ids)", xscale="log")
-    picture.add_legend()
-    return picture
+    return picture.finish()
 
 
 def _name_rows(axes: Axes, names: Sequence[str], **looks: Any) -> None:
@@ -540,8 +532,7 @@ def _time_by_phase(runs: Sequence[RunRecord]) -> Picture:
         left += widths
     _name_rows(axes, [shortened(run.label, 24) for run in timed])
     axes.set(xlabel="milliseconds of a step")
-    picture.add_legend()
-    return picture
+    return picture.finish()
 
 
 def _seconds_of(lines: Sequence[dict[str, Any]], phase: str) -> float:

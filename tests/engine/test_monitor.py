@@ -105,16 +105,6 @@ def test_a_gpu_is_only_waited_for_at_the_end_of_a_window(watched):
     assert times.take()["steps"] == 100 and clock.read == clock.now
 
 
-def test_a_collective_on_the_gpus_stream_counts_as_waiting():
-    clock, heartbeat = SetClock(), Heartbeat()
-    times = PhaseTimes(clock, exchanges=["adding up the loss"])
-    with heartbeat.listening(times.begin):
-        take_step(heartbeat, clock, [("computing", 1.0), ("adding up the loss", 4.0)])
-        times.waited(times.mark())
-        times.end_step()
-    assert times.take()["communication_seconds"] == 4.0
-
-
 def test_waits_of_this_thread_count_within_a_step(watched, monkeypatch):
     clock, heartbeat, times = watched
 
@@ -143,7 +133,7 @@ def test_waits_of_this_thread_count_within_a_step(watched, monkeypatch):
 
 
 def window(computing, waiting=0.0, memory=0):
-    """Of steps that read for a tenth of a second, compute and wait in a collective."""
+    """Of steps that read for a tenth of a second, compute and wait on the GPU's stream."""
     clock, heartbeat = SetClock(), Heartbeat()
     times = PhaseTimes(clock, exchanges=["adding up the loss"])
     with heartbeat.listening(times.begin):

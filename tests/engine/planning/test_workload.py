@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from stampede.data import SyntheticClicks
-from stampede.engine.planning.workload import sampled, sampled_rows, uniform, zipf
+from stampede.engine.planning.workload import sampled, sampled_rows, zipf
 
 
-def test_uniform():
-    assert [uniform(8)(row) for row in (0, 2, 8)] == [0.0, 0.25, 1.0]
+def test_without_skew():
+    assert [zipf(8, 0.0)(row) for row in (0, 2, 8)] == [0.0, 0.25, 1.0]
 
 
 def test_zipf_is_that_of_synthetic_clicks():
