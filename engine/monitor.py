@@ -276,7 +276,8 @@ class StepTrace:
         """The run ends: write the trace so far."""
         if self._profile is not None:
             self._write()
-        elif self._asked and not self._first and not self._file.is_file():
+        is_traced = 0 < self._first <= self._step
+        if self._asked and not is_traced and not self._file.is_file():
             self._say(
                 f"train.profile asks for steps {self._asked[0]:,} to {self._asked[-1]:,}, but "
                 f"training ended after step {self._step:,} without them: no trace is written"
@@ -296,9 +297,10 @@ class StepTrace:
             stack.close()
         with self._reporting():
             self._profile.stop()
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._profile.export_chrome_trace(str(self._file))
-            self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
+            if self._first <= self._step:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._profile.export_chrome_trace(str(self._file))
+                self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
         # Free its events.
         self._profile = None
 
