@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
+from stampede.engine.planning.workload import sampled_rows
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.files import read_file
@@ -46,10 +46,6 @@ _MOST_TABLE_ROWS = 100_000_000
 # Largest share of validation rows with unseen ids, and its excess over training rows with rare ids.
 _MOST_UNSEEN = 0.2
 _MOST_BEYOND_RARE = 0.1
-
-# The sample of a part: this many stretches, evenly spread, of this many rows.
-_STRETCHES = 25
-_STRETCH_ROWS = 4096
 
 _OTHER_LABELS = (
     "check the label column, or choose another split (data.split, or split of stampede prepare)"
@@ -139,7 +135,7 @@ def _batch_of_enough_steps(rows: int, world_size: int) -> int:
 def on_data(dataset: Dataset) -> list[str]:
     """Advice from preparation, on parts of one class, and on columns with ids unseen in training.
 
-    Looks for ids in some 100,000 rows of each part.
+    Looks for ids in some 65,000 rows of each part.
 
     Args:
         dataset: its parts must be on the CPU.
@@ -149,7 +145,7 @@ def on_data(dataset: Dataset) -> list[str]:
         found = _one_class(name, part) if part is not None else ""
         if found:
             sentences.append(f"{found}: {_OTHER_LABELS}")
-    if dataset.validation is None:
+    if dataset.validation is None or not dataset.unseen_rows:
         return sentences
     rare, unseen = (_unseen_shares(part, dataset) for part in (dataset.train, dataset.validation))
     columns = ", ".join(
@@ -167,22 +163,12 @@ def on_data(dataset: Dataset) -> list[str]:
 
 def _unseen_shares(part: Part, dataset: Dataset) -> dict[str, float]:
     """Share of the sampled rows with an unseen or rare id, by field."""
-    if not dataset.unseen_rows:
-        return {}
+    samples = part.read(torch.from_numpy(sampled_rows(part.rows)))
     fields = list(dataset.vocabulary_sizes)
-    counts, rows = Counter(), 0
-    for samples in _stretches(part):
-        rows += len(samples.label)
-        for field, row in dataset.unseen_rows.items():
-            counts[field] += _rows_with(samples, fields.index(field), row)
-    return {field: counts[field] / rows for field in dataset.unseen_rows}
-
-
-def _stretches(part: Part) -> Iterator[Samples]:
-    count = min(_STRETCHES, -(-part.rows // _STRETCH_ROWS))
-    starts = [part.rows * number // count for number in range(count)]
-    for start, end in zip(starts, [*starts[1:], part.rows], strict=True):
-        yield part.read(torch.arange(start, min(end, start + _STRETCH_ROWS)))
+    return {
+        field: _rows_with(samples, fields.index(field), row) / len(samples.label)
+        for field, row in dataset.unseen_rows.items()
+    }
 
 
 def _rows_with(samples: Samples, field: int, row: int) -> int:

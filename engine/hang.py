@@ -15,19 +15,17 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from uuid import uuid4
 
 import torch.distributed as dist
 
 from stampede.engine.config import RunSection
 from stampede.engine.errors import HUNG
-from stampede.engine.processes import Processes, connection, restarts
+from stampede.engine.processes import Processes, connection
 from stampede.files import write_file
 
 # The first step may compile kernels.
@@ -42,7 +40,6 @@ _ROUNDS_READ = _SILENT_ROUNDS + 3
 # At most this many ranks are named.
 _NAMED = 8
 
-_PROJECT = Path(__file__).parents[1]
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}distributed{os.sep}" for name in ("torch", "torchrec"))
 
 
@@ -78,12 +75,11 @@ class RankStatus:
     """Where a rank is, as published to the other ranks.
 
     Attributes:
-        published: number of this message; it grows while the rank's watchdog runs.
+        published: number of this message; it grows while the rank trains.
         beats, step, stage: see `stampede.engine.heartbeat.Heartbeat`.
         still_seconds: time since its last beat, not counting time while the process was stopped.
         hangs: whether that is too long.
-        place, waits: see `place_of`.
-        ended: whether its training loop has ended, in any way.
+        waits: whether it waits for other ranks.
     """
 
     published: int
@@ -92,9 +88,7 @@ class RankStatus:
     stage: str
     still_seconds: float = 0.0
     hangs: bool = False
-    place: str = ""
     waits: bool = False
-    ended: bool = False
 
     @property
     def where(self) -> str:
@@ -134,7 +128,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching, and tell the others that this rank's loop has ended."""
+        """Stop watching."""
         self._end.set()
         self._thread.join(2 * self._interval)
 
@@ -149,7 +143,6 @@ class Watchdog:
             reason = self._judge()
             if reason and not self._end.is_set():
                 self._end_process(reason)
-        self._publish()
 
     def _count(self, seconds: float) -> None:
         # Read before the beats: the end of a slow stage must not be seen before its last beat.
@@ -174,7 +167,6 @@ class Watchdog:
 
     def _status(self) -> RankStatus:
         heartbeat = self._heartbeat
-        place, waits = place_of(self._main) if self._still else ("", False)
         return RankStatus(
             published=self._published,
             beats=heartbeat.beats,
@@ -182,9 +174,7 @@ class Watchdog:
             stage=heartbeat.stage,
             still_seconds=self._still,
             hangs=self._left() <= 0,
-            place=place,
-            waits=waits,
-            ended=self._end.is_set(),
+            waits=bool(self._still) and waits_for_others(self._main),
         )
 
     def _publish(self) -> None:
@@ -205,23 +195,18 @@ class Watchdog:
         # Without an answer, torchrun or the timeout of the collective ends the processes.
         with suppress(RuntimeError):
             self._read_others()
-        if left <= 0 < self._rounds - _SILENT_ROUNDS:
-            others = {rank: status for rank, (status, _) in self._seen.items()}
-            silent = {
-                r for r, (_, new) in self._seen.items() if self._rounds - new >= _SILENT_ROUNDS
-            }
-            return stuck_ranks(own | others, silent)
-        return ""
+        if left > 0 or self._rounds <= _SILENT_ROUNDS:
+            return ""
+        old = self._rounds - _SILENT_ROUNDS
+        silent = {rank for rank, (_, first_read) in self._seen.items() if first_read <= old}
+        return stuck_ranks(own | {r: status for r, (status, _) in self._seen.items()}, silent)
 
     def _read_others(self) -> None:
-        for rank in range(self._world_size):
-            if rank == self._rank:
-                continue
+        for rank in set(range(self._world_size)) - {self._rank}:
             status = None
             if self._store.check([str(rank)]):
                 status = RankStatus(**json.loads(self._store.get(str(rank))))
-            known = self._seen.get(rank)
-            if known is None or known[0] != status:
+            if rank not in self._seen or self._seen[rank][0] != status:
                 self._seen[rank] = status, self._rounds
         self._rounds += 1
 
@@ -231,8 +216,9 @@ class Watchdog:
         if self._is_slow and settings.slow_hang_seconds > settings.hang_seconds:
             after = f"run.slow_hang_seconds={settings.slow_hang_seconds:g}"
         sentence = (
-            f"the run hangs: {reason}. After {after} its processes end with status {HUNG}"
-            f"{what_follows()}; stacks are in {self._folder / 'hang_rank_*.txt'}"
+            f"the run hangs: {reason}. After {after} its processes end with status {HUNG}; a "
+            "restart by torchrun, or checkpoint.resume=auto, continues from the newest checkpoint; "
+            f"stacks are in {self._folder / 'hang_rank_*.txt'}"
         )
         path = self._folder / f"hang_rank_{self._rank}.txt"
         # The disk may be full.
@@ -256,51 +242,34 @@ class Watchdog:
         os._exit(HUNG)
 
 
-def what_follows() -> str:
-    """What follows once the processes have ended, as the end of a sentence."""
-    done, allowed = restarts()
-    if done < allowed:
-        return (
-            ", and torchrun starts them again from the newest checkpoint (restart "
-            f"{done + 1} of {allowed})"
-        )
-    return "; checkpoint.resume=auto continues from the newest checkpoint"
-
-
 def stuck_ranks(ranks: Mapping[int, RankStatus | None], silent: Collection[int] = ()) -> str:
     """The ranks that the others wait for, as a sentence without its full stop.
 
-    Empty while a rank makes progress, or if no rank is still training.
+    Empty while a rank makes progress.
 
     Args:
         ranks: the newest status of all ranks, None if there is none.
         silent: those whose status is old.
     """
     heard = {rank: at for rank, at in sorted(ranks.items()) if at and rank not in silent}
-    at_work = {rank: at for rank, at in heard.items() if not at.ended}
-    if not at_work or not all(at.hangs for at in at_work.values()):
+    if not all(at.hangs for at in heard.values()):
         return ""
-    first = min(at_work.values(), key=lambda at: at.beats)
-    others = f"; the others wait at {first.where}"
-    lost = {rank: at for rank, at in sorted(ranks.items()) if rank not in heard}
+    first = min(heard.values(), key=lambda at: at.beats)
+    lost = {
+        rank: f"last heard of at {at.where}" if at else "never heard of"
+        for rank, at in sorted(ranks.items())
+        if rank not in heard
+    }
     if lost:
-        last = {
-            r: f"last heard of at {at.where}" if at else "never heard of" for r, at in lost.items()
-        }
-        return _named(last, "is stopped, dead or out of reach") + others
-    ended = {rank: f"at {at.where}" for rank, at in heard.items() if at.ended}
-    if ended:
-        return _named(ended, "has left the training") + others
-    behind = {rank: at for rank, at in at_work.items() if at.beats == first.beats}
+        gone = _named(lost, "is stopped, dead or out of reach, or has left the training")
+        return f"{gone}; the others wait at {first.where}"
+    behind = {rank: at for rank, at in heard.items() if at.beats == first.beats}
     # Of ranks at the same place, those that do not wait for others are stuck.
     return _stuck({rank: at for rank, at in behind.items() if not at.waits} or behind)
 
 
 def _stuck(ranks: Mapping[int, RankStatus]) -> str:
-    described = {}
-    for rank, at in ranks.items():
-        place = f" ({at.place})" if at.place else ""
-        described[rank] = f"at {at.where}, for {at.still_seconds:.3g} s{place}"
+    described = {rank: f"at {at.where}, for {at.still_seconds:.3g} s" for rank, at in ranks.items()}
     return _named(described, "makes no progress")
 
 
@@ -311,29 +280,12 @@ def _named(described: Mapping[int, str], what: str) -> str:
     return "; ".join([*parts[:_NAMED], *more])
 
 
-def place_of(thread: int) -> tuple[str, bool]:
-    """Where a thread is, as `file:line in function`, and whether it waits for other ranks.
-
-    The place is the innermost one in the project's own files, if any.
-
-    Args:
-        thread: its `ident`.
-    """
-    innermost = sys._current_frames().get(thread)
-    if innermost is None:
-        return "", False
-    shown = next((f for f, _ in traceback.walk_stack(innermost) if _own(f)), innermost)
-    path = Path(shown.f_code.co_filename)
-    name = path.relative_to(_PROJECT) if _own(shown) else path.name
-    return f"{name}:{shown.f_lineno} in {shown.f_code.co_name}", _waits(innermost)
-
-
-def _own(frame: FrameType) -> bool:
-    path = Path(frame.f_code.co_filename)
-    return path.is_relative_to(_PROJECT) and "site-packages" not in path.relative_to(_PROJECT).parts
-
-
-def _waits(frame: FrameType) -> bool:
+def waits_for_others(thread: int) -> bool:
+    """Whether a thread, by its `ident`, waits for other ranks."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return False
     # Waiting for an asynchronous collective is a call into C++, from any file.
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return ".wait(" in line or any(part in frame.f_code.co_filename for part in _LIBRARIES)
+    path = frame.f_code.co_filename
+    in_wait = ".wait(" in linecache.getline(path, frame.f_lineno)
+    return in_wait or any(library in path for library in _LIBRARIES)

@@ -11,10 +11,11 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from stampede.engine.console import readable_bytes
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.heartbeat import EXCHANGES, LOOKING_UP, PHASES, READING
 from stampede.engine.processes import Processes, peak_memory_bytes, restarts
-from stampede.files import append, remove, to_json
+from stampede.files import append, to_json
 
 # Steps by which a GPU may be behind when their events are read; it is never that far.
 _HELD = 16
@@ -60,27 +61,13 @@ class Clock:
         return first.elapsed_time(last) / 1e3
 
 
-class StepTime(NamedTuple):
-    """Seconds of one step.
-
-    Attributes:
-        phases: by phase; their sum is the step.
-        outside: by other stages since the previous step; not part of the step.
-        waited: for collectives; part of the phases.
-    """
-
-    phases: dict[str, float]
-    outside: dict[str, float]
-    waited: float
-
-
+@dataclass
 class _Step:
     """Marks of a step: the start of each stage, both ends of each wait, and its end."""
 
-    def __init__(self, stage: str, mark: Any) -> None:
-        self.stages = [(stage, mark)]
-        self.waits: list[tuple[Any, Any]] = []
-        self.end: Any = None
+    stages: list[tuple[str, Any]]
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    end: Any = None
 
 
 class PhaseTimes:
@@ -98,9 +85,15 @@ class PhaseTimes:
         self._clock = clock
         self._exchanges = exchanges
         self._stage = "starting"
-        self._step = _Step(self._stage, clock.mark())
+        self._step = _Step([(self._stage, clock.mark())])
         self._ended: deque[_Step] = deque()
-        self._times: list[StepTime] = []
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._seconds: list[float] = []
+        self._phases: Counter[str] = Counter()
+        self._outside: Counter[str] = Counter()
+        self._waited = 0.0
 
     def begin(self, stage: str) -> None:
         """A stage begins, and the previous one ends."""
@@ -122,28 +115,46 @@ class PhaseTimes:
         """A step ends, and the next begins in the same stage."""
         self._step.end = self._clock.mark()
         self._ended.append(self._step)
-        self._step = _Step(self._stage, self._step.end)
+        self._step = _Step([(self._stage, self._step.end)])
         if len(self._ended) > _HELD:
-            self._take_oldest()
+            self._add(self._ended.popleft())
 
-    def take(self) -> list[StepTime]:
-        """The steps that ended since the last call; waits for the GPU."""
+    def take(self) -> dict[str, Any]:
+        """Times of the steps that ended since the last call, at least one; waits for the GPU.
+
+        Returns:
+            The number of steps; percentiles and mean of their seconds; mean seconds of a step by
+            phase, and in collectives; total seconds of stages outside of steps.
+        """
         while self._ended:
-            self._take_oldest()
-        taken, self._times = self._times, []
-        return taken
+            self._add(self._ended.popleft())
+        steps = len(self._seconds)
+        percentiles = np.percentile(self._seconds, list(_PERCENTILES.values())).tolist()
+        phases = {name: self._phases[name] / steps for name in PHASES}
+        named = dict(zip(_PERCENTILES, percentiles, strict=True))
+        window = {
+            "steps": steps,
+            "step_seconds": {**named, "mean": sum(phases.values())},
+            "phase_seconds": phases,
+            "communication_seconds": self._waited / steps,
+            "outside_seconds": dict(self._outside),
+        }
+        self._begin_window()
+        return window
 
-    def _take_oldest(self) -> None:
-        step = self._ended.popleft()
-        phases: dict[str, float] = {}
-        outside: dict[str, float] = {}
+    def _add(self, step: _Step) -> None:
+        total = 0.0
         ends = [mark for _, mark in step.stages[1:]] + [step.end]
         for (stage, begin), end in zip(step.stages, ends, strict=True):
-            into = phases if stage in PHASES else outside
-            into[stage] = into.get(stage, 0.0) + self._clock.seconds(begin, end)
-        waited = sum(self._clock.seconds(*wait) for wait in step.waits)
-        waited += sum(phases.get(phase, 0.0) for phase in self._exchanges)
-        self._times.append(StepTime(phases, outside, waited))
+            seconds = self._clock.seconds(begin, end)
+            if stage in PHASES:
+                self._phases[stage] += seconds
+                total += seconds
+            else:
+                self._outside[stage] += seconds
+            self._waited += seconds if stage in self._exchanges else 0.0
+        self._seconds.append(total)
+        self._waited += sum(self._clock.seconds(*wait) for wait in step.waits)
 
 
 @contextmanager
@@ -173,38 +184,8 @@ def waits_counted(times: PhaseTimes) -> Iterator[None]:
         dist.Work.wait = original
 
 
-def window_of(steps: Sequence[StepTime], peak_memory_bytes: int) -> dict[str, Any]:
-    """Some steps of a rank, for its log.
-
-    Args:
-        steps: at least one.
-
-    Returns:
-        Means of a step in seconds, percentiles of steps, shares of a step, and the total seconds of
-        stages outside of steps.
-    """
-    count = len(steps)
-    seconds = [sum(step.phases.values()) for step in steps]
-    percentiles = np.percentile(seconds, list(_PERCENTILES.values())).tolist()
-    phases = {name: sum(step.phases.get(name, 0.0) for step in steps) / count for name in PHASES}
-    mean, waited = sum(phases.values()), sum(step.waited for step in steps) / count
-    outside: Counter[str] = Counter()
-    for step in steps:
-        outside.update(step.outside)
-    return {
-        "steps": count,
-        "step_seconds": {**dict(zip(_PERCENTILES, percentiles, strict=True)), "mean": mean},
-        "phase_seconds": phases,
-        "communication_seconds": waited,
-        "data_share": phases[READING] / (mean or 1.0),
-        "communication_share": waited / (mean or 1.0),
-        "outside_seconds": dict(outside),
-        "peak_memory_bytes": peak_memory_bytes,
-    }
-
-
 def over_ranks(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields of a line of `metrics.jsonl`, from the windows of all ranks.
+    """Fields of a line of `metrics.jsonl`, from the windows of all ranks, see `PhaseTimes.take`.
 
     All names end in `_seconds` or `_bytes`, like others that differ between equal runs.
 
@@ -264,62 +245,43 @@ class StepTrace:
     """Traces the steps that `train.profile` asks for, with their phases.
 
     Each rank traces the same steps. A trace that cannot be written ends no run, but is reported.
-
-    Args:
-        step: the last one of earlier starts of the run.
     """
 
-    def __init__(
-        self, settings: ProfileSection, processes: Processes, folder: Path, step: int
-    ) -> None:
+    def __init__(self, settings: ProfileSection, processes: Processes, folder: Path) -> None:
+        self._asked = range(settings.start, settings.start + settings.steps)
         self._processes = processes
         self._file = trace_file(folder, processes.rank)
-        self._start = settings.start
-        self._first = max(settings.start, step + 1)
-        self._last = settings.start + settings.steps - 1
-        self._step = step
+        self._first = self._step = 0
         self._profile: profile | None = None
         self._phase, self._of_step, self._listening = ExitStack(), ExitStack(), ExitStack()
 
-    def begin(self) -> None:
-        """Training begins; all ranks call it once."""
-        if self._start <= self._last <= self._step and not self._file.is_file():
-            self._say_none(f"{self._step:,} are already done")
-        self._begin_if_due()
-
     def after_step(self, step: int) -> None:
-        """A step has ended; all ranks call it after each."""
+        """Training begins after a step, or the step has ended; all ranks call it."""
         self._step = step
         if self._profile is not None:
-            if step == self._last:
-                self._write("")
-            else:
-                self._of_step.close()
+            self._of_step.close()
+            if step + 1 in self._asked:
                 self._begin_phase(self._processes.heartbeat.stage)
-        self._begin_if_due()
-
-    def close(self, well: bool) -> None:
-        """The run ends, `well` or by a failure: write the trace so far."""
-        if self._step < self._first <= self._last:
-            if self._profile is not None:
-                self._stop()
-            if well:
-                self._say_none(f"training ended after step {self._step:,}")
-        elif self._profile is not None:
-            self._write(" only, as training ended there")
-
-    def _begin_if_due(self) -> None:
-        if not self._step + 1 == self._first <= self._last:
-            return
-        heartbeat = self._processes.heartbeat
-        with heartbeat.slowly("tracing"):
+            else:
+                self._write()
+        elif step + 1 in self._asked and not self._first:
+            self._first = step + 1
             self._profile = profile()
-            try:
+            with self._reporting():
                 self._profile.start()
-            except RuntimeError as failure:
-                self._give_up(failure)
-                return
-        self._listening.enter_context(heartbeat.listening(self._begin_phase))
+                listening = self._processes.heartbeat.listening(self._begin_phase)
+                self._listening.enter_context(listening)
+
+    def close(self) -> None:
+        """The run ends: write the trace so far."""
+        if self._profile is not None:
+            self._write()
+        is_traced = 0 < self._first <= self._step
+        if self._asked and not is_traced and not self._file.is_file():
+            self._say(
+                f"train.profile asks for steps {self._asked[0]:,} to {self._asked[-1]:,}, but "
+                f"training ended after step {self._step:,} without them: no trace is written"
+            )
 
     def _begin_phase(self, stage: str) -> None:
         """Show a phase, and a step that begins with it, in the trace."""
@@ -330,34 +292,26 @@ class StepTrace:
             self._of_step.enter_context(record_function(f"step {step}"))
         self._phase.enter_context(record_function(stage))
 
-    def _stop(self) -> None:
+    def _write(self) -> None:
         for stack in (self._listening, self._phase, self._of_step):
             stack.close()
-        self._profile.stop()
-
-    def _write(self, remark: str) -> None:
-        unfinished = self._file.with_name(f".{self._file.name}")
-        with self._processes.heartbeat.slowly("tracing"):
-            try:
-                self._stop()
+        with self._reporting():
+            self._profile.stop()
+            if self._first <= self._step:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                remove(unfinished)
-                self._profile.export_chrome_trace(str(unfinished))
-                os.replace(unfinished, self._file)
-            except (OSError, RuntimeError) as failure:
-                self._give_up(failure)
-                return
+                self._profile.export_chrome_trace(str(self._file))
+                self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
         # Free its events.
         self._profile = None
-        self._say(f"steps {self._first:,} to {self._step:,} are traced{remark}: {self._file}")
 
-    def _give_up(self, failure: Exception) -> None:
-        self._profile = None
-        _say_given_up(self._processes.rank, self._file, "trace", failure)
-
-    def _say_none(self, why: str) -> None:
-        asked = f"steps {self._start:,} to {self._last:,}"
-        self._say(f"train.profile asks for {asked}, but {why}: no trace is written")
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        with self._processes.heartbeat.slowly("tracing"):
+            try:
+                yield
+            except (OSError, RuntimeError) as failure:
+                self._profile = None
+                _say_given_up(self._processes.rank, self._file, "trace", failure)
 
     def _say(self, sentence: str) -> None:
         if self._processes.is_main:
@@ -397,7 +351,7 @@ class Monitor:
         self._every = config.train.timing_every
         # None once it cannot be written.
         self._log: Path | None = log_file(folder, processes.rank)
-        self._trace = StepTrace(config.train.profile, processes, folder, step)
+        self._trace = StepTrace(config.train.profile, processes, folder)
         self._stack = ExitStack()
         self._times: PhaseTimes | None = None
         if self._every:
@@ -415,10 +369,10 @@ class Monitor:
             device=device,
             host=platform.node(),
             process=os.getpid(),
-            restart=restarts()[0],
+            restart=restarts(),
             versions={"python": platform.python_version(), **versions()},
         )
-        self._trace.begin()
+        self._trace.after_step(self._step)
         if self._times is not None:
             self._stack.enter_context(processes.heartbeat.listening(self._times.begin))
             self._stack.enter_context(waits_counted(self._times))
@@ -432,7 +386,7 @@ class Monitor:
     ) -> None:
         at = {"step": self._step, "stage": self._processes.heartbeat.stage}
         self._stack.close()
-        self._trace.close(well=kind is None)
+        self._trace.close()
         if failure is None:
             self._write("ended", **at)
         elif isinstance(failure, InterruptedRunError):
@@ -459,7 +413,8 @@ class Monitor:
         if self._times is None or not (ended or step % self._every == 0):
             return None
         processes = self._processes
-        window = window_of(self._times.take(), peak_memory_bytes(processes.device))
+        window = self._times.take()
+        window["peak_memory_bytes"] = peak_memory_bytes(processes.device)
         self._write("timing", step=step, **window)
         line = {"kind": "timing", "step": step}
         windows = [None] * processes.world_size if processes.is_main else None

@@ -95,10 +95,9 @@ def launched_by() -> str | None:
     return str(Path(file).parents[2]) if file else None
 
 
-def restarts() -> tuple[int, int]:
-    """How often torchrun has restarted the processes, and its limit."""
-    count, most = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
-    return int(os.environ.get(count, "0")), int(os.environ.get(most, "0"))
+def restarts() -> int:
+    """How often torchrun has restarted the processes."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def choose_device(asked: str, key: str) -> torch.device:

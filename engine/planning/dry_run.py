@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,6 @@ _NAMES = {
 # How many ranks and fields the report names.
 _WORST = 4
 _FIELDS = 3
-
-MEMORY = ("weights", "optimizer_state", "activations")
-COMMUNICATION = ("ids", "pooled_rows", "gradients", "dense", "row_sums")
 
 
 @dataclass(frozen=True)
@@ -249,11 +246,12 @@ def report(done: DryRun) -> str:
         f"  {'sharding':<18}{'tables':>7}{'rows':>19}{'shards':>8}{'ranks':>7}  fields",
     ]
     for kind, group in costs.groups.items():
-        names = textwrap.shorten(", ".join(group.fields[:_FIELDS]), 34, placeholder=" ...")
-        more = len(group.fields) - _FIELDS
+        fields = group["fields"]
+        names = textwrap.shorten(", ".join(fields[:_FIELDS]), 34, placeholder=" ...")
+        names += f" and {len(fields) - _FIELDS} more" if len(fields) > _FIELDS else ""
         lines.append(
-            f"  {kind:<18}{len(group.fields):>7}{group.rows:>19,}{group.shards:>8,}"
-            f"{group.ranks:>7,}  {names}" + (f" and {more} more" if more > 0 else "")
+            f"  {kind:<18}{len(fields):>7}{group['rows']:>19,}{group['shards']:>8,}"
+            f"{group['ranks']:>7,}  {names}"
         )
     lines += ["", _line("memory of a rank", ["least", "mean", "most"], "on rank")]
     for name, values in [*costs.memory.items(), ("total", total)]:
@@ -288,31 +286,22 @@ def _line(name: str, cells: Iterable[str], rank: object) -> str:
 
 
 @dataclass
-class TableGroup:
-    """Fields of the tables of a sharding type, the largest first; rows, shards and ranks in all."""
-
-    fields: list[str]
-    rows: int
-    shards: int
-    ranks: int
-
-
-@dataclass
 class PlanCosts:
     """What a plan costs each rank; every array is `[ranks]` float64.
 
     Attributes:
-        memory: bytes, by `MEMORY`.
+        memory: bytes of weights, optimizer state and activations.
         lookups: expected ids that a rank looks up in a step.
-        sent, received: bytes of a step, those sent by `COMMUNICATION`; with Helen, in both passes.
-        groups: the tables by sharding type.
+        sent, received: bytes of a step, those sent by what is sent; with Helen, in both passes.
+        groups: of the tables by sharding type: their `fields`, the largest first, and all their
+            `rows`, `shards` and `ranks`.
     """
 
     memory: dict[str, np.ndarray]
     lookups: np.ndarray
     sent: dict[str, np.ndarray]
     received: np.ndarray
-    groups: dict[str, TableGroup]
+    groups: dict[str, dict[str, Any]]
 
     @property
     def total_memory(self) -> np.ndarray:
@@ -342,96 +331,83 @@ class PlanCosts:
             "sent_bytes": rounded({**self.sent, "total": self.total_sent}),
             **rounded({"received_bytes": self.received}),
             "imbalance": self.imbalance(),
-            "groups": {name: vars(group) for name, group in self.groups.items()},
+            "groups": self.groups,
         }
 
 
-def plan_costs(workload: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
+def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
     """Add up what the shards cost the ranks that hold them."""
-    ranks = workload.world_size
-    costs = PlanCosts(
-        {kind: np.zeros(ranks) for kind in MEMORY},
-        np.zeros(ranks),
-        {kind: np.zeros(ranks) for kind in COMMUNICATION},
-        np.zeros(ranks),
-        _groups(workload, shards),
-    )
-    costs.memory["weights"] += workload.dense_weight_bytes()
-    costs.memory["optimizer_state"] += workload.dense_state_bytes()
-    costs.memory["activations"] += workload.common_activation_bytes()
-    for shard in shards:
-        costs.memory["weights"][shard.rank] += workload.weight_bytes(shard)
-        costs.memory["optimizer_state"][shard.rank] += workload.state_bytes(shard)
-        costs.memory["activations"][shard.rank] += workload.activation_bytes(shard)
-        costs.lookups[shard.rank] += workload.lookups(shard)
-    _add_exchanges(costs, workload, shards)
-    _add_split_rows(costs, workload, shards)
-    for kind in ("ids", "pooled_rows", "gradients", "row_sums"):
-        costs.sent[kind] *= workload.passes
-    costs.received *= workload.passes
+    ranks, local = work.world_size, work.local_batch_size
+    forward, backward = work.bytes_on_the_way
+    rank_of = [shard.rank for shard in shards]
+
+    def by_rank(cost: Callable[[PlacedShard], float]) -> np.ndarray:
+        return np.bincount(rank_of, [cost(shard) for shard in shards], ranks)
+
+    # Ids go to the ranks that hold their rows, pooled rows come back, and gradients go out again;
+    # each shard of a table split by rows returns a sum for every sample. For a replicated table,
+    # ranks exchange the rows' gradients and counts instead.
+    def ids_from_each(shard: PlacedShard) -> float:
+        # And the lengths of bags.
+        ids = work.lookups(shard) / ranks * work.data.id_bytes + local * INT
+        return 0 if shard.is_replicated else ids
+
+    def copied(shard: PlacedShard) -> float:
+        row = 2 * LONG + shard.columns * FLOAT
+        return work.distinct_rows(shard) * row * (ranks - 1) if shard.is_replicated else 0
+
+    ids, copies = by_rank(ids_from_each), by_rank(copied)
+    numbers = by_rank(lambda shard: 0 if shard.is_replicated else local * shard.columns)
+    elsewhere = numbers.sum() - numbers
+    row_sums = _row_sums(work, shards)
     # A ring all-reduce sends every part around twice.
-    dense = 2 * (ranks - 1) / ranks * workload.dense_weight_bytes() * workload.passes
-    costs.sent["dense"] += dense
-    costs.received += dense
-    return costs
+    dense = np.full(ranks, 2 * (ranks - 1) / ranks * work.dense_weight_bytes())
+    sent = {
+        "ids": ids.sum() - ids,
+        "pooled_rows": numbers * forward * (ranks - 1),
+        "gradients": elsewhere * backward + copies,
+        "dense": dense,
+        "row_sums": row_sums,
+    }
+    received = (ids + numbers * backward) * (ranks - 1) + elsewhere * forward + copies
+    return PlanCosts(
+        {
+            "weights": work.dense_weight_bytes() + by_rank(work.weight_bytes),
+            "optimizer_state": work.dense_state_bytes() + by_rank(work.state_bytes),
+            "activations": work.common_activation_bytes() + by_rank(work.activation_bytes),
+        },
+        by_rank(work.lookups),
+        {kind: values * work.passes for kind, values in sent.items()},
+        (received + row_sums + dense) * work.passes,
+        {
+            kind: _group(work, [shard for shard in shards if shard.sharding_type == kind])
+            for kind in sorted({shard.sharding_type for shard in shards})
+        },
+    )
 
 
-def _add_exchanges(costs: PlanCosts, workload: Workload, shards: Sequence[PlacedShard]) -> None:
-    """Ids go to the ranks that hold their rows, pooled rows come back, and gradients go out again.
-
-    Each shard of a table split by rows returns a sum for every sample. For a replicated table,
-    ranks exchange the rows' gradients and counts instead.
-    """
-    ranks, local = workload.world_size, workload.local_batch_size
-    forward, backward = workload.bytes_on_the_way
-    ids, columns = np.zeros(ranks), np.zeros(ranks)
-    for shard in shards:
-        if shard.is_replicated:
-            row = 2 * LONG + shard.columns * FLOAT
-            copies = workload.distinct_rows(shard) * row * (ranks - 1)
-            costs.sent["gradients"][shard.rank] += copies
-            costs.received[shard.rank] += copies
-        else:
-            # From each rank: ids, and the lengths of bags.
-            from_each = workload.lookups(shard) / ranks * workload.data.id_bytes
-            ids[shard.rank] += from_each + local * INT
-            columns[shard.rank] += local * shard.columns
-    for kind, there in (("ids", ids), ("gradients", columns * backward)):
-        costs.sent[kind] += there.sum() - there
-        costs.received += there * (ranks - 1)
-    costs.sent["pooled_rows"] += columns * forward * (ranks - 1)
-    costs.received += (columns.sum() - columns) * forward
-
-
-def _add_split_rows(costs: PlanCosts, workload: Workload, shards: Sequence[PlacedShard]) -> None:
+def _row_sums(work: Workload, shards: Sequence[PlacedShard]) -> np.ndarray:
     """Ranks that hold columns of the same rows add up the rows' norms and states."""
     blocks: dict[tuple[str, int], list[PlacedShard]] = defaultdict(list)
     for shard in shards:
         if not shard.is_replicated:
             blocks[shard.table, shard.row_offset].append(shard)
-    for block in blocks.values():
-        members = sorted({shard.rank for shard in block})
-        if len(members) > 1:
-            rows = workload.distinct_rows(block[0])
-            if workload.states.needs_all_rows:
-                rows += block[0].rows
-            values = rows * workload.states.values_per_row * FLOAT
-            each = 2 * (len(members) - 1) / len(members) * values
-            costs.sent["row_sums"][members] += each
-            costs.received[members] += each
+    sent = np.zeros(work.world_size)
+    for (first, *_), members in (
+        (block, sorted({shard.rank for shard in block})) for block in blocks.values()
+    ):
+        rows = work.distinct_rows(first) + (first.rows if work.states.needs_all_rows else 0)
+        values = rows * work.states.values_per_row * FLOAT
+        sent[members] += 2 * (len(members) - 1) / len(members) * values
+    return sent
 
 
-def _groups(workload: Workload, shards: Sequence[PlacedShard]) -> dict[str, TableGroup]:
-    groups = {}
-    for kind in sorted({shard.sharding_type for shard in shards}):
-        members = [shard for shard in shards if shard.sharding_type == kind]
-        names = {shard.table for shard in members}
-        tables = [table for name, table in workload.tables.items() if name in names]
-        tables.sort(key=lambda table: -table.rows)
-        groups[kind] = TableGroup(
-            [table.field for table in tables],
-            sum(table.rows for table in tables),
-            len(members),
-            len({shard.rank for shard in members}),
-        )
-    return groups
+def _group(work: Workload, shards: Sequence[PlacedShard]) -> dict[str, Any]:
+    names = {shard.table for shard in shards}
+    tables = [table for name, table in work.tables.items() if name in names]
+    return {
+        "fields": [table.field for table in sorted(tables, key=lambda table: -table.rows)],
+        "rows": sum(table.rows for table in tables),
+        "shards": len(shards),
+        "ranks": len({shard.rank for shard in shards}),
+    }

@@ -10,7 +10,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ INT = 4
 # `sum_by_row`), all int64.
 _SORTING = 5 * LONG
 
-# Frequencies are sampled from the training part: this many runs of this many rows.
+# A sample of a part: this many runs of this many rows.
 _RUNS, _RUN_ROWS = 64, 1024
 
 # int32, see `optim/waiting_rows.py`.
@@ -355,15 +355,11 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     return _from_sizes(section.tables, ids, section.zipf, section.numbers, id_bytes)
 
 
-def uniform(rows: int) -> Callable[[int], float]:
-    """`PlannedTable.below` of equally frequent rows; hashed ids nearly are."""
-    return lambda row: row / rows
-
-
 def zipf(rows: int, exponent: float) -> Callable[[int], float]:
     """`PlannedTable.below` if row `i` gets the integral of `x^-exponent` over `[i+1, i+2)`.
 
-    Synthetic clicks are drawn like this; preparation also puts the most frequent ids first.
+    Synthetic clicks are drawn like this; preparation also puts the most frequent ids first. With an
+    exponent of 0 rows are equally frequent, as hashed ids nearly are.
     """
     power = 1.0 - exponent
     return lambda row: (1.0 - (row + 1.0) ** power) / (1.0 - (rows + 1.0) ** power)
@@ -383,25 +379,24 @@ def _from_sizes(
     id_bytes: int,
     rows: int | None = None,
 ) -> PlannedData:
-    below, assumed = uniform, "every row of a table equally often"
+    assumed = "every row of a table equally often"
     if exponent is not None:
-        below = partial(zipf, exponent=exponent)
         assumed = f"Zipf with exponent {exponent:g}, the most frequent id first"
     ids = ids_per_sample
     tables = tuple(
-        PlannedTable(field, size, ids.get(field, 1.0), below(size), field in ids)
+        PlannedTable(field, size, ids.get(field, 1.0), zipf(size, exponent or 0.0), field in ids)
         for field, size in sizes.items()
     )
     return PlannedData(tables, numbers, id_bytes, assumed, rows)
 
 
 def _from_sample(dataset: Dataset) -> PlannedData:
-    rows = torch.from_numpy(_sampled_rows(dataset.train.rows)).to(dataset.train.device)
+    rows = torch.from_numpy(sampled_rows(dataset.train.rows)).to(dataset.train.device)
     samples = dataset.train.read(rows)
     ids_of = [*samples.ids.T, *(bag.values for bag in samples.bags)]
     tables = []
     for (field, size), ids in zip(dataset.vocabulary_sizes.items(), ids_of, strict=True):
-        below = sampled(ids.cpu().numpy()) if len(ids) else uniform(size)
+        below = sampled(ids.cpu().numpy()) if len(ids) else zipf(size, 0.0)
         has_bags = field in dataset.multi
         tables.append(PlannedTable(field, size, len(ids) / len(rows), below, has_bags))
     assumed = f"as in {len(rows):,} rows of the training part"
@@ -410,8 +405,8 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     )
 
 
-def _sampled_rows(rows: int) -> np.ndarray:
-    """Evenly spaced runs of rows; all rows of a small part."""
+def sampled_rows(rows: int) -> np.ndarray:
+    """A sample of a part: evenly spaced runs of rows; all rows of a small part."""
     if rows <= _RUNS * _RUN_ROWS:
         return np.arange(rows)
     starts = np.linspace(0, rows - _RUN_ROWS, _RUNS).astype(np.int64)

@@ -12,7 +12,6 @@ from stampede.engine.start_up import quiet_libraries
 quiet_libraries()
 
 from stampede.data.errors import exit_status  # noqa: E402
-from stampede.engine.console import table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.report.page import PAGE, write_report  # noqa: E402
 from stampede.engine.report.run_records import baseline_of, open_runs  # noqa: E402
@@ -26,10 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(given: argparse.Namespace) -> None:
     runs = open_runs([Path(path) for path in given.runs])
-    folder = Path(given.out)
     baseline = baseline_of(runs, given.baseline) if given.baseline else None
-    lacking = write_report(runs, folder, baseline)
-    print(table([("runs", f"{len(runs):,}"), ("report", str(folder / PAGE))]))
+    lacking = write_report(runs, Path(given.out), baseline)
+    print(f"  {len(runs):,} runs: {Path(given.out) / PAGE}")
     for sentence in lacking:
         print(f"  {sentence}")
 
@@ -48,17 +46,13 @@ def _parser() -> argparse.ArgumentParser:
         "  stampede report runs          all runs in a folder",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add = parser.add_argument
     runs = "run folders, folders of run folders, or sweep folders"
-    baseline = (
-        "run that the tables compare the others with, such as baseline; with several seeds, any of "
-        "them"
-    )
-    out = (
-        "folder for the page and the pictures; an earlier report in it is replaced; default: report"
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
-    parser.add_argument("--baseline", metavar="RUN", help=baseline)
-    parser.add_argument("--out", default="report", metavar="FOLDER", help=out)
+    add("runs", nargs="+", metavar="RUN", help=runs)
+    baseline = "run that the tables compare the others with; with several seeds, any of them"
+    add("--baseline", metavar="RUN", help=baseline)
+    out = "folder of the page and the pictures; replaces an earlier report; default: report"
+    add("--out", default="report", metavar="FOLDER", help=out)
     return parser
 
 

@@ -7,39 +7,23 @@ it lacks because runs did not record it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import cycle
-from operator import itemgetter
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import EngFormatter, NullLocator
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, NullLocator, PercentFormatter
 
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import RunFolderError
 from stampede.engine.heartbeat import PHASES
+from stampede.engine.metrics import PARTS
 from stampede.engine.plots import as_written, show_small_differences
-from stampede.engine.report.drawing import (
-    Drawing,
-    Points,
-    Style,
-    add_curve,
-    as_shares,
-    curves,
-    listed,
-    name_rows,
-    new_figure,
-    not_shown,
-    shortened,
-    styles,
-    with_legend,
-    with_styles,
-)
 from stampede.engine.report.run_records import (
     RunRecord,
     Setting,
@@ -49,23 +33,88 @@ from stampede.engine.report.run_records import (
 )
 from stampede.engine.tables import read_field
 
-_SAMPLES = "training samples (steps x batch size)"
+# Inches: on a phone this shrinks to about 3.7, and text to the size of a footnote.
+_WIDTH, _HEIGHT, _LEGEND_LINE = 5.4, 3.4, 0.19
 
-# Most fields whose norms are shown; fewest ids for percentiles, and most ids to read.
-_MOST_FIELDS, _FEWEST_IDS, _MOST_IDS = 16, 50, 20_000_000
-# Settings whose norms can be told apart on one line.
-_MOST_NORMS = 4
+# Longest label of a legend with two columns.
+_NARROW = 22
 
-# Phases with a smaller share of every run's time are joined.
-_LEAST_PHASE, _OTHERS = 0.03, "other phases"
-# Neighbours differ in brightness and hatching.
+# Dark to light alternates, so that neighbours also differ in print (Okabe and Ito's colours).
+_COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#8c3b73", "#7f7f7f")
+_DASHES = ("-", "--", "-.", ":", (0, (7, 2, 1, 2, 1, 2)))
+_MARKERS = ("o", "s", "^", "D", "v", "x", "P")
+# A fill for each phase; neighbours differ in brightness and hatching.
 _FILLS = (
     ("#000000", ""), ("#e69f00", "//"), ("#0072b2", ""), ("#cccccc", ".."), ("#8c3b73", "xx"),
     ("#56b4e9", ""), ("#d55e00", "\\\\"), ("#f0e442", ""), ("#009e73", "--"), ("#ffffff", ""),
 )  # fmt: skip
 
+_SAMPLES = "training samples (steps x batch size)"
+_CLIPPED = "clipped"
 
-def all_drawings(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[Drawing]:
+# Norms are shown of the fields with the most ids, without those that would take long to read, and
+# of as many settings as can be told apart on one line.
+_MOST_FIELDS, _MOST_IDS, _MOST_NORMS = 16, 20_000_000, 4
+
+# Points of a run by step: x and value.
+Points = dict[int, tuple[float, float]]
+# Over the seeds of a setting: x, mean, lowest and highest value.
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Style = dict[str, Any]
+
+
+@dataclass
+class Picture:
+    """A picture, or why there is none.
+
+    Attributes:
+        name: of its file, without the ending.
+        figure: None if no run recorded what it needs.
+        left_out: a sentence for each thing that is not shown, with the reason.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure | None = None
+    left_out: list[str] = field(default_factory=list)
+
+    def begin(self, height: float = _HEIGHT) -> Axes:
+        """Make the figure, of a height in inches without the legend."""
+        self.figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axes = self.figure.subplots()
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        return axes
+
+    def finish(self) -> Picture:
+        """Format the axes of samples and shares, and add a legend below the figure."""
+        (axes,) = self.figure.axes
+        if axes.get_xlabel() == _SAMPLES:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if axes.get_ylabel() == _CLIPPED:
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+            axes.set_ylim(bottom=0)
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        shown = [shortened(label) for label in handles]
+        columns = 2 if len(shown) > 3 and max(map(len, shown)) <= _NARROW else 1
+        lines = -(-len(shown) // columns)
+        self.figure.set_figheight(self.figure.get_figheight() + lines * _LEGEND_LINE)
+        legend = self.figure.legend(
+            list(handles.values()), shown, loc="outside lower center", ncols=columns,
+            frameon=False, handlelength=4, fontsize=9,
+        )  # fmt: skip
+        as_written(legend.get_texts())
+        return self
+
+    def lacks(self, names: Sequence[str], why: str) -> None:
+        """Say what is not shown, if anything."""
+        if names:
+            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            self.left_out.append(f"Not shown, {why}: {', '.join(names[:6])}{more}.")
+
+
+def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[Picture]:
     """Every picture of runs on the same data.
 
     Args:
@@ -73,200 +122,210 @@ def all_drawings(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
         drawn: the runs that get curves.
     """
     settings = settings_of(drawn)
-    return [
-        *draw_periods(settings),
-        draw_auc(settings, "validation"),
-        draw_auc(settings, "test"),
-        draw_loss(settings),
-        draw_wall_time(settings),
-        draw_batch_size(runs),
-        draw_calibration(settings),
-        draw_clipped(settings),
-        draw_by_count(settings),
-        draw_by_field(settings),
-        draw_embedding_norms(settings),
-        draw_phases(drawn),
-    ]
-
-
-def draw_periods(settings: Sequence[Setting]) -> list[Drawing]:
-    """AUC of a log's periods, for all rows and for rows with new ids; rows of tables."""
-    shown = {
-        "auc": ("AUC of each period", "Exact AUC of each period before it was trained on."),
-        "new_ids_auc": (
-            "AUC of rows with new ids",
-            "The same for rows with an id that the model did not know.",
-        ),
-        "ids": ("Rows of all tables", "Ids with their own row after each period."),
-    }
-
-    def points(run: RunRecord, name: str) -> Points:
-        # An untrained model scores the first period.
-        lines = [line for line in run.periods if name == "ids" or line["period"] > 1]
-        return _points(lines, name, itemgetter("period"), at="period")
-
     # If no run has periods, do not list the runs as missing.
-    settings = [one for one in settings if any(run.periods for run in one.runs)] and settings
+    periodic = settings if any(run.periods for run in drawn) else []
     return [
-        _draw_lines(
+        _lines(
+            periodic,
+            "periods_auc",
+            "AUC of each period",
+            "Exact AUC of each period before it was trained on.",
+            # An untrained model scores the first.
+            lambda run: _points(run.periods[1:], "auc", "period"),
+            "there is no second period",
+            ("period", "AUC of each period"),
+        ),
+        *(_auc(settings, part) for part in PARTS),
+        _loss(settings),
+        _lines(
             settings,
-            Drawing(f"periods_{name}", title, caption),
-            partial(points, name=name),
-            "there is no such period",
-            "period",
-            title,
-            is_auc=name != "ids",
-        )
-        for name, (title, caption) in shown.items()
+            "auc_wall_time",
+            "AUC against wall time",
+            "Test AUC over the seconds spent in training, without evaluation and checkpoints. "
+            "Times of runs on different or busy machines cannot be compared.",
+            lambda run: _points(run.evaluations("test"), "auc", "train_seconds"),
+            "no AUC with its training time was recorded",
+            ("seconds of training", "test AUC"),
+        ),
+        _batch_size(runs),
+        _calibration(settings),
+        _lines(
+            settings,
+            "clipped",
+            "Clipped rows",
+            "Share of the rows in all batches up to then whose gradient was clipped.",
+            lambda run: _points(run.of_kind("train"), "clipped_share"),
+            "no step was logged, or the tables' optimizer does not count clipped rows",
+            (_SAMPLES, _CLIPPED),
+        ),
+        _clipped_by_count(settings),
+        _clipped_by_field(settings),
+        _embedding_norms(settings),
+        _time_by_phase(drawn),
     ]
 
 
-def draw_auc(settings: Sequence[Setting], part: str) -> Drawing:
-    """AUC of a part over the samples."""
+def styles(count: int) -> list[Style]:
+    """Colour, dashes and marker for `count` curves; up to 210 differ."""
+    looks = zip(cycle(_COLOURS), cycle(_DASHES), cycle(_MARKERS), strict=False)
+    return [
+        {
+            "color": colour,
+            "linestyle": dashes,
+            "marker": marker,
+            "markersize": 4.5,
+            "markerfacecolor": "white" if index % 2 else colour,
+            "linewidth": 1.6,
+        }
+        for index, (colour, dashes, marker) in enumerate(islice(looks, count))
+    ]
+
+
+def _styled(settings: Sequence[Setting]) -> list[tuple[Setting, Style]]:
+    """Settings with their styles, the same in every picture."""
+    return list(zip(settings, styles(len(settings)), strict=True))
+
+
+def shortened(text: str, most: int = 56) -> str:
+    """Cut the middle out of a long name."""
+    half = (most - 2) // 2
+    return text if len(text) <= most else f"{text[:half]}..{text[-half:]}"
+
+
+def _points(lines: Iterable[dict[str, Any]], key: str, x: str = "trained") -> Points:
+    """The values of `key` in the lines that have it, over those of `x`."""
+    return {line["step"]: (line[x], line[key]) for line in lines if line.get(key) is not None}
+
+
+def _curves(
+    settings: Sequence[Setting],
+    points: Callable[[RunRecord], Points],
+    picture: Picture | None = None,
+    why: str = "",
+) -> list[tuple[Setting, Style, Curve]]:
+    """For each setting with points, the mean over its seeds at their common steps.
+
+    Args:
+        picture, why: says why others have none.
+    """
+    curves, absent = [], []
+    for one, style in _styled(settings):
+        found = [of_run for run in one.runs if (of_run := points(run))]
+        steps = sorted(set.intersection(*map(set, found))) if found else []
+        if steps:
+            values = np.array([[of_run[step] for step in steps] for of_run in found])
+            x, y = values[..., 0], values[..., 1]
+            curves.append((one, style, (x.mean(0), y.mean(0), y.min(0), y.max(0))))
+        else:
+            absent.append(one.label)
+    if picture is not None:
+        picture.lacks(absent, why)
+    return curves
+
+
+def _add_curve(axes: Axes, curve: Curve, style: Style, label: str) -> None:
+    """Draw the mean, and the band where seeds differ."""
+    x, mean, low, high = curve
+    # Draw about ten markers.
+    axes.plot(x, mean, **style, markevery=max(1, len(x) // 10), label=label)
+    if (high > low).any():
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def _lines(
+    settings: Sequence[Setting],
+    name: str,
+    title: str,
+    caption: str,
+    points: Callable[[RunRecord], Points],
+    why: str,
+    labels: tuple[str, str],
+) -> Picture:
+    """A curve for each setting with points; `why` says why others have none."""
+    picture = Picture(name, title, caption)
+    found = _curves(settings, points, picture, why)
+    if not found:
+        return picture
+    axes = picture.begin()
+    for one, style, curve in found:
+        _add_curve(axes, curve, style, one.label)
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    if "AUC" in labels[1] and show_small_differences(axes, [curve[1] for *_, curve in found]):
+        picture.caption += f" Points below {axes.get_ylim()[0]:.3f} are cut off."
+    return picture.finish()
+
+
+def _auc(settings: Sequence[Setting], part: str) -> Picture:
     caption = f"Exact AUC of the {part} part at every evaluation."
     last = [line for one in settings for run in one.runs for line in run.evaluations(part)[-1:]]
     attainable = {line["attainable_auc"] for line in last if line.get("attainable_auc") is not None}
     # Not as a line, which would squeeze the curves below it.
     if len(attainable) == 1:
         caption += f" The true click probabilities would reach {attainable.pop():.4f}."
-    return _draw_lines(
+    return _lines(
         settings,
-        Drawing(f"auc_{part}", f"AUC on the {part} part", caption),
-        lambda run: _points(run.evaluations(part), "auc", run.samples_at),
+        f"auc_{part}",
+        f"AUC on the {part} part",
+        caption,
+        lambda run: _points(run.evaluations(part), "auc"),
         f"no AUC of the {part} part was recorded",
-        _SAMPLES,
-        f"{part} AUC",
-        is_auc=True,
+        (_SAMPLES, f"{part} AUC"),
     )
 
 
-def draw_wall_time(settings: Sequence[Setting]) -> Drawing:
-    """Test AUC over seconds of training."""
-    caption = (
-        "Test AUC over the seconds spent in training, without evaluation and checkpoints. Times "
-        "of runs on different or busy machines cannot be compared."
-    )
-
-    return _draw_lines(
-        settings,
-        Drawing("auc_wall_time", "AUC against wall time", caption),
-        lambda run: _points(run.evaluations("test"), "auc", itemgetter("train_seconds")),
-        "no AUC with its training time was recorded",
-        "seconds of training",
-        "test AUC",
-        is_auc=True,
-    )
-
-
-def draw_clipped(settings: Sequence[Setting]) -> Drawing:
-    """Share of all rows of the batches so far that were clipped."""
-    caption = "Share of the rows in all batches up to then whose gradient was clipped."
-    drawing = _draw_lines(
-        settings,
-        Drawing("clipped", "Clipped rows", caption),
-        lambda run: _points(run.of_kind("train"), "clipped_share", run.samples_at),
-        "no step was logged, or the tables' optimizer does not count clipped rows",
-        _SAMPLES,
-        "clipped so far",
-    )
-    if drawing.figure is not None:
-        as_shares(drawing.figure.axes[0])
-    return drawing
-
-
-def _draw_lines(
-    settings: Sequence[Setting],
-    drawing: Drawing,
-    points: Callable[[RunRecord], Points],
-    why: str,
-    xlabel: str,
-    ylabel: str,
-    is_auc: bool = False,
-) -> Drawing:
-    """A curve for each setting with points; `why` says why others have none."""
-    found = curves(settings, points)
-    drawing = replace(drawing, left_out=not_shown(settings, [one for one, *_ in found], why))
-    if not found:
-        return drawing
-    figure, axes = new_figure()
-    for one, style, curve in found:
-        add_curve(axes, curve, style, one.label)
-    caption = drawing.caption
-    if is_auc and show_small_differences(axes, [curve[1] for *_, curve in found]):
-        caption += f" Points below {axes.get_ylim()[0]:.3f} are cut off."
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    if xlabel == _SAMPLES:
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return replace(drawing, caption=caption, figure=with_legend(figure))
-
-
-def draw_loss(settings: Sequence[Setting]) -> Drawing:
-    """Training loss, and with markers the loss of the validation part, or else the test part."""
+def _loss(settings: Sequence[Setting]) -> Picture:
     caption = (
         "Loss of the global batches at the logged steps (thin, mean of neighbours) and logloss of "
         "the validation part at every evaluation (with markers; of the test part if there is no "
         "validation part). Where the curves part, the run overfits."
     )
-    trained = curves(settings, lambda run: _points(run.of_kind("train"), "loss", run.samples_at))
-    shown = [one for one, *_ in trained]
-    left_out = not_shown(settings, shown, "no training step was logged")
-    drawing = Drawing("loss", "Training and validation loss", caption, None, left_out)
-    if not trained:
-        return drawing
+    picture = Picture("loss", "Training and validation loss", caption)
+
+    def training(run: RunRecord) -> Points:
+        return _points(run.of_kind("train"), "loss")
 
     def held_out(run: RunRecord) -> Points:
-        lines = run.evaluations("validation") or run.evaluations("test")
-        return _points(lines, "logloss", run.samples_at)
+        return _points(run.evaluations("validation") or run.evaluations("test"), "logloss")
 
-    evaluated = {one.label: curve for one, _, curve in curves(settings, held_out)}
-    figure, axes = new_figure()
-    tops = []
+    trained = _curves(settings, training, picture, "no training step was logged")
+    if not trained:
+        return picture
+    evaluated = {one.label: curve for one, _, curve in _curves(settings, held_out)}
+    axes, tops = picture.begin(), []
     for one, style, (x, y, *_) in trained:
         # Average neighbours: the loss of every batch would be a wide band.
         size = -(-len(x) // 60)
-        stretches = [slice(begin, begin + size) for begin in range(0, len(x), size)]
-        x, y = ([part[s].mean() for s in stretches] for part in (x, y))
+        x, y = ([of[i : i + size].mean() for i in range(0, len(of), size)] for of in (x, y))
         axes.plot(x, y, **{**style, "marker": "", "linewidth": 0.8})
         tops.append(np.quantile(y, 0.9))
         if one.label in evaluated:
-            add_curve(axes, evaluated[one.label], style, one.label)
+            _add_curve(axes, evaluated[one.label], style, one.label)
             tops.append(evaluated[one.label][1].max())
         else:
             axes.plot([], [], **style, label=one.label)
     # Cut off the first steps, whose losses would squeeze all others.
     axes.set_ylim(top=min(axes.get_ylim()[1], 1.03 * max(tops)))
     axes.set(xlabel=_SAMPLES, ylabel="logloss")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return replace(drawing, figure=with_legend(figure))
+    return picture.finish()
 
 
-def _points(
-    lines: Sequence[dict[str, Any]],
-    key: str,
-    x: Callable[[dict[str, Any]], float],
-    at: str = "step",
-) -> Points:
-    """The values of `key` in the lines that have it, by step or by another key `at`."""
-    return {line[at]: (x(line), line[key]) for line in lines if line.get(key) is not None}
-
-
-def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
+def _batch_size(runs: Sequence[RunRecord]) -> Picture:
     """AUC of the selected epoch by batch size, runs of one setting as a line."""
     ended = [run for run in runs if run.metric("test", "auc") is not None]
-    chosen = sorted({run.summary["selected_on"] for run in ended})
+    chosen = " and the ".join(sorted({run.summary["selected_on"] for run in ended}))
     caption = (
-        "Test AUC of the selected epoch, chosen on the "
-        + " and the ".join(chosen)
-        + " part: mean over the seeds, with the lowest and the highest. A line joins runs that "
-        "differ only in seed, batch size and settings that follow the batch size."
+        f"Test AUC of the selected epoch, chosen on the {chosen} part: mean over the seeds, with "
+        "the lowest and the highest. A line joins runs that differ only in seed, batch size and "
+        "settings that follow the batch size."
     )
-    left_out = not_shown(settings_of(runs), settings_of(ended), "not finished or without an AUC")
-    drawing = Drawing("auc_batch_size", "AUC against batch size", caption, None, left_out)
+    picture = Picture("auc_batch_size", "AUC against batch size", caption)
+    absent = [one.label for one in settings_of(runs) if not {*one.runs} & {*ended}]
+    picture.lacks(absent, "not finished or without an AUC")
     sizes = sorted({run.batch_size for run in ended})
     if len(sizes) < 2:
-        reason = "Finished runs of at least two batch sizes are needed."
-        return replace(drawing, left_out=(*left_out, reason))
-    figure, axes = new_figure()
+        picture.left_out.append("Finished runs of at least two batch sizes are needed.")
+        return picture
+    axes = picture.begin()
     lines = _along_batch_size(ended)
     for (label, members), style in zip(lines.items(), styles(len(lines)), strict=True):
         x = sorted({run.batch_size for run in members})
@@ -279,7 +338,7 @@ def draw_batch_size(runs: Sequence[RunRecord]) -> Drawing:
     axes.xaxis.set_minor_locator(NullLocator())
     if len(sizes) > 6:
         axes.tick_params("x", labelrotation=45)
-    return replace(drawing, figure=with_legend(figure))
+    return picture.finish()
 
 
 def _along_batch_size(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -292,33 +351,29 @@ def _along_batch_size(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
         if len({(run.batch_size, readable(run.compared.get(key))) for run in runs}) > len(sizes)
         and key != "run.seed"
     ]
-    found = defaultdict(list)
-    for run in runs:
-        found[tuple(readable(run.compared.get(key)) for key in keys)].append(run)
     # Labels use the last part of a key if that is unambiguous.
     short = [key.rsplit(".", 1)[1] for key in keys]
     names = [s if short.count(s) == 1 else key for s, key in zip(short, keys, strict=True)]
-    return {
-        ", ".join(f"{n}={v}" for n, v in zip(names, values, strict=True) if v != "null")
-        or ("others" if keys else "all runs"): members
-        for values, members in found.items()
-    }
+    found = defaultdict(list)
+    for run in runs:
+        values = [readable(run.compared.get(key)) for key in keys]
+        shown = [f"{n}={v}" for n, v in zip(names, values, strict=True) if v != "null"]
+        found[", ".join(shown) or ("others" if keys else "all runs")].append(run)
+    return found
 
 
-def draw_calibration(settings: Sequence[Setting]) -> Drawing:
-    """Mean label against mean prediction, in buckets of the predictions."""
+def _calibration(settings: Sequence[Setting]) -> Picture:
     caption = (
         "Share of clicks in ten buckets of equally many test samples, sorted by prediction, after "
         "the selected epoch (for unfinished runs, at the newest evaluation). On the dotted line "
         "predictions are right; below it they are too high."
     )
-    found = curves(settings, _buckets)
+    picture = Picture("calibration", "Calibration", caption)
     why = "no calibration_buckets were recorded (set evaluate.metrics)"
-    left_out = not_shown(settings, [one for one, *_ in found], why)
-    drawing = Drawing("calibration", "Calibration", caption, None, left_out)
+    found = _curves(settings, _buckets, picture, why)
     if not found:
-        return drawing
-    figure, axes = new_figure(4.4)
+        return picture
+    axes = picture.begin(4.4)
     values = np.concatenate([np.concatenate(curve[:2]) for *_, curve in found])
     low, high = 0, values.max() * 1.05
     # On a linear scale the low probabilities would overlap.
@@ -330,7 +385,7 @@ def draw_calibration(settings: Sequence[Setting]) -> Drawing:
         axes.plot(*curve[:2], **style, label=one.label)
     axes.set(xlabel="mean prediction", ylabel="mean label", aspect="equal")
     axes.set(xlim=(low, high), ylim=(low, high))
-    return replace(drawing, figure=with_legend(figure))
+    return picture.finish()
 
 
 def _buckets(run: RunRecord) -> Points:
@@ -341,41 +396,39 @@ def _buckets(run: RunRecord) -> Points:
     return dict(enumerate(pairs))
 
 
-def draw_by_count(settings: Sequence[Setting]) -> Drawing:
-    """Clipped share of the rows by the occurrences of their id in the global batch."""
-    caption = (
-        "Share of the ids of a batch whose gradient was clipped, by how often the id occurs in "
-        "that global batch, over all counted steps."
-    )
-
+def _clipped_by_count(settings: Sequence[Setting]) -> Picture:
     def groups(line: dict[str, Any]) -> dict[str, Any]:
         firsts = {count["from"]: count for count in line["counts"]}
         return {"1" if n == 1 else f"{n}-{2 * n - 1}": count for n, count in firsts.items()}
 
-    drawing = Drawing("clipped_by_count", "Clipped rows by frequency of the id", caption)
-    return _draw_shares(settings, drawing, groups, "occurrences")
+    caption = (
+        "Share of the ids of a batch whose gradient was clipped, by how often the id occurs in "
+        "that global batch, over all counted steps."
+    )
+    picture = Picture("clipped_by_count", "Clipped rows by frequency of the id", caption)
+    return _shares(settings, picture, groups, "occurrences")
 
 
-def draw_by_field(settings: Sequence[Setting]) -> Drawing:
-    """Clipped share of each field's rows, over all counted steps."""
+def _clipped_by_field(settings: Sequence[Setting]) -> Picture:
     caption = (
         "Share of the ids of a batch whose gradient was clipped, by field, over all counted steps."
     )
+    picture = Picture("clipped_by_field", "Clipped rows by field", caption)
     lines = [line for one in settings for run in one.runs for line in run.of_kind("clipping")]
     several = sorted({field for line in lines for field in line["left_out"]})
-    left_out = (f"Not counted, samples have several ids: {listed(several)}.",) if several else ()
-    drawing = Drawing("clipped_by_field", "Clipped rows by field", caption, None, left_out)
-    return _draw_shares(settings, drawing, lambda line: line["fields"], "")
+    picture.lacks(several, "fields with several ids in a sample")
+    return _shares(settings, picture, lambda line: line["fields"], "")
 
 
-def _draw_shares(
+def _shares(
     settings: Sequence[Setting],
-    drawing: Drawing,
+    picture: Picture,
     groups: Callable[[dict[str, Any]], dict[str, dict[str, int]]],
     xlabel: str,
-) -> Drawing:
+) -> Picture:
+    """Clipped share of the rows of each group, over all counted steps."""
     found: list[tuple[Setting, Style, dict[str, float]]] = []
-    for one, style in with_styles(settings):
+    for one, style in _styled(settings):
         touched, clipped = Counter(), Counter()
         for line in (line for run in one.runs for line in run.of_kind("clipping")):
             for group, count in groups(line).items():
@@ -383,15 +436,14 @@ def _draw_shares(
                 clipped[group] += count["clipped"]
         if touched:
             found.append((one, style, {g: clipped[g] / n for g, n in touched.items() if n}))
-    why = "not counted (set train.clip_stats_every)"
-    left_out = not_shown(settings, [one for one, *_ in found], why)
-    drawing = replace(drawing, left_out=drawing.left_out + left_out)
+    absent = [one.label for one in settings if one not in [shown for shown, *_ in found]]
+    picture.lacks(absent, "not counted (set train.clip_stats_every)")
     if not found:
-        return drawing
+        return picture
     places = list(dict.fromkeys(group for *_, shares in found for group in shares))
     if xlabel:
         places.sort(key=lambda text: int(text.partition("-")[0]))
-    figure, axes = new_figure()
+    axes = picture.begin()
     for one, style, shares in found:
         x = [place for place, group in enumerate(places) if group in shares]
         # Fields have no order, so draw no line.
@@ -399,107 +451,91 @@ def _draw_shares(
         axes.plot(x, [shares[places[place]] for place in x], **{**style, **line}, label=one.label)
     axes.set_xticks(range(len(places)), places, rotation=90 if len(places) > 8 else 0, fontsize=8)
     as_written(axes.get_xticklabels())
-    axes.set(xlabel=xlabel, ylabel="clipped")
-    as_shares(axes)
-    return replace(drawing, figure=with_legend(figure))
+    axes.set(xlabel=xlabel, ylabel=_CLIPPED)
+    return picture.finish()
 
 
-def draw_embedding_norms(settings: Sequence[Setting]) -> Drawing:
-    """Median and spread of the norms of the embeddings, a line for each field."""
+def _embedding_norms(settings: Sequence[Setting]) -> Picture:
     caption = (
         "Norms of a field's embeddings in the checkpoint of the selected epoch: the median, and a "
         "line from the 5th to the 95th percentile. Ids outside the training rows keep their "
         "initial norm, or decay by L2."
     )
+    picture = Picture("embedding_norms", "Norms of the embeddings", caption)
     norms: list[tuple[Setting, Style, np.ndarray]] = []
     # By the first checkpoint: runs on the same data have the same fields.
     sizes: dict[str, int] = {}
-    fields: list[str] = []
-    damaged: dict[str, str] = {}
+    shown, absent, damaged = [], [one.label for one in settings[_MOST_NORMS:]], []
     with progress_bar(None, 0, True, "reading tables", "tables", 5.0) as bar:
-        for one, style in with_styles(settings)[:_MOST_NORMS]:
+        for one, style in _styled(settings)[:_MOST_NORMS]:
             try:
                 path = one.runs[0].checkpoint()
-                if path is not None:
-                    sizes = sizes or read_manifest(path).data.vocabulary_sizes
-                    fields = [f for f, ids in sizes.items() if _FEWEST_IDS <= ids <= _MOST_IDS]
-                    largest = sorted(fields, key=lambda f: -sizes[f])[:_MOST_FIELDS]
-                    shown = [field for field in fields if field in largest]
-                    found = [_percentiles(path, field, bar) for field in shown]
-                    norms.append((one, style, np.array(found)))
+                if path is None:
+                    absent.append(one.label)
+                    continue
+                sizes = sizes or read_manifest(path).data.vocabulary_sizes
+                largest = sorted((f for f in sizes if sizes[f] <= _MOST_IDS), key=sizes.get)
+                shown = [field for field in sizes if field in largest[-_MOST_FIELDS:]]
+                found = []
+                for field in shown:
+                    of_field = read_field(path, field).embedding.norm(dim=1)
+                    found.append(np.maximum(np.percentile(of_field.numpy(), (5, 50, 95)), 1e-8))
+                    bar.update()
+                norms.append((one, style, np.array(found)))
             except RunFolderError as failure:
-                damaged[one.label] = f"{one.label} is not shown: {failure}."
-    known = [one for one, *_ in norms] + [one for one in settings if one.label in damaged]
-    why = f"no checkpoint in the run folder, or not among the first {_MOST_NORMS}"
-    left_out = not_shown(settings, known, why)
-    others = [field for field in sizes if field not in fields]
-    if others:
-        limits = f"fewer than {_FEWEST_IDS} ids or more than {_MOST_IDS:,}"
-        left_out += (f"Not shown, {limits}: {listed(others)}.",)
-    if len(fields) > _MOST_FIELDS:
-        left_out += (f"Of {len(fields)} fields, the {_MOST_FIELDS} with the most ids are shown.",)
-    left_out += tuple(damaged.values())
-    drawing = Drawing("embedding_norms", "Norms of the embeddings", caption, None, left_out)
-    if not norms or not fields:
-        return drawing
-    figure, axes = new_figure(1.0 + 0.17 * len(shown))
+                damaged.append(f"{one.label} is not shown: {failure}.")
+    picture.lacks(absent, f"no checkpoint in the run folder, or not among the first {_MOST_NORMS}")
+    limits = f"not among the {_MOST_FIELDS} largest fields of at most {_MOST_IDS:,} ids"
+    picture.lacks([field for field in sizes if field not in shown], limits)
+    picture.left_out += damaged
+    if not norms or not shown:
+        return picture
+    axes = picture.begin(1.0 + 0.17 * len(shown))
     for number, (one, style, percentiles) in enumerate(norms):
         # Draw the lines of several settings below one another.
         y = np.arange(len(shown)) + 0.6 * ((number + 0.5) / len(norms) - 0.5)
         low, middle, high = percentiles.T
         axes.hlines(y, low, high, color=style["color"], linewidth=1.2)
         axes.plot(middle, y, **{**style, "linestyle": "none"}, label=one.label)
-    name_rows(axes, [shortened(f"{f} ({sizes[f]:,})", 26) for f in shown], fontsize=8)
+    _name_rows(axes, [shortened(f"{f} ({sizes[f]:,})", 26) for f in shown], fontsize=8)
     axes.set(xlabel="norm of the embedding", ylabel="field (ids)", xscale="log")
-    return replace(drawing, figure=with_legend(figure))
+    return picture.finish()
 
 
-def _percentiles(checkpoint: Path, field: str, bar: Any) -> np.ndarray:
-    norms = read_field(checkpoint, field).embedding.norm(dim=1).numpy()
-    if not np.isfinite(norms).all():
-        raise RunFolderError(f"{checkpoint}: field {field!r} holds weights that are not finite")
-    bar.update()
-    return np.maximum(np.percentile(norms, (5, 50, 95)), 1e-8)
+def _name_rows(axes: Axes, names: Sequence[str], **looks: Any) -> None:
+    """Label the rows of a picture from top to bottom."""
+    axes.set_yticks(range(len(names)), names, **looks)
+    as_written(axes.get_yticklabels())
+    axes.invert_yaxis()
 
 
-def draw_phases(runs: Sequence[RunRecord]) -> Drawing:
+def _time_by_phase(runs: Sequence[RunRecord]) -> Picture:
     """Milliseconds of a step by phase, a bar for each run."""
     caption = (
         "Mean time of a step by phase, over all timed steps. The next batch is read and sent "
         "before the current one is computed. Evaluation and checkpoints are left out."
     )
-    found = [(run, seconds) for run in runs if (seconds := _phase_seconds(run))]
-    every, timed = [Setting(r.label, (r,)) for r in runs], [Setting("", (r,)) for r, _ in found]
-    left_out = not_shown(every, timed, "no steps were timed (set train.timing_every)")
-    drawing = Drawing("time_by_phase", "Time by phase", caption, None, left_out)
-    if not found:
-        return drawing
-    shown = [
-        phase
-        for phase in PHASES
-        if any(seconds[phase] >= _LEAST_PHASE * sum(seconds.values()) for _, seconds in found)
-    ]
-    figure, axes = new_figure(1.1 + 0.34 * len(found))
-    left = np.zeros(len(found))
-    for phase, (colour, hatch) in zip([*shown, _OTHERS], cycle(_FILLS), strict=False):
-        of_phase = [p for p in PHASES if p not in shown] if phase == _OTHERS else [phase]
-        widths = [1e3 * sum(seconds[one] for one in of_phase) for _, seconds in found]
+    picture = Picture("time_by_phase", "Time by phase", caption)
+    timed = [run for run in runs if run.of_kind("timing")]
+    absent = [run.label for run in runs if run not in timed]
+    picture.lacks(absent, "no steps were timed (set train.timing_every)")
+    if not timed:
+        return picture
+    axes = picture.begin(1.1 + 0.34 * len(timed))
+    left = np.zeros(len(timed))
+    for phase, (colour, hatch) in zip(PHASES, _FILLS, strict=True):
+        widths = [1e3 * _seconds_of(run.of_kind("timing"), phase) for run in timed]
         axes.barh(
-            range(len(found)), widths, 0.7, left, color=colour, hatch=hatch, edgecolor="#555555",
+            range(len(timed)), widths, 0.7, left, color=colour, hatch=hatch, edgecolor="#555555",
             linewidth=0.5, label=phase,
         )  # fmt: skip
         left += widths
-    name_rows(axes, [shortened(run.label, 24) for run, _ in found])
+    _name_rows(axes, [shortened(run.label, 24) for run in timed])
     axes.set(xlabel="milliseconds of a step")
-    return replace(drawing, figure=with_legend(figure))
+    return picture.finish()
 
 
-def _phase_seconds(run: RunRecord) -> dict[str, float]:
-    """Mean seconds of a step by phase; empty if none was timed."""
-    lines = run.of_kind("timing")
-    steps = [line["step_seconds"]["steps"] for line in lines]
-    return {
-        phase: np.average([line["phase_seconds"].get(phase, 0.0) for line in lines], weights=steps)
-        for phase in PHASES
-        if lines
-    }
+def _seconds_of(lines: Sequence[dict[str, Any]], phase: str) -> float:
+    """Mean seconds of a phase in a step."""
+    seconds = [line["phase_seconds"].get(phase, 0.0) for line in lines]
+    return np.average(seconds, weights=[line["step_seconds"]["steps"] for line in lines])

@@ -7,7 +7,7 @@ import json
 import os.path
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -61,7 +61,8 @@ class RunRecord:
     Attributes:
         label: short name, different for each run of a report.
         config: values of `config.yaml` by dotted key.
-        lines: lines of `metrics.jsonl`.
+        lines: lines of `metrics.jsonl`, with the number of samples `trained` on until then,
+            counting an epoch's last batch as full.
         summary: `summary.json`; empty if the run has not ended or was continued since.
         periods: lines on the periods of a log that comes in files; all else is from the newest one.
     """
@@ -90,10 +91,6 @@ class RunRecord:
     def evaluations(self, part: str) -> list[dict[str, Any]]:
         """Evaluations of a part, in order."""
         return [line for line in self.of_kind("evaluation") if line["part"] == part]
-
-    def samples_at(self, line: dict[str, Any]) -> int:
-        """Samples trained on at a line, counting an epoch's last batch as full."""
-        return line["step"] * self.batch_size
 
     def metric(self, part: str, name: str, when: str = "selected") -> float | None:
         """A metric of a part after the `selected` or the `last` epoch; None if unknown."""
@@ -136,9 +133,19 @@ class Setting:
     label: str
     runs: tuple[RunRecord, ...]
 
-    def values(self, of: Callable[[RunRecord], float | None]) -> list[float]:
-        """A value of each run that has it."""
-        return [value for run in self.runs if (value := of(run)) is not None]
+    def metric(self, part: str, name: str, when: str = "selected") -> list[float]:
+        """A metric of each run that has it; see `RunRecord.metric`."""
+        found = [run.metric(part, name, when) for run in self.runs]
+        return [value for value in found if value is not None]
+
+    def figure(self, key: str) -> list[float]:
+        """A number of the summary of each run that has it."""
+        return [run.summary[key] for run in self.runs if run.summary.get(key) is not None]
+
+    def shared(self, key: str) -> str:
+        """The distinct values of a key in the summaries."""
+        values = [str(run.summary[key]) for run in self.runs if key in run.summary]
+        return ", ".join(dict.fromkeys(values))
 
 
 def settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
@@ -262,12 +269,15 @@ def _read(path: Path, label: str) -> RunRecord:
         newest_one = _read(path / period_folder(periods[-1]["period"]), label)
         return replace(newest_one, periods=periods)
     config = flat_keys(read_yaml(folder.config_file, _HINT))
-    if not isinstance(config.get("train.batch_size"), int):
+    batch_size = config.get("train.batch_size")
+    if not isinstance(batch_size, int):
         raise RunFolderError(
             f"{folder.config_file}: train.batch_size is missing or not a whole number, so no run "
             f"wrote this file; {_HINT}"
         )
     lines, summary = _lines(folder), {}
+    for line in lines:
+        line["trained"] = line["step"] * batch_size
     if folder.summary.is_file():
         remedy = "delete it to show the run as an unfinished one"
         with reading(folder.summary, RunFolderError, remedy):

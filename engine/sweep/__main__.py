@@ -53,13 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("sweep", metavar="SWEEP.yaml", help="what to run, see below; shipped: configs/sweeps/")
-    add(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="section.key=value",
-        help="changes the configuration of all trials, such as data.path=train.txt",
-    )
+    changes = "changes the configuration of all trials, such as data.path=train.txt"
+    add("overrides", nargs="*", default=[], metavar="section.key=value", help=changes)
     add("--small", action="store_true", help="run the file's small form")
     out = "folder of the results; default runs/NAME, or runs/NAME-small"
     add("--out", type=Path, metavar="FOLDER", help=out)

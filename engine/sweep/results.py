@@ -10,12 +10,12 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from stampede.engine.config import Config
 from stampede.engine.metrics import METRICS, selected_metrics
@@ -53,9 +53,20 @@ class Outcome:
         """A metric on that part in the best epoch."""
         return selected_metrics(self.summary)[self.selected_on].get(metric)
 
+    def figure(self, column: str) -> float | None:
+        """A number of a column of the tables, see `columns`; None if the run has none."""
+        of = self.summary
+        if column == "parameters":
+            # Of the tables and of the dense layers.
+            return sum(of["parameters"].values()) if "parameters" in of else None
+        if column.startswith("validation_"):
+            return of.get("validation", {}).get(column.removeprefix("validation_"))
+        if column.startswith("last_"):
+            return of.get("last", {}).get("test", {}).get(column.removeprefix("last_"))
+        return of.get(column)
 
-@dataclass(frozen=True)
-class Mean:
+
+class Mean(NamedTuple):
     """Mean over the seeds, and its standard error s/sqrt(n), which is None for a single seed."""
 
     value: float
@@ -69,31 +80,6 @@ def mean(values: Iterable[float | None]) -> Mean | None:
         return None
     error = statistics.stdev(defined) / math.sqrt(len(defined)) if len(defined) > 1 else None
     return Mean(statistics.fmean(defined), error)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A measured column of the tables.
-
-    Attributes:
-        name: in the CSV, such as `validation_auc`.
-        title: in Markdown, such as `validation AUC`.
-        metric, path: key in `summary.json`, and sections that lead to it; none for the test part in
-            the best epoch.
-    """
-
-    name: str
-    title: str
-    metric: str
-    path: tuple[str, ...] = ()
-
-    def of(self, summary: Mapping[str, Any]) -> float | None:
-        """The column's value in a summary; None if the run has none."""
-        for section in self.path:
-            summary = summary.get(section) or {}
-        found = summary.get(self.metric)
-        # The parameters of the tables and of the dense layers.
-        return sum(found.values()) if isinstance(found, dict) else found
 
 
 @dataclass(frozen=True)
@@ -122,9 +108,9 @@ class Result:
         """Number of failed trials."""
         return len(self.outcomes) - len(self.done)
 
-    def mean(self, column: Column) -> Mean | None:
-        """Mean over the trials that succeeded."""
-        return mean(column.of(outcome.summary) for outcome in self.done)
+    def mean(self, column: str) -> Mean | None:
+        """Mean of a column over the trials that succeeded."""
+        return mean(outcome.figure(column) for outcome in self.done)
 
 
 def best_of(tried: Sequence[Outcome]) -> Outcome:
@@ -156,85 +142,78 @@ def results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Result]:
     return found
 
 
-def columns(metrics: Iterable[str], found: Sequence[Result]) -> list[Column]:
-    """Columns of a table: validation and test at the best epoch, then the last epoch and the run.
+def columns(metrics: Iterable[str], found: Sequence[Result]) -> list[str]:
+    """Measured columns: validation and test at the best epoch, then the last epoch and the run.
 
-    If no run has a validation part, neither has the table.
+    `validation_auc`, `auc` of the test part, `last_auc` of the test part, `train_seconds`. If no
+    run has a validation part, neither has the table.
     """
     validated = any("validation" in outcome.summary for one in found for outcome in one.done)
-    chosen, last = [], []
-    for metric in metrics:
-        title = shown_as(metric)
-        if metric not in METRICS:
-            last.append(Column(metric, title, metric))
-            continue
-        if validated:
-            name = f"validation_{metric}"
-            chosen.append(Column(name, f"validation {title}", metric, ("validation",)))
-        chosen.append(Column(metric, f"test {title}", metric))
-        last.append(Column(f"last_{metric}", f"last test {title}", metric, ("last", "test")))
-    return chosen + last
+    parts = ("validation_", "") if validated else ("",)
+    metrics = list(metrics)
+    chosen = [f"{part}{metric}" for metric in metrics if metric in METRICS for part in parts]
+    return chosen + [f"last_{metric}" if metric in METRICS else metric for metric in metrics]
 
 
-def axes_of(found: Sequence[Result]) -> list[str]:
-    """The axes in which the points differ."""
-    return list(found[0].point.labels) if found else []
+def title_of(column: str) -> str:
+    """A column in Markdown and pictures, such as `validation AUC`."""
+    for prefix, part in (("validation_", "validation"), ("last_", "last test"), ("", "test")):
+        metric = column.removeprefix(prefix)
+        if column.startswith(prefix) and metric in METRICS:
+            return f"{part} {shown_as(metric)}"
+    return shown_as(column)
 
 
-def selected_on(found: Iterable[Result]) -> list[str]:
-    """The parts that chose the best epochs, sorted."""
-    return sorted({outcome.selected_on for one in found for outcome in one.done})
+def selected_on(found: Iterable[Result]) -> str:
+    """The parts that chose the best epochs."""
+    return " and ".join(sorted({one.selected_on for of in found for one in of.done}))
 
 
 def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
     """A line per point, numbers in full."""
 
-    def cells(of: Mean | None) -> list[float | None]:
-        return [None, None] if of is None else [of.value, of.error]
+    def cells(mean: str, error: str, of: Mean | None) -> dict[str, float | None]:
+        return dict(zip((mean, error), of or (None, None), strict=True))
 
     # All computed metrics, also those that Markdown leaves out.
     computed = [m for m in METRICS if any(m in o.summary for one in found for o in one.done)]
     shown = columns(dict.fromkeys([*sweep.section.report.metrics, *computed]), found)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    objective = [f"{sweep.study.metric}_sought", "sought_stderr"] if sweep.study else []
-    measured = [f"{column.name}_{which}" for column in shown for which in ("mean", "stderr")]
-    published = [f"auc_published_{name}" for name in sweep.section.published]
-    writer.writerow(
-        [*axes_of(found), *objective, *measured, "seeds", "failed", "selected_on", *published]
-    )
+    rows = []
     for one in found:
-        # The labels of a study are rounded.
-        row = list(one.point.labels.values())
+        row: dict[str, Any] = dict(one.point.labels)
         if sweep.study:
-            row = [json.loads(text.partition("=")[2]) for text in one.point.overrides]
-        row += cells(one.objective) if sweep.study else []
+            # Its labels are rounded.
+            row = {k: json.loads(v) for k, _, v in (o.partition("=") for o in one.point.overrides)}
+            row |= cells(f"{sweep.study.metric}_sought", "sought_stderr", one.objective)
         for column in shown:
-            row += cells(one.mean(column))
-        row += [len(one.done), one.failed, " and ".join(selected_on([one]))]
-        writer.writerow([*row, *one.published.values()])
+            row |= cells(f"{column}_mean", f"{column}_stderr", one.mean(column))
+        row |= {"seeds": len(one.done), "failed": one.failed, "selected_on": selected_on([one])}
+        rows.append(row | {f"auc_published_{name}": auc for name, auc in one.published.items()})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 
 def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
     """The data, how epochs were chosen, the table, and which trials failed."""
-    section, parts = sweep.section, selected_on(found)
-    cells = {axis: [one.point.labels[axis] for one in found] for axis in axes_of(found)}
-    if sweep.study:
-        metric = sweep.study.metric
-        title = f"{shown_as(metric)}, selecting part"
-        cells[title] = [_shown(one.objective, metric) for one in found]
-    for column in columns(section.report.metrics, found):
-        cells[column.title] = [_shown(one.mean(column), column.metric) for one in found]
-    cells["seeds"] = [
-        f"{len(one.done)}" + (f", {one.failed} failed" if one.failed else "") for one in found
-    ]
-    if len(parts) > 1:
-        cells["selected on"] = [" and ".join(selected_on([one])) for one in found]
-    for name in section.published:
-        shown = [one.published[name] for one in found]
-        title = f"published AUC, {name}"
-        cells[title] = ["" if value is None else f"{value:.4f}" for value in shown]
+    section = sweep.section
+    parts = sorted({outcome.selected_on for one in found for outcome in one.done})
+    shown = columns(section.report.metrics, found)
+    rows = []
+    for one in found:
+        row = dict(one.point.labels)
+        if sweep.study:
+            metric = sweep.study.metric
+            row[f"{shown_as(metric)}, selecting part"] = _shown(one.objective, metric)
+        row |= {title_of(column): _shown(one.mean(column), column) for column in shown}
+        row["seeds"] = f"{len(one.done)}" + (f", {one.failed} failed" if one.failed else "")
+        if len(parts) > 1:
+            row["selected on"] = selected_on([one])
+        for name, auc in one.published.items():
+            row[f"published AUC, {name}"] = "" if auc is None else f"{auc:.4f}"
+        rows.append(row)
     chosen = "; ".join(_HOW.get(part, part) for part in parts) or "no trial was finished"
     several = ", mean ± standard error over the seeds" if len(section.seeds) > 1 else ""
     how = f"Figures at {chosen}{several}; `last`: after the last epoch, for comparison."
@@ -243,7 +222,7 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
             f" {section.tune}: the tried value with the largest AUC on the part that chose the "
             f"epoch, with seed {section.seeds[0]}."
         )
-    said = [_data(sweep, found), _wrapped(how), _table(cells)]
+    said = [_data(sweep, found), _wrapped(how), _table(rows)]
     said += [
         _wrapped(f"Published AUC, {name}: {of.source}.") for name, of in section.published.items()
     ]
@@ -286,27 +265,20 @@ def _different(texts: Iterable[str]) -> str:
     return " or ".join([*different[:3], *more])
 
 
-def _shown(found: Mean | None, metric: str) -> str:
+def _shown(found: Mean | None, column: str) -> str:
     if found is None:
         return ""
-    digits = _DIGITS.get(metric, 4)
+    digits = _DIGITS.get(column, 4)
     # No seed changes these.
-    without = found.error is None or metric in ("parameters", "attainable_auc")
-    error = "" if without else f" ± {found.error:,.{digits}f}"
-    return f"{found.value:,.{digits}f}{error}"
+    without = found.error is None or column in ("parameters", "attainable_auc")
+    return f"{found.value:,.{digits}f}" + ("" if without else f" ± {found.error:,.{digits}f}")
 
 
-def _table(cells: Mapping[str, Sequence[str]]) -> str:
-    """A Markdown table; its columns are aligned if the lines are short enough."""
-    table = [[text.replace("|", "\\|") for text in (head, *of)] for head, of in cells.items()]
-    widths = [max(map(len, column)) for column in table]
-    if sum(widths) + 3 * len(widths) + 1 > _WIDTH:
-        widths = [0] * len(widths)
-    rows = [list(row) for row in zip(*table, strict=True)]
-    rows.insert(1, ["-" * max(3, width) for width in widths])
+def _table(rows: Sequence[dict[str, str]]) -> str:
+    """A Markdown table, from the cells of its rows by their heading."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "\n".join(
-        "| " + " | ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
     )
 
 
@@ -322,93 +294,56 @@ def draw(sweep: Sweep, found: Sequence[Result], folder: Path) -> list[Path]:
     if sweep.study:
         figures = {"study.png": _draw_study(sweep, found)}
     else:
-        aucs = [column for column in columns(["auc"], found) if column.path != ("last", "test")]
-        seconds = [Column("train_seconds", "training time, s", "train_seconds")]
+        aucs = [column for column in columns(["auc"], found) if column != "last_auc"]
         figures = {
-            "auc.png": _draw_grid(sweep, found, aucs, _attainable(found)),
-            "seconds.png": _draw_grid(sweep, found, seconds),
+            "auc.png": _draw_grid(sweep, found, aucs),
+            "seconds.png": _draw_grid(sweep, found, ["train_seconds"]),
         }
     for name, figure in figures.items():
-        for axes in figure.axes:
-            legend = axes.get_legend()
-            named = [legend.get_title(), *legend.get_texts()] if legend else []
-            as_written([axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *named])
+        # Names with dollar signs are not formulas.
+        as_written(figure.findobj(Text))
         write_file(folder / name, to_png(figure))
     return [folder / name for name in figures]
 
 
-def _attainable(found: Sequence[Result]) -> str:
-    """The AUC of the true click probabilities, if all trials have the same."""
-    attainable = {outcome.summary.get("attainable_auc") for one in found for outcome in one.done}
-    if len(attainable) > 1 or None in attainable:
-        return ""
-    return f"\nthe true click probabilities reach a test AUC of {attainable.pop():.4f}"
-
-
-def _draw_grid(
-    sweep: Sweep, found: Sequence[Result], shown: Sequence[Column], more: str = ""
-) -> Figure:
+def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[str]) -> Figure:
     """A panel per column, side by side: validation and test may differ in level."""
-    axes = [axis for axis in axes_of(found) if axis != sweep.section.tune]
+    axes = [axis for axis in found[0].point.labels if axis != sweep.section.tune]
     x = sweep.section.report.x or axes[-1]
     figure = Figure(figsize=(1.5 + 6.0 * len(shown), 4.5), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for panel, column in zip(panels, shown, strict=True):
         _draw_panel(panel, sweep, found, x, column)
     bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
-    heading = f"best epoch chosen on the {' and '.join(selected_on(found))} part"
+    heading = f"best epoch chosen on the {selected_on(found)} part"
     heading += "; bars: standard error" if bars else ""
-    figure.suptitle(heading + more, fontsize=9)
-    # The legend goes into the last panel, the test part's, which also has published values.
+    figure.suptitle(heading, fontsize=9)
     if panels[-1].get_legend_handles_labels()[0]:
         title = " / ".join(axis for axis in axes if axis != x)
         panels[-1].legend(loc="best", fontsize=8, title=title, title_fontsize=8)
     return figure
 
 
-def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: Column) -> None:
+def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: str) -> None:
     shown = {one.point.labels[x] for one in found}
     along = [text for text in choices(x, sweep.section.grid[x]) if text in shown]
     # Lines would suggest that names, such as the clips', have an order.
     in_order = all(text[:1].isdigit() for text in along)
     lines: dict[str, list[Result]] = {}
     for one in found:
-        labels = one.point.labels
-        others = [labels[axis] for axis in labels if axis not in (x, sweep.section.tune)]
-        line = lines.setdefault(" / ".join(others), [])
+        others = [t for axis, t in one.point.labels.items() if axis not in (x, sweep.section.tune)]
         if one.mean(column) is not None:
-            line.append(one)
+            lines.setdefault(" / ".join(others), []).append(one)
     for number, (title, of_line) in enumerate(lines.items()):
         style = _STYLES[number % len(_STYLES)][: None if in_order else 1]
         # Side by side, so that error bars do not overlap.
         shift = 0.06 * (number - (len(lines) - 1) / 2)
         places = [along.index(one.point.labels[x]) + shift for one in of_line]
-        means = [one.mean(column) for one in of_line]
-        axes.errorbar(
-            places,
-            [mean.value for mean in means],
-            [mean.error or 0.0 for mean in means],
-            fmt=style,
-            capsize=3,
-            label=title or None,
-        )
-        # The small form has other data, and published values would flatten its curves.
-        for marker, source in zip(cycle(style[0] + "sD^"), sweep.section.published, strict=False):
-            published = [
-                (place, one.published[source])
-                for place, one in zip(places, of_line, strict=True)
-                if one.published[source] is not None and column.name == "auc" and not sweep.small
-            ]
-            if published:
-                axes.plot(
-                    *zip(*published, strict=True),
-                    marker,
-                    markerfacecolor="none",
-                    color="gray",
-                    label=f"{title} published, {source}".strip(),
-                )
+        values, errors = zip(*(one.mean(column) for one in of_line), strict=True)
+        errors = [error or 0.0 for error in errors]
+        axes.errorbar(places, values, errors, fmt=style, capsize=3, label=title or None)
     axes.set_xticks(range(len(along)), along)
-    axes.set(xlabel=x, ylabel=column.title)
+    axes.set(xlabel=x, ylabel=title_of(column))
     axes.grid(alpha=0.3)
 
 
@@ -425,7 +360,7 @@ def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:
     course.plot(numbers, values, "ko", markersize=4, label="trial")
     course.step(numbers, best, "k-", where="post", label="best so far")
     metric = shown_as(sweep.study.metric)
-    course.set(xlabel="trial", ylabel=f"{metric} of the {' and '.join(selected_on(found))} part")
+    course.set(xlabel="trial", ylabel=f"{metric} of the {selected_on(found)} part")
     course.xaxis.get_major_locator().set_params(integer=True)
     course.legend(loc="best", fontsize=8)
     for axes, (name, what) in zip(scatters, parameters.items(), strict=True):

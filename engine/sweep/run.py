@@ -57,7 +57,11 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
     try:
         with _reserved(sweep.folder):
             outcomes = _run_all(sweep, _Runner(sweep, start, retry_failed))
-            files = _write_results(sweep, outcomes)
+            found = results(sweep, outcomes)
+            tables = {"results.csv": to_csv, "results.md": to_markdown}
+            for name, table in tables.items():
+                write_file(sweep.folder / name, table(sweep, found))
+            pictures = draw(sweep, found, sweep.folder)
     except OSError as failure:
         raise RunFolderError(
             f"{failure.filename or sweep.folder}: cannot be written "
@@ -70,7 +74,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
             f"all {len(outcomes)} trials failed, the first with: {outcomes[0].message}; see "
             f"{sweep.runs}/*.log{again}"
         )
-    return files
+    return [*(sweep.folder / name for name in tables), *pictures]
 
 
 @contextmanager
@@ -132,14 +136,6 @@ def _said(outcome: Outcome) -> str:
     return f"{aucs} in {epoch}; trained {outcome.summary['train_seconds']:.0f} s"
 
 
-def _write_results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Path]:
-    found = results(sweep, outcomes)
-    files = [sweep.folder / "results.csv", sweep.folder / "results.md"]
-    for file, text in zip(files, (to_csv(sweep, found), to_markdown(sweep, found)), strict=True):
-        write_file(file, text)
-    return [*files, *draw(sweep, found, sweep.folder)]
-
-
 class _Runner:
     """Runs trials in their own processes, and records failures in `failures.json`."""
 
@@ -148,13 +144,11 @@ class _Runner:
         self._file = sweep.folder / "failures.json"
         # Message and digest of the configuration, by trial.
         self._failures: dict[str, dict[str, str]] = {}
-        if self._file.exists():
+        if self._file.exists() and not retry_failed:
             remedy = "delete it to run the trials that failed again"
             with reading(self._file, RunFolderError, remedy):
-                for name, one in json.loads(self._file.read_bytes()).items():
-                    self._failures[name] = {key: one[key] for key in ("message", "config")}
-        # Each failure is deleted only when its trial runs again: a killed sweep keeps the others.
-        self._retried = set(self._failures) if retry_failed else set()
+                self._failures = json.loads(self._file.read_bytes())
+                all(map(itemgetter("message", "config"), self._failures.values()))
 
     def known(self, trial: Trial) -> Outcome | None:
         """How a trial ended; None if it must still run.
@@ -168,7 +162,7 @@ class _Runner:
             # A study may choose values that contradict each other.
             return Outcome(trial, message=" ".join(str(mistake).split()))
         failure = self._failures.get(trial.name)
-        if failure and failure["config"] == _digest(config) and trial.name not in self._retried:
+        if failure and failure["config"] == _digest(config):
             return Outcome(trial, message=failure["message"])
         folder = RunFolder(self._sweep.runs / trial.name)
         if not folder.config_file.exists():
@@ -184,7 +178,7 @@ class _Runner:
             return None
         if not self._sweep.section.keep_checkpoints:
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
-        return self._judged(trial, _summary(folder))
+        return self._judged(trial, folder)
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial to its end.
@@ -192,9 +186,6 @@ class _Runner:
         Raises:
             KeyboardInterrupt: it was interrupted.
         """
-        self._retried.discard(trial.name)
-        if self._failures.pop(trial.name, None):
-            self._write()
         log = self._sweep.runs / f"{trial.name}.log"
         self._sweep.runs.mkdir(parents=True, exist_ok=True)
         begins = log.stat().st_size if log.exists() else 0
@@ -211,35 +202,28 @@ class _Runner:
                 message = message.replace("checkpoint.resume=auto", "--retry-failed")
             config = self._sweep.config_of(trial)
             self._failures[trial.name] = {"message": message, "config": _digest(config)}
-            self._write()
+            write_file(self._file, to_json(self._failures, indent=1) + "\n")
             outcome = Outcome(trial, message=message)
         return outcome
 
-    def _judged(self, trial: Trial, summary: dict[str, Any]) -> Outcome:
+    def _judged(self, trial: Trial, folder: RunFolder) -> Outcome:
         """The outcome; a failure if a metric that the sweep needs is undefined."""
-        needed, metrics = [("test", "auc")], selected_metrics(summary)
-        if self._sweep.study is not None:
-            needed.append((summary["selected_on"], self._sweep.study.metric))
-        for part, name in needed:
-            if metrics[part].get(name) is None:
-                where = "a group" if name == "gauc" else "the part"
-                message = (
-                    f"the {shown_as(name)} of the {part} part is undefined; {where} must have both "
-                    "clicks and non-clicks"
-                )
-                return Outcome(trial, message=message)
-        return Outcome(trial, summary)
-
-    def _write(self) -> None:
-        write_file(self._file, to_json(self._failures, indent=1) + "\n")
-
-
-def _summary(folder: RunFolder) -> dict[str, Any]:
-    with reading(folder.summary, RunFolderError, f"delete {folder.path} to train again"):
-        summary = json.loads(folder.summary.read_bytes())
-        itemgetter("selected_on", "best_epoch", "rows", "train_seconds")(summary)
-        selected_metrics(summary)
-    return summary
+        with reading(folder.summary, RunFolderError, f"delete {folder.path} to train again"):
+            summary = json.loads(folder.summary.read_bytes())
+            itemgetter("selected_on", "best_epoch", "rows", "train_seconds")(summary)
+            needed, metrics = [("test", "auc")], selected_metrics(summary)
+            if self._sweep.study is not None:
+                needed.append((summary["selected_on"], self._sweep.study.metric))
+            undefined = [(p, name) for p, name in needed if metrics[p].get(name) is None]
+        if not undefined:
+            return Outcome(trial, summary)
+        part, name = undefined[0]
+        where = "a group" if name == "gauc" else "the part"
+        message = (
+            f"the {shown_as(name)} of the {part} part is undefined; {where} must have both clicks "
+            "and non-clicks"
+        )
+        return Outcome(trial, message=message)
 
 
 def _compared(config: Config) -> dict[str, Any]:

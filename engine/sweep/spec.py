@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
@@ -24,7 +24,10 @@ Metric = Literal[
     "steps", "clipped_share", "train_seconds", "samples_per_second", "parameters",
     "attainable_auc",
 ]  # fmt: skip
-_Seeds = Annotated[list[Seed], Field(min_length=1)]
+# Each once.
+_Seeds = Annotated[
+    list[Seed], Field(min_length=1), AfterValidator(lambda seeds: list(dict.fromkeys(seeds)))
+]
 
 _SHOWN = {
     "auc": "AUC",
@@ -217,9 +220,6 @@ class SweepSection(Section):
                 f"report.x: {self.report.x!r} is not an axis of the grid that is not tuned; write "
                 f"one of {', '.join(shown)}"
             )
-        for seeds, key in ((self.seeds, "seeds"), (self.small.seeds, "small.seeds")):
-            if len(set(seeds)) < len(seeds):
-                raise ValueError(f"{key}: found {seeds}; write each seed once")
         return self
 
     def row(self, point: Point) -> str:
@@ -284,7 +284,6 @@ class Sweep:
     section: SweepSection
     overrides: tuple[str, ...]
     points: tuple[Point, ...]
-    small: bool
     folder: Path
 
     @property
@@ -362,13 +361,18 @@ def load_sweep(
         section,
         (*section.overrides, *overrides),
         tuple(_points(section)) if section.grid else (),
-        small,
         folder or Path("runs") / (path.stem + "-small" * small),
     )
     _check_keys(sweep)
-    _check_trials(sweep)
     if section.study is not None:
         _check_study(sweep, section.study)
+    trials = [point.trial(section.seeds[0]) for point in sweep.points]
+    for number, trial in enumerate(trials):
+        if trial.name in [other.name for other in trials[:number]]:
+            raise SettingsError(
+                f"{path}: 2 points share the run folder {trial.name}; write other names"
+            )
+        sweep.config_of(trial)
     return sweep
 
 
@@ -396,10 +400,6 @@ def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.") or "empty"
 
 
-def _key(text: str) -> str:
-    return text.partition("=")[0]
-
-
 def _check_points(path: Path, section: SweepSection) -> None:
     """Check that the named points are in the grid."""
     whole = section.model_copy(update={"exclude": []})
@@ -407,26 +407,29 @@ def _check_points(path: Path, section: SweepSection) -> None:
     rows = [section.row(point) for point in _points(section)]
     if section.grid and not (rows and _points(section.as_small())):
         raise SettingsError(f"{path}: exclude: no point of the grid is left; name fewer")
-    named = [("exclude", section.exclude, titles)]
-    named += [(f"published.{name}.auc", of.auc, rows) for name, of in section.published.items()]
-    for key, given, known in named:
-        for title in given:
-            if title not in known:
-                raise SettingsError(
-                    f"{path}: {key}: {title!r} is not a point of the grid; write labels such as "
-                    f"{known[0]!r}"
-                )
+    published = [
+        (f"published.{name}.auc", title, rows)
+        for name, of in section.published.items()
+        for title in of.auc
+    ]
+    for key, title, known in [*(("exclude", t, titles) for t in section.exclude), *published]:
+        if title not in known:
+            raise SettingsError(
+                f"{path}: {key}: {title!r} is not a point of the grid; write labels such as "
+                f"{known[0]!r}"
+            )
 
 
 def _check_keys(sweep: Sweep) -> None:
     """Check that no key is set twice or belongs to the sweep."""
-    path, study = sweep.file, sweep.study
+    path, section = sweep.file, sweep.section
     varied = {
-        axis: {_key(text) for overrides in choices(axis, values).values() for text in overrides}
-        for axis, values in sweep.section.grid.items()
-    } or {key: {key} for key in study.parameters}
-    keys, fixed = set().union(*varied.values()), [_key(text) for text in sweep.overrides]
-    for key in [*fixed, *sorted(keys)]:
+        axis: {text.partition("=")[0] for set_by in choices(axis, of).values() for text in set_by}
+        for axis, of in section.grid.items()
+    } or {key: {key} for key in section.study.parameters}
+    fixed = [text.partition("=")[0] for text in sweep.overrides]
+    keys = sorted(set().union(*varied.values()))
+    for key in [*fixed, *keys]:
         if key in fixed and key in keys:
             raise SettingsError(
                 f"{path}: the sweep varies {key}; leave the override {key}=... out, or change the "
@@ -435,26 +438,14 @@ def _check_keys(sweep: Sweep) -> None:
         if key in _OWN_KEYS:
             raise SettingsError(f"{path}: {key}: the sweep sets it; {_OWN_KEYS[key]}")
     for (one, of_one), (other, of_other) in itertools.combinations(varied.items(), 2):
-        for pair in itertools.product(sorted(of_one), sorted(of_other)):
-            outer, inner = sorted(pair, key=len)
-            # Setting a section replaces all its keys.
-            if f"{inner}.".startswith(f"{outer}."):
-                raise SettingsError(
-                    f"{path}: {one!r} and {other!r} both set {inner}; write them as one axis of "
-                    "named points"
-                )
-
-
-def _check_trials(sweep: Sweep) -> None:
-    """Check the configurations of all points of a grid."""
-    seen: set[str] = set()
-    for trial in (point.trial(sweep.section.seeds[0]) for point in sweep.points):
-        if trial.name in seen:
+        # Setting a section replaces all its keys.
+        pairs = [sorted(pair, key=len) for pair in itertools.product(of_one, of_other)]
+        both = sorted(inner for outer, inner in pairs if f"{inner}.".startswith(f"{outer}."))
+        if both:
             raise SettingsError(
-                f"{sweep.file}: 2 points share the run folder {trial.name}; write other names"
+                f"{path}: {one!r} and {other!r} both set {both[0]}; write them as one axis of "
+                "named points"
             )
-        seen.add(trial.name)
-        sweep.config_of(trial)
 
 
 def _check_study(sweep: Sweep, study: StudySection) -> None:

@@ -98,9 +98,7 @@ def test_workers_that_sleep_or_are_killed_are_replaced(tmp_path, undisturbed):
     said = next(line for line in done.stderr.splitlines() if "the run hangs" in line)
     found = re.search(r"rank 1 makes no progress: at step 5, between steps, for (\d+)", said)
     assert int(found[1]) >= PATIENCE
-    assert "in sleep_in_python" in said
-    assert "its processes end with status 3, and torchrun starts them again" in said
-    assert "(restart 1 of 2)" in said
+    assert "its processes end with status 3; a restart by torchrun, or " in said
     assert done.stderr.count("the run hangs") == 1
     for rank, place in enumerate(("train_step", "sleep_in_python")):
         told = (tmp_path / f"small/hang_rank_{rank}.txt").read_text()
@@ -173,7 +171,7 @@ def test_an_exception_in_a_worker(tmp_path, undisturbed, ranks):
 @pytest.mark.parametrize("ranks, rank", [(2, 1), (2, 0), (4, 2)])
 def test_a_stopped_worker_is_named_and_replaced(tmp_path, undisturbed, ranks, rank):
     done = train(tmp_path, f"stop:{rank}:10", f"run.hang_seconds={PATIENCE}", ranks=ranks)
-    assert f"the run hangs: rank {rank} is stopped, dead or out of reach: " in done.stderr
+    assert f"the run hangs: rank {rank} is stopped, dead or out of reach, " in done.stderr
     assert "the others wait at step 10, " in done.stderr
     assert done.stderr.count("the run hangs") == 1
     went_on(done, tmp_path, undisturbed(ranks), [9, 8])

@@ -122,18 +122,6 @@ def test_a_part_of_one_class(tmp_path, part):
     assert f"every label of the {part} part is 1 (300 rows): check the label column" in said
 
 
-def test_stretches_of_a_large_part_are_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(advice, "_STRETCHES", 5)
-    monkeypatch.setattr(advice, "_STRETCH_ROWS", 10)
-    parts = {"train": drawn_rows(1000), "test": drawn_rows(300)}
-    dataset = open_prepared(write_prepared(tmp_path, parts, drawn_fields()))
-    read = [samples.dense[:, 0] for samples in advice._stretches(dataset.train)]
-    assert [(len(rows), rows[0].item()) for rows in read] == [(10, 200.0 * i) for i in range(5)]
-    monkeypatch.setattr(advice, "_STRETCHES", 100)
-    read = [samples.dense[:, 0] for samples in advice._stretches(dataset.test)]
-    assert np.array_equal(np.concatenate(read), np.arange(300))
-
-
 def test_an_auc_near_chance_and_one_below_regression():
     assert on_first_epoch("validation", 0.55, 1) == on_first_epoch("test", None, 1) == []
     (said,) = on_first_epoch("validation", 0.5499, 2)

@@ -53,7 +53,7 @@ _FAULTS = {
 def main():
     for fault in sys.argv.pop(1).split(","):
         kind, rank, step, *times = fault.split(":")
-        if os.environ["RANK"] == rank and restarts()[0] < int(times[0] if times else 1):
+        if os.environ["RANK"] == rank and restarts() < int(times[0] if times else 1):
             before_step(Setting, int(step), _FAULTS[kind])
     launch = Path(__file__).parents[2] / "launch.py"
     sys.argv[0] = str(launch)

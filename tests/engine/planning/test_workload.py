@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from stampede.data import SyntheticClicks
-from stampede.engine.planning.workload import sampled, uniform, zipf
+from stampede.engine.planning.workload import sampled, sampled_rows, zipf
 
 
-def test_uniform():
-    assert [uniform(8)(row) for row in (0, 2, 8)] == [0.0, 0.25, 1.0]
+def test_without_skew():
+    assert [zipf(8, 0.0)(row) for row in (0, 2, 8)] == [0.0, 0.25, 1.0]
 
 
 def test_zipf_is_that_of_synthetic_clicks():
@@ -25,3 +25,10 @@ def test_zipf_is_that_of_synthetic_clicks():
 def test_a_sample_is_counted():
     known = sampled(np.array([0, 0, 1, 5]))
     assert [known(row) for row in (0, 1, 5, 6)] == [0.0, 0.5, 0.75, 1.0]
+
+
+def test_a_sample_of_rows_is_spread_over_the_part():
+    assert np.array_equal(sampled_rows(300), np.arange(300))
+    rows = sampled_rows(10**9)
+    assert len(set(rows.tolist())) == len(rows) == 64 * 1024
+    assert rows[0] == 0 and rows[-1] == 10**9 - 1

@@ -6,7 +6,7 @@ import pytest
 
 from stampede.engine.plots import to_png
 from stampede.engine.sweep import results as module
-from stampede.engine.sweep.results import Outcome, mean, results, to_csv, to_markdown
+from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import load_sweep
 from support.sweeping import write_sweep
 
@@ -36,14 +36,6 @@ def outcomes_of(sweep, selected_on="test"):
         found.append(Outcome(trial, summary))
     found[-1] = Outcome(found[-1].trial, message="out of memory | " + "x " * 99)
     return found
-
-
-def test_mean_and_standard_error():
-    found = mean([1.0, 2.0, 6.0, None])
-    assert found.value == 3.0
-    assert found.error == pytest.approx(math.sqrt(((2**2 + 1 + 3**2) / 2) / 3))
-    assert mean([2.0]).error is None
-    assert mean([None]) is None
 
 
 def test_markdown_says_what_selected_and_what_others_published(tmp_path):
@@ -150,10 +142,8 @@ def test_a_tuned_axis_has_the_value_that_the_validation_part_chose(tmp_path, mon
     assert row[:2] == ["dcn", "high"] and row[-2:] == ["0.81", ""] and "1000235.0" in row
     (_, axes) = drawn(sweep, monkeypatch, tmp_path, found)["auc.png"].axes
     assert axes.get_xlabel() == "model.name"
-    # One line: the rate is no axis of the table. Beside it the two published values.
-    assert len(axes.containers) == 1
-    labels = [text.get_text().strip() for text in axes.get_legend().get_texts()]
-    assert labels == ["published, here", "published, there"]
+    # One line: the rate is no axis of the table.
+    assert len(axes.containers) == 1 and axes.get_legend() is None
 
 
 def drawn(sweep, monkeypatch, folder, found=None):
@@ -194,28 +184,8 @@ def test_points_that_are_excluded_are_neither_run_nor_shown(tmp_path, monkeypatc
     assert [len(line[0].get_xdata()) for line in axes.containers] == [1, 2]
 
 
-def test_the_attainable_auc_of_synthetic_clicks_is_shown(tmp_path, monkeypatch):
-    text = TEXT + "report: {metrics: [auc, attainable_auc]}\n"
-    sweep = load_sweep(write_sweep(tmp_path, text))
-    outcomes = outcomes_of(sweep, "validation")
-    for outcome in outcomes:
-        outcome.summary["attainable_auc"] = 0.83
-    found = results(sweep, outcomes)
-    (row, *_) = [line for line in to_markdown(sweep, found).splitlines() if "| 256" in line]
-    assert "| attainable AUC |" in " ".join(to_markdown(sweep, found).split())
-    assert "| 0.8300 " in row
-    said = "the true click probabilities reach a test AUC of 0.8300"
-    figures = drawn(sweep, monkeypatch, tmp_path, found)
-    assert figures["auc.png"].get_suptitle().endswith(f"\n{said}")
-    assert said not in figures["seconds.png"].get_suptitle()
-
-
-@pytest.mark.parametrize("small", [False, True])
-def test_published_figures_are_not_drawn_beside_those_of_other_data(tmp_path, monkeypatch, small):
-    text = TEXT + "small: {seeds: [1, 2], published: true}\n"
-    sweep = load_sweep(write_sweep(tmp_path, text), small=small)
-    _, axes = drawn(sweep, monkeypatch, tmp_path)["auc.png"].axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert ("deepfm published, CowClip" in labels) == (not small)
-    # The table has them, with what they are of.
-    assert "0.8100" in to_markdown(sweep, results(sweep, outcomes_of(sweep)))
+@pytest.mark.parametrize("published", [True, False])
+def test_the_small_form_shows_what_others_published_if_asked(tmp_path, published):
+    small = f"small: {{seeds: [1, 2], published: {str(published).lower()}}}\n"
+    sweep = load_sweep(write_sweep(tmp_path, TEXT + small), small=True)
+    assert ("0.8100" in to_markdown(sweep, results(sweep, outcomes_of(sweep)))) == published

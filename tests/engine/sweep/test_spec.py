@@ -25,7 +25,6 @@ BAD = [
     ("grid: {train.epochs: [1, 0]}", ["tiny.yaml: 0: ", "greater than or equal to 1"]),
     ("grid: {run.seed: [1, 2]}", ["run.seed", "seeds in the file"]),
     ("grid: {size: {a b: [train.epochs=1], a-b: [train.epochs=2]}}", ["2 points", "a-b-seed1"]),
-    (GRID + "seeds: [1, 1]", ["seeds: found [1, 1]", "each seed once"]),
     (GRID + "overrides: [train.epochs=3]", ["the sweep varies train.epochs"]),
     (GRID + "overrides: [run.name=x]", ["run.name", "the sweep sets it"]),
     (
