@@ -106,7 +106,7 @@ def tokens(rows: Rows) -> pl.DataFrame:
     of the day.
     """
     numbers = [pl.col(name).cast(pl.Float64).clip(0) for name in rows.numbers]
-    buckets = [(2 * number.log1p()).floor().cast(pl.Int64).cast(pl.String) for number in numbers]
+    buckets = [(number.log1p() * 2).floor().cast(pl.Int64).cast(pl.String) for number in numbers]
     hours = [pl.col("hour").str.slice(6, 2)] if rows.kind == "avazu" else []
     ids = [pl.col(name).fill_null("") for name in rows.ids]
     plain = rows.frame.select([bucket.fill_null("m") for bucket in buckets] + hours + ids)
