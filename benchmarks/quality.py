@@ -209,7 +209,7 @@ def train_ours(rows: Rows, contender: Contender, seed: int, scratch: Path) -> di
     done = run_program([ROOT / "launch.py", contender.config, *overrides])
     run = open_run(scratch / "run")
     test, validation, summary = run.metrics["test"], run.metrics["validation"], run.summary
-    samples = summary["last"]["test"]["samples"]
+    samples = summary["rows"]["test"]
     if samples != rows.counts[2]:
         raise RuntimeError(f"the run has {samples} test rows, the others {rows.counts[2]}")
     return {
