@@ -14,21 +14,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 from machine import CORES
-from report import RESULTS, ROOT
+from report import CACHE, RESULTS, ROOT
 
-# In this order, each with its time limit in minutes.
+# In this order, each with its time limit in minutes, and its script if that has another name.
 BENCHMARKS = {
-    "update_kernel": 6,
-    "waiting_rows": 10,
-    "step_breakdown": 8,
-    "end_to_end": 30,
-    "growth": 15,
-    "communication": 8,
-    "bf16_auc": 15,
+    "update_kernel": (6, ""),
+    "step_breakdown": (8, "steps"),
+    "end_to_end": (30, ""),
+    "growth": (15, "steps"),
+    "communication": (8, ""),
 }
 
 # Seconds for an interrupted benchmark to remove its temporary files.
@@ -39,58 +37,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a minute; the figures mean little")
     names = list(BENCHMARKS)
-    parser.add_argument(
-        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="folder of the results; default: benchmarks/results, with --quick "
-        "cache/benchmarks/quick",
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=ROOT / "cache/benchmarks",
-        help="folder for drawn clicks, which are kept, and unfinished runs",
-    )
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help=", ".join(names))
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--folder", type=Path, default=CACHE, help="for drawn clicks and runs")
     options = parser.parse_args()
     out = options.out or (options.folder / "quick" if options.quick else RESULTS)
-    failed, start = [], time.perf_counter()
+    failed = []
     for name in options.only:
         print(f"\n== {name}", flush=True)
-        command = [sys.executable, ROOT / "benchmarks" / f"{name}.py"]
-        command += ["--out", out / f"{name}.json", "--folder", options.folder]
-        command += ["--quick"] if options.quick else []
-        failure = _run(list(map(str, command)), 60.0 * BENCHMARKS[name])
-        if failure:
-            failed.append(name)
-            print(f"{name} {failure}", file=sys.stderr, flush=True)
-    print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; results in {out}")
+        minutes, script = BENCHMARKS[name]
+        command = [sys.executable, f"{ROOT}/benchmarks/{script or name}.py"]
+        command += [name] if script else []
+        command += ["--out", f"{out}/{name}.json", "--folder", str(options.folder)]
+        if failure := run(command + ["--quick"] * options.quick, 60.0 * minutes):
+            failed.append(f"{name} {failure}")
+    print(f"\nresults in {out}")
     if failed:
-        sys.exit(f"error: {', '.join(failed)} failed")
+        sys.exit(f"error: {', '.join(failed)}")
 
 
-def _run(command: list[str], seconds: float) -> str:
+def run(command: list[str], seconds: float) -> str:
     """Run a benchmark; return what went wrong, or an empty string."""
     # In its own process group, so that its children end with it.
-    process = subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": str(CORES)}, start_new_session=True
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": str(CORES)}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         status = process.wait(seconds)
+        return f"failed with exit status {status}" if status else ""
     except subprocess.TimeoutExpired:
         return f"was stopped after {seconds / 60:.0f} minutes"
     finally:
         # Also if this process is interrupted.
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE)
-            except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    return f"failed with exit status {status}" if status else ""
+            process.wait()
 
 
 if __name__ == "__main__":

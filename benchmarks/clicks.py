@@ -36,35 +36,25 @@ def _sizes(scale: float, fields: int) -> list[int]:
     return [criteo[field % len(criteo)] for field in range(fields)]
 
 
-def write_clicks(
-    folder: Path, rows: int, ids: int = IDS, fields: int = FIELDS, seed: int = 0
-) -> Path:
-    """Write a prepared folder, unless it exists.
+def write_clicks(folder: Path, rows: int, ids: int = IDS, fields: int = FIELDS) -> Path:
+    """Write a prepared folder, unless it exists: so many training rows and 1000 test rows.
 
     Args:
-        rows: training rows; the test part has 1000.
         ids: rows of all tables together.
         fields: number of tables.
     """
-    target = folder / f"clicks-{rows}-{ids}-{fields}-{seed}"
+    target = folder / f"clicks-{rows}-{ids}-{fields}"
     if not (target / "manifest.json").exists():
-        sizes = cardinalities(ids, fields)
-        parts = {
-            part: drawn(many, sizes, seed + number)
-            for number, (part, many) in enumerate([("train", rows), ("test", 1000)])
-        }
+        sizes, parts = cardinalities(ids, fields), {}
+        for seed, (part, many) in enumerate([("train", rows), ("test", 1000)]):
+            draw = np.random.default_rng(seed)
+            parts[part] = {
+                "ids": drawn_ids(draw, many, sizes),
+                "numbers": draw.random((many, NUMBERS), np.float32),
+                "label": (draw.random(many) < 0.26).astype(np.uint8),
+            }
         write_prepared(target, parts, {f"C{i + 1}": (n, False) for i, n in enumerate(sizes)})
     return target
-
-
-def drawn(rows: int, sizes: list[int], seed: int) -> dict[str, np.ndarray]:
-    """Arrays of a part, by the names of the manifest."""
-    draw = np.random.default_rng(seed)
-    return {
-        "ids": drawn_ids(draw, rows, sizes),
-        "numbers": draw.random((rows, NUMBERS), np.float32),
-        "label": (draw.random(rows) < 0.26).astype(np.uint8),
-    }
 
 
 def drawn_ids(draw: np.random.Generator, rows: int, sizes: list[int]) -> np.ndarray:

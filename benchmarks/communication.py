@@ -11,18 +11,21 @@ time of the steps with the last flush; means over the ranks.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from clicks import IDS, write_clicks
-from report import begin, markdown, wrapped
+from report import Report, command_line, markdown, wrapped
 from timing import Stopwatch, seconds_of
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -50,90 +53,75 @@ COLLECTIVES = (
 _INPUTS = ("input", "tensor", "input_tensor", "input_list")
 
 
-def main() -> None:
-    options, report = begin("communication", __doc__)
+def communication(options: argparse.Namespace, report: Report) -> str:
+    """Shares of a step, by number of processes, plan and batch size."""
     rows, ids = (16_384, 200_000) if options.quick else (ROWS, IDS)
-    ranks = RANKS[:1] if options.quick else RANKS
+    ranks, plans = (RANKS[:1], PLANS[:1]) if options.quick else (RANKS, PLANS)
     steps = {4096: 2} if options.quick else STEPS
-    plans = PLANS[:1] if options.quick else PLANS
     clicks = write_clicks(options.folder, rows, ids)
     found: dict[str, dict] = {}
     points = [(n, plan, batch) for n in ranks for batch in steps for plan in plans]
     # The plan matters less where the dense layers take most of the step.
     points = [point for point in points if point[1:] != ("row_wise", max(STEPS))]
     for world_size, plan, batch in tqdm(points, desc="communication", unit="run", ncols=100):
-        overrides = [f"train.batch_size={batch}", f"sharding.plan={plan}"]
+        overrides = [f"data.path={clicks}", f"train.batch_size={batch}", f"sharding.plan={plan}"]
         overrides.append(f"evaluate.batch_size={batch}")
-        each = run_ranks(world_size, train_and_wait, clicks, overrides, steps[batch])
-        for rank in each:
-            report.others.mine(rank.pop("processor_seconds"))
+        each = run_ranks(world_size, train_and_wait, overrides, steps[batch])
+        report.others.mine(sum(rank.pop("processor_seconds") for rank in each))
         found[f"{world_size} {plan} {batch}"] = summarize(each, steps[batch])
         report.add(rows=rows, ids=ids, communication=found)
-    print(tables(report.found))
-    report.close()
+    return tables(report.found)
 
 
 class Recorder:
     """Records the collectives of a step, to run them again without other work between them.
 
     Attributes:
-        calls: repeat the collectives.
         sent_bytes: of this rank, by collective.
     """
 
     def __init__(self) -> None:
-        self.calls: list[Callable[[], Any]] = []
-        self.sent_bytes: dict[str, int] = {}
+        self._calls: list[Callable[[], Any]] = []
+        self.sent_bytes: Counter[str] = Counter()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record all collectives inside the context."""
         with ExitStack() as stack:
             for name in COLLECTIVES:
-                stack.enter_context(self._noted(name))
+                recorded = self._recorded(name, getattr(dist, name))
+                stack.enter_context(mock.patch.object(dist, name, recorded))
             yield
 
-    @contextmanager
-    def _noted(self, name: str) -> Iterator[None]:
-        collective = getattr(dist, name)
-
+    def _recorded(self, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             # Buffers of the same shape: the real ones may be freed or in use.
             again, more = pytree.tree_map_only(Tensor, torch.zeros_like, (arguments, options))
-            self.calls.append(lambda: _wait(collective(*again, **more)))
+            self._calls.append(partial(collective, *again, **more))
             given = inspect.signature(collective).bind(*arguments, **options).arguments
             handed_in = pytree.tree_leaves([given.get(key) for key in _INPUTS])
-            sent = sum(part.nbytes for part in handed_in if part is not None)
-            self.sent_bytes[name] = self.sent_bytes.get(name, 0) + sent
+            self.sent_bytes[name] += sum(part.nbytes for part in handed_in if part is not None)
             return collective(*arguments, **options)
 
-        setattr(dist, name, call)
-        try:
-            yield
-        finally:
-            setattr(dist, name, collective)
+        return call
 
     def run_again(self) -> None:
         """Run all recorded collectives, one after the other."""
-        for call in self.calls:
-            call()
+        for call in self._calls:
+            if (work := call()) is not None:
+                work.wait()
 
 
-def _wait(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
-
-
-def train_and_wait(clicks: Path, overrides: list[str], steps: int) -> dict[str, Any]:
+def train_and_wait(overrides: list[str], steps: int) -> dict[str, Any]:
     """Train as one of several ranks.
 
     Returns:
-        Seconds of the steps with the last flush, seconds in which this rank waited in collectives,
-        seconds of the collectives alone, bytes sent in a step, and the
-        processor time of this process.
+        Seconds of the steps with the last flush, seconds and number of this rank's waits in
+        collectives, seconds of the collectives alone, bytes sent in a step, and the processor time
+        of this process.
     """
     watch, recorder = Stopwatch(), Recorder()
-    with training(clicks, overrides) as job:
+    with training(overrides) as job:
         job.seconds(2)
         with recorder.recording():
             job.step()
@@ -147,27 +135,26 @@ def train_and_wait(clicks: Path, overrides: list[str], steps: int) -> dict[str, 
         alone = seconds_of(lambda: [recorder.run_again() for _ in range(steps)])
     return {
         "seconds": total,
-        "waited": watch.seconds.get("waited", 0.0),
-        "waits": watch.calls.get("waited", 0),
+        "waited": watch.seconds["waited"],
+        "waits": watch.calls["waited"],
         "alone": alone,
-        "sent_bytes": recorder.sent_bytes,
+        "sent_bytes": dict(recorder.sent_bytes),
         "processor_seconds": time.process_time(),
     }
 
 
 def summarize(ranks: list[dict], steps: int) -> dict:
     """Means over the ranks."""
-    seconds = statistics.mean(rank["seconds"] for rank in ranks)
+    seconds, sent = statistics.mean(rank["seconds"] for rank in ranks), Counter()
+    for rank in ranks:
+        sent.update(rank["sent_bytes"])
     return {
         "steps": steps,
         "seconds_per_step": seconds / steps,
         "waiting_share": statistics.mean(rank["waited"] / rank["seconds"] for rank in ranks),
         "exchange_share": statistics.mean(rank["alone"] / rank["seconds"] for rank in ranks),
         "waits_per_step": ranks[0]["waits"] / steps,
-        "sent_bytes_per_step": {
-            name: round(statistics.mean(rank["sent_bytes"].get(name, 0) for rank in ranks))
-            for name in sorted({name for rank in ranks for name in rank["sent_bytes"]})
-        },
+        "sent_bytes_per_step": {name: round(sent[name] / len(ranks)) for name in sorted(sent)},
     }
 
 
@@ -197,4 +184,4 @@ def tables(found: dict) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    command_line(communication)

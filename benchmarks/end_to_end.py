@@ -15,29 +15,23 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import floors
 from clicks import FIELDS, IDS, write_clicks
 from launched import KEEP_MEMORY, launch, run_program
-from machine import CORES, QUIET, describe_machine, wait_for_quiet
+from machine import CORES, QUIET, describe_machine
 from matplotlib.figure import Figure
-from report import ROOT, Report, begin, markdown, picture_path, wrapped
+from report import ROOT, Report, command_line, markdown, wrapped
 from tqdm import tqdm
 from training import DEEPFM
-
-PEER = ROOT / "benchmarks/peers/plain_pytorch.py"
 
 # Training rows. An epoch is 512 steps at batch 1024, 64 at 8192; after the last one the launcher
 # evaluates and saves, which does not count.
 ROWS = 1 << 19
 EPOCHS = {1024: 1, 8192: 4, 65536: 4}
-
-BATCHES = (1024, 8192, 65536)
 
 # Dense Adam steps the whole table every time, so few steps suffice.
 DENSE_STEPS = {1024: 100, 8192: 40, 65536: 8}
@@ -52,186 +46,77 @@ BARS = {
     "65536 bf16 all": 5.0,
 }
 
-
-# As many runs of a contender as there are turns.
-MANY = 99
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A trainer and its number of runs.
-
-    Attributes:
-        batch: global batch size.
-        trainer: `fp32` or `bf16` of launch.py; or a peer's optimizer.
-        rows: which rows take a step.
-        keeps_memory: whether a peer's allocator keeps memory like the launcher's.
-        repeats: most runs.
-    """
-
-    batch: int
-    trainer: str
-    rows: str = "all"
-    keeps_memory: bool = False
-    repeats: int = MANY
-
-    @property
-    def name(self) -> str:
-        """Key in the results."""
-        words = [str(self.batch), self.trainer]
-        if self.is_ours:
-            words.append(self.rows)
-        return " ".join([*words, *(["keeps memory"] if self.keeps_memory else [])])
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether launch.py trains it."""
-        return self.trainer in floors.PRECISIONS
+# What is trained at each batch size, and how often: by launch.py, a precision and which rows take a
+# step; by a peer, its optimizer.
+KINDS = {"sparse_adam": 3, "fp32 all": 3, "bf16 all": 3, "fp32 touched": 3, "bf16 touched": 3,
+         "sparse_adam keeps memory": 1, "dense_adam": 1}  # fmt: skip
+OMITTED = ("8192 fp32 touched", "8192 bf16 touched")
 
 
-def contenders(batch: int) -> list[Contender]:
-    """All contenders of a batch size; those without a bar run once."""
-    found = [Contender(batch, "sparse_adam"), Contender(batch, "fp32"), Contender(batch, "bf16")]
-    if batch != 8192:
-        found.append(Contender(batch, "fp32", rows="touched"))
-        found.append(Contender(batch, "bf16", rows="touched", repeats=1 if batch == 1024 else MANY))
-    found.append(Contender(batch, "sparse_adam", keeps_memory=True, repeats=1))
-    found.append(Contender(batch, "dense_adam", repeats=1))
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--again",
-        type=int,
-        default=10,
-        help="repeat up to this many runs during which other processes took more than "
-        f"{QUIET:.0%} of the cores",
-    )
-    parser.add_argument(
-        "--wait", type=float, default=0.0, help="seconds to wait for a quiet machine before a run"
-    )
-    options, report = begin("end_to_end", parser)
+def end_to_end(options: argparse.Namespace, report: Report) -> str:
+    """Samples/s of all contenders, and the floors."""
     rows, ids = (16_384, 200_000) if options.quick else (ROWS, IDS)
-    repeats, batches = (1, BATCHES[:1]) if options.quick else (3, BATCHES)
-    wanted = [one for batch in batches for one in contenders(batch)]
+    wanted = {f"{batch} {kind}": many for batch in EPOCHS for kind, many in KINDS.items()}
     if options.quick:
-        wanted = [one for one in wanted if not one.keeps_memory and one.rows == "all"]
+        wanted = {f"1024 {kind}": 1 for kind in ("sparse_adam", "fp32 all", "bf16 all")}
     if not describe_machine()["bf16_instructions"]:
         print("this CPU has no instructions for bf16: it is left out")
-        wanted = [one for one in wanted if one.trainer != "bf16"]
-    turns = [one for turn in range(repeats) for one in wanted if turn < one.repeats]
-    again = 0 if options.quick else options.again
+        wanted = {name: many for name, many in wanted.items() if "bf16" not in name}
+    turns = [name for turn in range(3) for name, many in wanted.items()
+             if turn < many and name not in OMITTED]  # fmt: skip
     clicks = write_clicks(options.folder, rows, ids)
     report.add(rows=rows, ids=ids, fields=FIELDS)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        found = measure(clicks, Path(scratch), turns, report, again, options.wait)
-    print(tables(found))
-    draw(found["samples_per_second"], found["floors"], picture_path(options.out))
-    report.close()
-    if found["failed"]:
-        sys.exit(f"error: {len(found['failed'])} runs failed")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One measurement.
-
-    Attributes:
-        samples_per_second: of training.
-        other_processes: their share of the cores during the run.
-    """
-
-    samples_per_second: float
-    other_processes: float
+        again = 0 if options.quick else options.again
+        measure(clicks, Path(scratch), turns, report, again, options.quick)
+    found = report.found
+    report.failed = found["failed"]
+    draw(found["samples_per_second"], found["floors"], options.out.with_suffix(".png"))
+    return tables(found)
 
 
 def measure(
-    clicks: Path, scratch: Path, turns: list[Contender], report: Report, again: int, wait: float
-) -> dict[str, Any]:
+    clicks: Path, scratch: Path, turns: list[str], report: Report, again: int, quick: bool = False
+) -> None:
     """Let contenders take turns; the report grows after each run.
 
     Args:
         clicks: prepared folder.
         scratch: for the runs.
-        turns: who runs, in this order.
+        turns: names of who runs, in this order.
         again: most runs to repeat at the end because the machine was not quiet.
-        wait: seconds to wait for a quiet machine before a run.
-
-    Returns:
-        What was added to the report.
     """
-    runs: dict[str, list[Run]] = {one.name: [] for one in turns}
-    measured_floors: list[dict] = []
-    failed: list[str] = []
-    found: dict[str, Any] = {}
-    waiting = list(turns)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
+    measured, failed, waiting = [], [], list(turns)
     with tqdm(total=len(turns), desc="end to end", unit="run", ncols=100) as bar:
         while waiting:
-            one = waiting.pop(0)
-            wait_for_quiet(wait)
+            name = waiting.pop(0)
             # Once per round.
-            if one == turns[0] or not measured_floors:
-                measured_floors.append(floors.measure(quick=report.quick))
+            if name == turns[0] or not measured:
+                measured.append(floors.measure(quick))
             before = report.others.seconds()
             try:
-                speed = train(one, clicks, scratch)
+                speed = train(name, clicks, scratch)
             except RuntimeError as failure:
-                failed.append(f"{one.name}: {failure}")
+                failed.append(f"{name}: {failure}")
                 tqdm.write(failed[-1])
             else:
-                run = Run(speed, round(report.others.share(since=before), 3))
-                runs[one.name].append(run)
-                if run.other_processes > QUIET and again:
+                others = round(report.others.share(since=before), 3)
+                runs[name].append({"samples_per_second": speed, "other_processes": others})
+                if others > QUIET and again:
                     again -= 1
-                    waiting.append(one)
+                    waiting.append(name)
                     bar.total += 1
             bar.update()
-            found = {
-                "floors": _median_of(measured_floors),
-                "samples_per_second": {n: quiet_median(each) for n, each in runs.items() if each},
-                "runs": {name: [asdict(run) for run in each] for name, each in runs.items()},
-                "failed": failed,
-            }
-            report.add(**found)
-    return found
+            speeds = {name: quiet_median(each) for name, each in runs.items() if each}
+            medians = _median_of(measured)
+            report.add(floors=medians, samples_per_second=speeds, runs=runs, failed=failed)
 
 
-def quiet_median(runs: list[Run]) -> float:
+def quiet_median(runs: list[dict[str, float]]) -> float:
     """Median samples/s of undisturbed runs; of all runs if there is none."""
-    quiet = [run for run in runs if run.other_processes <= QUIET]
-    return statistics.median(run.samples_per_second for run in quiet or runs)
-
-
-def train(one: Contender, clicks: Path, scratch: Path) -> float:
-    """Samples/s of one run.
-
-    Raises:
-        RuntimeError: it failed, or did not compute as requested.
-    """
-    epochs = EPOCHS[one.batch]
-    if one.is_ours:
-        summary = launch(
-            DEEPFM,
-            one.trainer,
-            [
-                f"data.path={clicks}",
-                f"train.batch_size={one.batch}",
-                f"train.epochs={epochs}",
-                f"evaluate.every_epochs={epochs}",
-                f"optim.embedding.rows={one.rows}",
-            ],
-            scratch,
-        )
-        return summary["samples_per_second"]
-    command = [PEER, clicks, "--batch", one.batch, "--optimizer", one.trainer]
-    command += ["--threads", CORES, "--epochs", epochs]
-    if one.trainer == "dense_adam":
-        command += ["--steps", DENSE_STEPS[one.batch]]
-    environment = KEEP_MEMORY if one.keeps_memory else {}
-    result = json.loads(run_program(command, environment=environment).splitlines()[-1])
-    return result["samples"] / result["seconds"]
+    quiet = [run for run in runs if run["other_processes"] <= QUIET]
+    return statistics.median(run["samples_per_second"] for run in quiet or runs)
 
 
 def _median_of(measured: list[Any]) -> Any:
@@ -240,27 +125,49 @@ def _median_of(measured: list[Any]) -> Any:
     return statistics.median(measured)
 
 
+def train(name: str, clicks: Path, scratch: Path) -> float:
+    """Samples/s of one run.
+
+    Raises:
+        RuntimeError: it failed, or did not compute as requested.
+    """
+    batch, trainer, *kind = name.split()
+    epochs = EPOCHS[int(batch)]
+    if trainer in floors.PRECISIONS:
+        overrides = [f"data.path={clicks}", f"train.batch_size={batch}", f"train.epochs={epochs}"]
+        overrides += [f"evaluate.every_epochs={epochs}", f"optim.embedding.rows={kind[0]}"]
+        return launch(DEEPFM, trainer, overrides, scratch)["samples_per_second"]
+    command = [ROOT / "benchmarks/peers/plain_pytorch.py", clicks, "--batch", batch]
+    command += ["--optimizer", trainer, "--threads", CORES, "--epochs", epochs]
+    if trainer == "dense_adam":
+        command += ["--steps", DENSE_STEPS[int(batch)]]
+    done = run_program(command, environment=KEEP_MEMORY if kind else None)
+    result = json.loads(done.said.splitlines()[-1])
+    return result["samples"] / result["seconds"]
+
+
 def tables(found: dict) -> str:
     """The results as Markdown."""
     measured, speeds = found["floors"], found["samples_per_second"]
-    rows = []
+    rows, beside, kept = [], [], []
     for name, speed in speeds.items():
-        batch, trainer, *rest = name.split()
-        ours = trainer in floors.PRECISIONS
+        batch, trainer, *kind = name.split()
+        ours, shown = trainer in floors.PRECISIONS, f"{int(batch):,}"
         # The MLP alone in that precision, and SparseAdam with the default allocator.
         alone = floors.mlp_samples_per_second(measured, trainer if ours else "fp32", int(batch))
-        peer = speeds.get(f"{batch} sparse_adam")
-        rows.append(
-            [
-                f"{int(batch):,}",
-                " ".join([f"stampede {trainer}" if ours else trainer, *rest]),
-                f"{speed:,.0f}",
-                cell(peer and speed / peer),
-                cell(BARS.get(name), 1),
-                cell(speed / alone),
-                cell(peer and alone / peer),
-            ]
-        )
+        peer = speeds[f"{batch} sparse_adam"]
+        who = " ".join([f"stampede {trainer}" if ours else trainer, *kind])
+        row = [shown, who, f"{speed:,.0f}", f"{speed / peer:.2f}", BARS.get(name, "")]
+        rows.append([*row, f"{speed / alone:.2f}", f"{alone / peer:.2f}"])
+        if kind == ["touched"]:
+            ratio = speed / speeds[f"{batch} {trainer} all"]
+            bar = ", bar 1.15" if batch == "65536" else ""
+            said = f"`rows: all` takes {ratio:.2f} times as long as `touched`"
+            beside.append(f"- batch {shown}, {trainer}: {said}{bar}")
+        if kind == ["keeps", "memory"]:
+            all_ = {one: speeds.get(f"{batch} {one} all") for one in floors.PRECISIONS}
+            ratios = ", ".join(f"{one} {mine / speed:.2f}" for one, mine in all_.items() if mine)
+            kept.append(f"batch {shown}: {ratios}")
     heads = ["batch", "trainer", "samples/s", "/ SparseAdam", "bar", "/ MLP alone"]
     mlp, flops = measured["mlp_samples_per_second"], measured["gemm_flops"]
     floor = "; ".join(
@@ -268,60 +175,23 @@ def tables(found: dict) -> str:
         f"samples/s, the bare products {flops[precision] / 1e9:,.0f} GFLOP/s"
         for precision in floors.PRECISIONS
     )
-    said = (
+    alone = (
         f"The MLP alone, forward and backward, in tiles of "
         f"{' and '.join(map(str, floors.ROWS))} rows, {floor}; copying "
         f"{measured['copy_bytes_per_second'] / 1e9:.0f} GB/s."
     )
+    setting = (
+        "`sparse_adam keeps memory` is SparseAdam with our allocator's setting. Samples/s of "
+        f"`rows: all` over its, without a bar: {'; '.join(kept)}."
+    )
     parts = [
         "![Training speed](../benchmarks/results/end_to_end.png)",
-        wrapped(said),
+        wrapped(alone),
         markdown([*heads, "MLP alone / SparseAdam"], rows),
+        "\n".join(beside),
+        wrapped(setting),
     ]
-    if beside := all_beside_touched(speeds):
-        parts.append("\n".join(f"- {one}" for one in beside))
-    if beside := "; ".join(beside_our_allocator(speeds)):
-        parts.append(
-            wrapped(
-                "`sparse_adam keeps memory` is SparseAdam with our allocator's setting. Samples/s "
-                f"of `rows: all` over its, without a bar: {beside}."
-            )
-        )
     return "\n\n".join(parts)
-
-
-def all_beside_touched(speeds: dict[str, float]) -> list[str]:
-    """The cost of `rows: all`, a sentence for each batch size with both measured."""
-    found = []
-    for name, touched in speeds.items():
-        batch, precision, *rows = name.split()
-        everything = speeds.get(f"{batch} {precision} all")
-        if rows == ["touched"] and everything:
-            found.append(
-                f"batch {int(batch):,}, {precision}: `rows: all` takes {touched / everything:.2f} "
-                "times as long as `touched`" + (", bar 1.15" if int(batch) == 65536 else "")
-            )
-    return found
-
-
-def beside_our_allocator(speeds: dict[str, float]) -> list[str]:
-    """Ratios to SparseAdam with our launcher's allocator setting; they have no bar."""
-    found = []
-    for name, peer in speeds.items():
-        batch, trainer, *setting = name.split()
-        if trainer == "sparse_adam" and setting:
-            ours = {
-                precision: speeds.get(f"{batch} {precision} all") for precision in floors.PRECISIONS
-            }
-            shown = ", ".join(f"{p} {speed / peer:.2f}" for p, speed in ours.items() if speed)
-            if shown:
-                found.append(f"batch {int(batch):,}: {shown}")
-    return found
-
-
-def cell(value: float | None, digits: int = 2) -> str:
-    """A formatted number; empty for None."""
-    return "" if value is None else f"{value:.{digits}f}"
 
 
 def draw(speeds: dict[str, float], measured_floors: dict, path: Path) -> None:
@@ -358,4 +228,7 @@ def draw(speeds: dict[str, float], measured_floors: dict, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    busy = f"runs during which other processes took more than {QUIET:.0%} of the cores"
+    parser.add_argument("--again", type=int, default=10, help=f"repeat up to this many {busy}")
+    command_line(end_to_end, parser=parser)

@@ -21,81 +21,62 @@ ROWS = (1024, 2048)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
+# Operations of a sample's forward pass in the hidden layers.
+WIDTHS = [*pairwise((INPUTS, *HIDDEN))]
+FLOPS = sum(2 * a * b for a, b in WIDTHS)
+
 
 def measure(quick: bool = False) -> dict:
     """Medians: bytes copied a second, floating-point operations a second, samples a second."""
-    repeats, passes = (2, 2) if quick else (7, 20)
-    contenders = {"copy": _copy(1 << (24 if quick else 28))}
-    for rows in ROWS:
-        for precision in PRECISIONS:
-            contenders[f"mlp {precision} {rows}"] = _mlp(rows, precision, passes)
+    repeats, passes, size = (2, 2, 1 << 24) if quick else (7, 20, 1 << 28)
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    calls = {"copy": lambda: target.copy_(source)}
     for precision in PRECISIONS:
-        contenders[f"gemm {precision}"] = _products(max(ROWS), precision, passes)
-    seconds = {
-        name: statistics.median(taken) for name, taken in interleaved(contenders, repeats).items()
+        for rows in ROWS:
+            calls[f"mlp {precision} {rows}"] = _mlp(rows, precision)
+        calls[f"gemm {precision}"] = _products(max(ROWS), precision)
+    contenders = {
+        name: lambda call=call, times=1 if name == "copy" else passes: seconds_of(
+            lambda: [call() for _ in range(times)]
+        )
+        for name, call in calls.items()
     }
+    taken = interleaved(contenders, repeats)
+    seconds = {name: statistics.median(each) for name, each in taken.items()}
     return {
         # Each byte is read once and written once.
-        "copy_bytes_per_second": 2 * (1 << (24 if quick else 28)) / seconds["copy"],
-        "gemm_flops": {
-            precision: passes * max(ROWS) * _flops() / seconds[f"gemm {precision}"]
-            for precision in PRECISIONS
-        },
+        "copy_bytes_per_second": 2 * size / seconds["copy"],
+        "gemm_flops": {p: passes * max(ROWS) * FLOPS / seconds[f"gemm {p}"] for p in PRECISIONS},
         "mlp_samples_per_second": {
-            precision: {
-                str(rows): passes * rows / seconds[f"mlp {precision} {rows}"] for rows in ROWS
-            }
-            for precision in PRECISIONS
+            p: {str(rows): passes * rows / seconds[f"mlp {p} {rows}"] for rows in ROWS}
+            for p in PRECISIONS
         },
     }
 
 
 def mlp_samples_per_second(found: dict, precision: str, batch: int) -> float:
     """The MLP alone at a batch size; larger batches are tiled."""
-    by_rows = found["mlp_samples_per_second"][precision]
-    return by_rows[str(min(batch, max(ROWS)))]
+    return found["mlp_samples_per_second"][precision][str(min(batch, max(ROWS)))]
 
 
-def _flops() -> int:
-    """Operations of a sample's forward pass in the hidden layers."""
-    widths = (INPUTS, *HIDDEN)
-    return sum(2 * a * b for a, b in pairwise(widths))
-
-
-def _copy(size: int) -> Callable[[], float]:
-    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    return lambda: seconds_of(lambda: target.copy_(source))
-
-
-def _products(rows: int, precision: str, passes: int) -> Callable[[], float]:
+def _products(rows: int, precision: str) -> Callable[[], object]:
     """Only the products of the hidden layers' forward pass."""
-    dtype = PRECISIONS[precision]
-    widths = (INPUTS, *HIDDEN)
-    factors = [
-        (torch.randn(rows, a, dtype=dtype), torch.randn(b, a, dtype=dtype))
-        for a, b in pairwise(widths)
-    ]
-
-    def run() -> None:
-        for _ in range(passes):
-            for batch, weight in factors:
-                nn.functional.linear(batch, weight)
-
-    return lambda: seconds_of(run)
+    like = {"dtype": PRECISIONS[precision]}
+    factors = [(torch.randn(rows, a, **like), torch.randn(b, a, **like)) for a, b in WIDTHS]
+    return lambda: [nn.functional.linear(batch, weight) for batch, weight in factors]
 
 
-def _mlp(rows: int, precision: str, passes: int) -> Callable[[], float]:
+def _mlp(rows: int, precision: str) -> Callable[[], object]:
     """Forward and backward in plain torch; bf16 uses autocast."""
     mlp = MLP(INPUTS, HIDDEN, torch.Generator().manual_seed(0))
     batch = torch.randn(rows, INPUTS, requires_grad=True)
 
     def run() -> None:
-        for _ in range(passes):
-            batch.grad = None
-            mlp.zero_grad(set_to_none=True)
-            autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
-            with switched_off(), autocast:
-                out = mlp(batch)
-            out.float().sum().backward()
+        batch.grad = None
+        mlp.zero_grad(set_to_none=True)
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+        with switched_off(), autocast:
+            out = mlp(batch)
+        out.float().sum().backward()
 
-    return lambda: seconds_of(run)
+    return run

@@ -1,39 +1,35 @@
-"""Incremental training against training once and from scratch; the cost of growing tables.
+"""Incremental training against training once and from scratch; the cost of a period.
 
-The log is cut into twelve files, in its order. Three models that have not seen a file score each
-file of the second half: the model of `stampede incremental`, one trained on the first half, and one
-trained from scratch on all earlier files.
-
-    python benchmarks/incremental.py --log ../shared/data/criteo_kaggle_137k.tsv.gz
+python benchmarks/incremental.py incremental --log ../shared/data/criteo_kaggle_137k.tsv.gz
+python benchmarks/incremental.py many_periods
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
-import time
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-from machine import CORES
+from launched import run_program
 from matplotlib.figure import Figure
-from report import ROOT, begin, markdown, picture_path, wrapped
+from report import ROOT, Report, command_line, markdown, wrapped
 from sklearn.metrics import log_loss, roc_auc_score
+from timing import seconds_of
 from tqdm import tqdm
 
 from stampede import open_run
 from stampede.data.learning.growth import grown, nothing_known
 from stampede.data.options import GrowthOptions
-from stampede.engine.plots import to_png
-from stampede.files import write_file
+from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"
 PERIODS, FIRST_HALF = 12, 6
@@ -43,26 +39,19 @@ NAMES = {"incremental": "period after period", "once": "first half only", "anew"
 SIZES = ((1_000_000, 100_000), (10_000_000, 1_000_000))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--log", type=Path, help="Criteo Kaggle's log or a sample of it")
-    options, report = begin("incremental", parser)
-    growth = [growing(kept // (100 if options.quick else 1), new // (100 if options.quick else 1))
-              for kept, new in SIZES]  # fmt: skip
-    report.add(growth=growth)
-    for line in growth:
-        print(
-            f"{line['new']:,} new ids into {line['kept']:,} rows: {line['seconds']:.2f} s, "
-            f"{line['evicting_seconds']:.2f} s where they take rows of others"
-        )
-    if options.log is not None:
-        folder = options.folder / "incremental"
-        shutil.rmtree(folder, ignore_errors=True)
-        files = cut(options.log, folder, 3000 if options.quick else None)
-        report.add(**compared(files, folder))
-        write_file(picture_path(options.out), picture(report.found["periods"]))
-        print(tables(report.found))
-    report.close()
+def incremental(options: argparse.Namespace, report: Report) -> str:
+    """Three ways to train on a log, and the seconds in which new ids get their rows.
+
+    The log is cut into twelve files, in its order. Three models that have not seen a file score
+    each file of the second half: the model of `stampede incremental`, one trained on the first
+    half, and one trained from scratch on all earlier files.
+    """
+    scale, rows = (100, 3000) if options.quick else (1, None)
+    report.add(growth=[growing(kept // scale, new // scale) for kept, new in SIZES])
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        report.add(**compared(cut(options.log, Path(folder), rows), Path(folder)))
+    draw(report.found["periods"], options.out.with_suffix(".png"))
+    return tables(report.found)
 
 
 def growing(kept: int, new: int) -> dict[str, Any]:
@@ -74,13 +63,8 @@ def growing(kept: int, new: int) -> dict[str, Any]:
     occurring = pl.concat([numbers.gather_every(2), pl.int_range(kept, kept + new, eager=True)])
     found = {"kept": kept, "new": new}
     for name, most in (("seconds", None), ("evicting_seconds", kept)):
-        seconds = []
-        for _ in range(3):
-            start = time.perf_counter()
-            after = grown(before, [_counted(occurring)], 2, 1, GrowthOptions(max_rows=most))
-            seconds.append(time.perf_counter() - start)
-        assert len(after.vocabulary) == (most or kept + new)
-        found[name] = statistics.median(seconds)
+        given = before, [_counted(occurring)], 2, 1, GrowthOptions(max_rows=most)
+        found[name] = statistics.median(seconds_of(lambda g=given: grown(*g)) for _ in range(3))
     return found
 
 
@@ -90,15 +74,13 @@ def _counted(numbers: pl.Series) -> pl.DataFrame:
 
 def cut(log: Path, folder: Path, rows: int | None) -> list[Path]:
     """Cut the log into files of equal size, in its order."""
-    folder.mkdir(parents=True)
     opened = gzip.open if log.suffix == ".gz" else open
     with opened(log, "rb") as file:
         lines = file.readlines()[:rows]
     bounds = [len(lines) * number // PERIODS for number in range(PERIODS + 1)]
-    files = []
-    for number, (first, last) in enumerate(pairwise(bounds), 1):
-        files.append(folder / f"log_{number:02d}.tsv")
-        files[-1].write_bytes(b"".join(lines[first:last]))
+    files = [folder / f"log_{number:02d}.tsv" for number in range(1, PERIODS + 1)]
+    for path, (first, last) in zip(files, pairwise(bounds), strict=True):
+        path.write_bytes(b"".join(lines[first:last]))
     return files
 
 
@@ -106,91 +88,65 @@ def compared(files: list[Path], folder: Path) -> dict[str, Any]:
     """AUC, logloss and seconds of the three ways, for every period of the second half."""
     periods: list[dict[str, Any]] = []
     seconds = dict.fromkeys(NAMES, 0.0)
-    once = folder / "once"
-    seconds["once"] = train(files[:FIRST_HALF], once)
+    seconds["once"] = train(files[:FIRST_HALF], folder / "once")
     given = folder / "given"
     given.mkdir()
     for number, file in enumerate(tqdm(files, disable=None), 1):
-        scored = {}
         if number > FIRST_HALF:
-            anew = folder / "anew"
-            shutil.rmtree(anew, ignore_errors=True)
-            seconds["anew"] += train(files[: number - 1], anew)
-            runs = {"incremental": _period(folder, number - 1), "once": once, "anew": anew}
-            scored = {way: score(run, file) for way, run in runs.items()}
+            shutil.rmtree(folder / "anew", ignore_errors=True)
+            seconds["anew"] += train(files[: number - 1], folder / "anew")
+            runs = {way: folder / way for way in NAMES}
+            runs["incremental"] = folder / f"criteo_kaggle/period_{number - 1:04d}"
+            scored = {way: score(runs[way], file) for way in NAMES}
             periods.append({"period": number, **scored})
         # One file at a time, so that the model before it can be scored.
         os.link(file, given / file.name)
-        took = command("incremental", f"data.path={given}/*.tsv", f"run.dir={folder}")
-        seconds["incremental"] += took if number > FIRST_HALF else 0.0
+        place = (f"data.path={given}/*.tsv", f"run.dir={folder}")
+        done = run_program(["-m", "stampede.engine.incremental", CONFIG, *place])
+        seconds["incremental"] += done.seconds if number > FIRST_HALF else 0.0
     mean = {
         way: {m: statistics.fmean(p[way][m] for p in periods) for m in ("auc", "logloss")}
         for way in NAMES
     }
-    return {"rows": sum(1 for f in files for _ in f.open("rb")), "periods": periods,
-            "mean": mean, "seconds_of_second_half": seconds}  # fmt: skip
+    return {"periods": periods, "mean": mean, "seconds_of_second_half": seconds}
 
 
-def _period(folder: Path, number: int) -> Path:
-    return folder / f"criteo_kaggle/period_{number:04d}"
-
-
-def train(files: list[Path], run: Path) -> float:
-    """Train the shipped configuration on some files; the last tenth chooses the epoch."""
-    paths = "[" + ", ".join(map(str, files)) + "]"
+def train(files: list[Path], folder: Path) -> float:
+    """Seconds of training the shipped configuration; the last tenth chooses the epoch."""
     # The test part is unused here, but must not be empty.
     keys = ("data.test_fraction=0.001", "evaluate.compare_with_lr=false", "run.overwrite=true")
-    where = (f"run.dir={run.parent}", f"run.name={run.name}", f"data.cache={run.parent}/cache")
-    return command("train", f"data.path={paths}", *keys, *where)
+    where = (f"run.dir={folder.parent}", f"run.name={folder.name}")
+    cache = f"data.cache={folder.parent}/cache"
+    paths = f"data.path=[{', '.join(map(str, files))}]"
+    return run_program([ROOT / "launch.py", CONFIG, paths, cache, *keys, *where]).seconds
 
 
-def command(name: str, *overrides: str, config: Path = CONFIG) -> float:
-    """Seconds of a command."""
-    start = time.perf_counter()
-    program = [sys.executable, "-m", "stampede.engine.cli"]
-    if name == "incremental":
-        program = [sys.executable, "-m", "stampede.engine.incremental"]
-    done = subprocess.run(
-        [*program, config, *overrides], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(done.stderr[-2000:])
-    return time.perf_counter() - start
-
-
-def score(run: Path, file: Path) -> dict[str, float]:
+def score(folder: Path, file: Path) -> dict[str, float]:
     """AUC and logloss of a file, by scikit-learn."""
-    scores = open_run(run).score(file)
+    scores = open_run(folder).score(file)
     labels = np.array([int(line[:1]) for line in file.open("rb")])
     return {"auc": roc_auc_score(labels, scores), "logloss": log_loss(labels, scores)}
 
 
-def picture(periods: list[dict[str, Any]]) -> bytes:
+def draw(periods: list[dict[str, Any]], path: Path) -> None:
     """AUC over the periods, a line for each way."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
+    numbers = [p["period"] for p in periods]
     for (way, label), style in zip(NAMES.items(), ("o-", "s--", "^:"), strict=True):
-        axes.plot([p["period"] for p in periods], [p[way]["auc"] for p in periods], style,
-                  label=label)  # fmt: skip
+        axes.plot(numbers, [p[way]["auc"] for p in periods], style, label=label)
     axes.set(xlabel="period", ylabel="AUC before training on it")
     axes.grid(alpha=0.3)
     axes.legend()
-    return to_png(figure)
+    figure.savefig(path, dpi=120)
 
 
 def tables(found: dict[str, Any]) -> str:
     """The results as Markdown."""
-    seconds = found["seconds_of_second_half"]
-    rows = [
-        [
-            label,
-            f"{found['mean'][way]['auc']:.4f}",
-            f"{found['mean'][way]['logloss']:.4f}",
-            f"{seconds[way]:.0f}",
-        ]
-        for way, label in NAMES.items()
-    ]
-    heads = ["trained", "AUC", "logloss", "seconds, start-up included"]
+    rows = []
+    for way, label in NAMES.items():
+        mean, seconds = found["mean"][way], found["seconds_of_second_half"][way]
+        rows.append([label, f"{mean['auc']:.4f}", f"{mean['logloss']:.4f}", f"{seconds:.0f}"])
     grown = "; ".join(
         f"{line['seconds']:.1f} for {line['new']:,} new ids in a table of {line['kept']:,} rows "
         f"that may grow, {line['evicting_seconds']:.1f} if it may not and they take the rows of "
@@ -199,12 +155,98 @@ def tables(found: dict[str, Any]) -> str:
     )
     parts = [
         "![AUC of the last six periods](../benchmarks/results/incremental.png)",
-        markdown(heads, rows),
+        markdown(["trained", "AUC", "logloss", "seconds, start-up included"], rows),
         wrapped(f"Seconds that it takes to give new ids their rows: {grown}."),
     ]
     return "\n\n".join(parts)
 
 
+# Criteo's layout with four of its id fields, which have many ids.
+SCHEMA = f"""\
+format: csv
+separator: "\\t"
+columns: {["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]}
+label: label
+ids: [C3, C4, C12, C16]
+"""
+
+
+def many_periods(options: argparse.Namespace, report: Report) -> str:
+    """The hundredth period against the tenth, and the shares of a large one.
+
+    The logs are synthetic clicks with drifting ids, in Criteo's layout.
+    """
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        schema = Path(folder) / "schema.yaml"
+        schema.write_text(SCHEMA)
+        # One in fifty ids is new every day; a table keeps 2,000 ids.
+        keys = ("data.kind=table", f"data.schema_file={schema}", "data.max_rows=2000")
+        periods, rows = (20, 1000) if options.quick else (100, 5000)
+        lines = trained(Path(folder) / "many", periods, rows, 0.02, *keys)
+        report.add(many=early_and_late(lines))
+        rows = 20_000 if options.quick else 1_000_000
+        report.add(large=trained(Path(folder) / "large", 2, rows, 0.05)[-1])
+    busy = {"machine": {"other_processes": report.others.share()}}
+    return many_periods_tables(report.found | busy)
+
+
+def early_and_late(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians of the second tenth of the periods, and of the last tenth."""
+    tenth = len(lines) // 10
+    return [
+        {
+            "periods": [part[0]["period"], part[-1]["period"]],
+            "rows": part[0]["rows"],
+            **{name: statistics.median(line[name] for line in part)
+               for name in ("seconds", "ids", "peak_memory_bytes")},
+        }
+        for part in (lines[tenth - 1 : 2 * tenth - 1], lines[-tenth:])
+    ]  # fmt: skip
+
+
+def trained(
+    folder: Path, periods: int, rows: int, drift: float, *overrides: str
+) -> list[dict[str, Any]]:
+    """The lines of a log's periods in `metrics.jsonl`."""
+    logs = folder / "logs"
+    logs.mkdir(parents=True)
+    for number in range(periods):
+        path = logs / f"day_{number + 1}.tsv"
+        write_criteo_log(path, rows, SyntheticClicks(), number, drift)
+    place = (f"data.path={logs}/*.tsv", f"run.dir={folder}", "run.name=run")
+    run_program(["-m", "stampede.engine.incremental", CONFIG, *place, *overrides])
+    lines = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "period"]
+
+
+def many_periods_tables(found: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    early, _ = found["many"]
+    rows = [
+        [
+            "{} to {}".format(*part["periods"]),
+            f"{part['seconds']:.2f}",
+            f"{part['ids']:,.0f}",
+            f"{part['peak_memory_bytes'] / 1e9:.2f} GB",
+        ]
+        for part in found["many"]
+    ]
+    large = found["large"]
+    shares = sorted(large["part_seconds"].items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{part} {s / large['seconds']:.0%}" for part, s in shares)
+    busy = found["machine"]["other_processes"]
+    said = (
+        f"A hundred files of {early['rows']:,} rows and four fields, one in fifty ids new in "
+        "each, at most 2,000 rows of a field (`benchmarks/incremental.py many_periods`; medians; "
+        f"other programs took {busy:.0%} of the cores' time):"
+    )
+    of = f"Of the time of a period of {large['rows']:,} rows with {large['ids']:,} ids: {shown}."
+    table = markdown(["period", "seconds", "rows of all tables", "memory at most"], rows)
+    return "\n\n".join([wrapped(said), table, wrapped(of)])
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", str(CORES))
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    log = ROOT.parent / "shared/data/criteo_kaggle_137k.tsv.gz"
+    parser.add_argument("--log", type=Path, default=log, help="Criteo Kaggle's, or a sample")
+    command_line(incremental, many_periods, parser=parser)

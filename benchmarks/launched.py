@@ -1,4 +1,4 @@
-"""Starts the launcher and other measured programs."""
+"""Starts the launcher and other measured programs, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from machine import CORES
 from report import ROOT
@@ -25,59 +25,56 @@ KEEP_MEMORY = {
 _ALLOCATORS = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE")
 
 # The launcher times bf16 against fp32, which may go wrong on a busy machine.
-ATTEMPTS = 3
+_ATTEMPTS = 3
+
+# Until exec, a process counts its parent's memory as its own, so a small process starts programs.
+_STARTER = """
+import json, resource, subprocess, sys, time
+start = time.perf_counter()
+status = subprocess.run(sys.argv[1:]).returncode
+seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+print("\\n" + json.dumps([seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024]))
+sys.exit(status)
+"""
+
+
+class Done(NamedTuple):
+    """What a program printed, and what it took from its start to its end."""
+
+    said: str
+    seconds: float
+    processor_seconds: float
+    peak_bytes: int
 
 
 def run_program(
     command: list[str | Path],
     threads: int = CORES,
     environment: dict[str, str] | None = None,
-    python: str = sys.executable,
-) -> str:
-    """Run a Python program and return its output.
-
-    The shell's allocator settings are removed.
-
-    Args:
-        command: the program and its arguments.
-        threads: of OpenMP.
-        environment: more variables.
-        python: the interpreter.
+    python: str | Path = sys.executable,
+) -> Done:
+    """Run a Python program, without the shell's allocator settings.
 
     Raises:
         RuntimeError: it failed.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_ALLOCATORS)}
     done = subprocess.run(
-        [python, *map(str, command)],
+        [sys.executable, "-S", "-c", _STARTER, python, *map(str, command)],
         env={**inherited, "OMP_NUM_THREADS": str(threads), **(environment or {})},
         capture_output=True,
         text=True,
         cwd=ROOT,
     )
+    said, _, taken = done.stdout.rstrip().rpartition("\n")
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-2000:]
-        raise RuntimeError(f"{' '.join(map(str, command[:2]))} failed:\n{said}")
-    return done.stdout
+        what = (done.stderr or said).strip()[-2000:]
+        raise RuntimeError(f"{' '.join(map(str, command[:2]))} failed:\n{what}")
+    return Done(said, *json.loads(taken))
 
 
-def launch(
-    config: Path,
-    precision: str,
-    overrides: list[str],
-    folder: Path,
-    threads: int = CORES,
-) -> dict[str, Any]:
-    """Train with launch.py; its run folder is deleted.
-
-    Args:
-        config: YAML file.
-        precision: of the dense layers.
-        overrides: of the configuration.
-        folder: for the run folder; for one run at a time.
-
-    Returns:
-        The summary.
+def launch(config: Path, precision: str, overrides: list[str], folder: Path) -> dict[str, Any]:
+    """Train with launch.py in a run folder within `folder`, and return the summary.
 
     Raises:
         RuntimeError: training failed, or used another precision.
@@ -85,9 +82,9 @@ def launch(
     run = folder / "benchmark"
     overrides = [*overrides, f"run.dir={folder}", f"run.name={run.name}", "run.overwrite=true"]
     overrides += ["checkpoint.keep=1", f"train.precision={precision}"]
-    for _ in range(ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         try:
-            said = run_program([ROOT / "launch.py", config, *overrides], threads)
+            said = run_program([ROOT / "launch.py", config, *overrides]).said
             summary = json.loads((run / "summary.json").read_text())
         finally:
             # Delete at once, before the system spends time on writing it back.

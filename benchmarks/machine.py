@@ -30,13 +30,12 @@ def describe_machine() -> dict[str, str | int | list[str]]:
         elif line.startswith(("flags", "Features")):
             flags = set(line.split(":")[1].split())
             break
-    root = Path(__file__).resolve().parents[1]
     # A copy on another machine may have neither.
     commit = os.environ.get("COMMIT", "")
     if not commit and shutil.which("git"):
-        commit = _git(root, "describe", "--always")
+        commit = _git("describe", "--always")
         # New results do not affect measurements.
-        if _git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md"):
+        if _git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md"):
             commit += "-dirty"
     # FBGEMM's CPU build has another name.
     named = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy")
@@ -52,21 +51,20 @@ def describe_machine() -> dict[str, str | int | list[str]]:
     }
 
 
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).resolve().parents[1]), *arguments]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 class OtherProcesses:
     """Measures the load of other processes since this object was made.
 
-    The time of children counts once they have ended; add the time of processes that are not
+    The time of children counts as ours once they have ended; add that of processes that are not
     children with `mine`.
     """
 
     def __init__(self) -> None:
-        self._start = self._now()
-        self._mine = 0.0
+        self._start, self._mine = self._now(), 0.0
 
     def mine(self, seconds: float) -> None:
         """Add processor time of a process that belongs to this benchmark."""
@@ -78,46 +76,21 @@ class OtherProcesses:
         return wall, max(busy - own - self._mine, 0.0)
 
     def share(self, since: tuple[float, float] = (0.0, 0.0)) -> float:
-        """Share of all cores' time, 0 to 1.
-
-        Args:
-            since: an earlier result of `seconds`.
-        """
+        """Share of all cores' time, 0 to 1, since an earlier result of `seconds`."""
         wall, others = (now - then for now, then in zip(self.seconds(), since, strict=True))
         return max(others, 0.0) / (wall * (os.cpu_count() or 1))
 
     def _now(self) -> tuple[float, float, float]:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
         # user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
-        user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
-        ticks = user + nice + system + irq + softirq + steal
-        own = 0.0
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-            usage = resource.getrusage(who)
-            own += usage.ru_utime + usage.ru_stime
+        ticks = sum(map(int, fields[:8])) - sum(map(int, fields[3:5]))
+        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        own = sum(usage.ru_utime + usage.ru_stime for usage in used)
         return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK"), own
 
 
-def wait_for_quiet(limit: float, period: float = 2.0) -> None:
-    """Wait until other processes are idle for a while.
-
-    Args:
-        limit: most seconds to wait.
-        period: how long it must be quiet.
-    """
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        others = OtherProcesses()
-        time.sleep(period)
-        if others.share() <= QUIET:
-            return
-
-
 def memory_of_this_process() -> tuple[int, int]:
-    """Resident set and its peak, in bytes.
-
-    `ru_maxrss` would include the memory of the parent process.
-    """
+    """Resident set and its peak, in bytes; `ru_maxrss` would include the parent's memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     values = dict(line.split(":", 1) for line in lines)
     return tuple(int(values[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))

@@ -18,20 +18,21 @@ from stampede.files import write_file
 # The tables are between these lines.
 BEGIN, END = "<!-- benchmarks/manual_tables.py -->", "<!-- end -->"
 
-# The benchmarks of each page; `tables` of each module shows its results.
+# The results on each page, and the module and function that show them.
 PAGES = {
-    "docs/speed.md": (
-        "end_to_end",
-        "update_kernel",
-        "waiting_rows",
-        "step_breakdown",
-        "growth",
-        "communication",
-        "bf16_auc",
-    ),
-    "docs/choices.md": ("quality",),
-    "docs/incremental.md": ("incremental", "many_periods"),
-    "docs/torchrec.md": ("torchrec_features",),
+    "docs/speed.md": {
+        "end_to_end": "end_to_end.tables",
+        "update_kernel": "update_kernel.tables",
+        "step_breakdown": "steps.step_breakdown_tables",
+        "growth": "steps.growth_tables",
+        "communication": "communication.tables",
+    },
+    "docs/choices.md": {"quality": "quality.tables"},
+    "docs/incremental.md": {
+        "incremental": "incremental.tables",
+        "many_periods": "incremental.many_periods_tables",
+    },
+    "docs/torchrec.md": {"torchrec_features": "torchrec_features.tables"},
 }
 
 
@@ -40,9 +41,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="replace the tables in the manual")
     options = parser.parse_args()
     for name in PAGES:
-        text = page_tables(name, RESULTS)
+        text, path = page_tables(name, RESULTS), ROOT / name
         if options.write:
-            path = ROOT / name
             before, rest = path.read_text(encoding="utf-8").split(BEGIN)
             write_file(path, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
         else:
@@ -52,11 +52,11 @@ def main() -> None:
 def page_tables(page: str, results: Path) -> str:
     """The tables of a page, from the results that are there and not of `--quick`."""
     parts = []
-    for name in PAGES[page]:
-        path = results / f"{name}.json"
+    for name, shown_by in PAGES[page].items():
+        path, (module, function) = results / f"{name}.json", shown_by.split(".")
         found = json.loads(path.read_text()) if path.exists() else {"quick": True}
         if not found["quick"]:
-            tables = importlib.import_module(name).tables
+            tables = getattr(importlib.import_module(module), function)
             parts += [tables(found), measured_on(found["machine"])]
     return "\n\n".join(parts) or "Not measured yet."
 

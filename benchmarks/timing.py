@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -18,17 +19,9 @@ def interleaved(
     Args:
         contenders: calls by name; each returns its own seconds.
         repeats: counted calls of each, after one warm-up call.
-
-    Returns:
-        Seconds of the counted calls.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for repeat in range(repeats + 1):
-        for name, contender in contenders.items():
-            taken = contender()
-            if repeat:
-                seconds[name].append(taken)
-    return seconds
+    turns = [{name: call() for name, call in contenders.items()} for _ in range(repeats + 1)]
+    return {name: [turn[name] for turn in turns[1:]] for name in contenders}
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
@@ -39,29 +32,20 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 class Stopwatch:
-    """Adds up the time of functions while a program runs.
+    """Adds up the time and the calls of functions, by name, while a program runs.
 
     Time in nested watched functions counts for both.
-
-    Attributes:
-        seconds: by name.
-        calls: by name.
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.calls: dict[str, int] = {}
+        self.seconds: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
 
     @contextmanager
     def watching(
         self, owner: Any, attribute: str, name: str | Callable[..., str]
     ) -> Iterator[None]:
-        """Time `owner.attribute` inside the context.
-
-        Args:
-            owner: module, class or object.
-            name: under which its time is added, or a function of the arguments that returns it.
-        """
+        """Time `owner.attribute` within the context, under a name or a name of the arguments."""
         watched = getattr(owner, attribute)
 
         @wraps(watched)
@@ -71,14 +55,8 @@ class Stopwatch:
             try:
                 return watched(*arguments, **options)
             finally:
-                taken = time.perf_counter() - start
-                self.seconds[key] = self.seconds.get(key, 0.0) + taken
-                self.calls[key] = self.calls.get(key, 0) + 1
+                self.seconds[key] += time.perf_counter() - start
+                self.calls[key] += 1
 
         with mock.patch.object(owner, attribute, call):
             yield
-
-    def reset(self) -> None:
-        """Reset all times and counts."""
-        self.seconds.clear()
-        self.calls.clear()

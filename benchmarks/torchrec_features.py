@@ -5,12 +5,13 @@ with the named reference. Numbers are the largest deviation of a weight, relativ
 movement. For refused features, the sentence is recorded. Also communication in lower precision:
 deviation and bytes that a rank sends.
 
-    python benchmarks/torchrec_features.py
-    python benchmarks/manual_tables.py --write
+    python benchmarks/torchrec_features.py torchrec_features
+    python benchmarks/torchrec_features.py plan_parity
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import tempfile
 import warnings
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from communication import Recorder
-from report import begin, markdown
+from report import Report, command_line, markdown
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig, PoolingType
@@ -48,8 +49,9 @@ from support import two_tables as two
 from support.gathering import whole_tables
 from support.golden_dlrm import train_golden
 from support.parity import Case, Table, run_cases, train_sharded
-from support.parity_cases import SUMS, odd_widths
-from support.parity_reference import deviation, train_reference
+from support.parity_cases import PLANS as EVERY_PLAN
+from support.parity_cases import SUMS, every_plan, odd_widths
+from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
 from support.unsharded import process_group
 
@@ -67,17 +69,43 @@ PLANS = ("table_wise", "row_wise")
 PROCESSES = (2, 4)
 
 
-def main() -> None:
-    options, report = begin("torchrec_features", __doc__)
+def torchrec_features(options: argparse.Namespace, report: Report) -> str:
+    """What works, what is refused, and communication in lower precision."""
     warnings.simplefilter("ignore")
-    models = list(torchrec_models.MODELS)[: 2 if options.quick else None]
-    report.add(models={name: _model(name) for name in tqdm(models, ncols=100)})
-    works = dict(list(WORKS.items())[: 2 if options.quick else None])
-    report.add(works={name: _told(run) for name, run in tqdm(works.items(), ncols=100)})
+    few = 2 if options.quick else None
+    models = {name: partial(_model, name) for name in torchrec_models.MODELS}
+    for kind, runs in (("models", models), ("works", WORKS)):
+        report.add(**{kind: {name: _told(runs[name]) for name in tqdm([*runs][:few], ncols=100)}})
     report.add(refused={name: refusal(name) for name in REFUSED})
     report.add(communication=communication(PROCESSES[:1] if options.quick else PROCESSES))
-    print(tables(report.found))
-    report.close()
+    return tables(report.found)
+
+
+def plan_parity(options: argparse.Namespace, report: Report) -> str:
+    """Largest deviation of a weight by sharding plan and number of processes.
+
+    The runs are from tests/distributed/test_every_plan.py: 20 steps of CowClip with Adam.
+    """
+    cases, found = every_plan(), {}
+    # Number of processes: processes of a simulated node.
+    processes = {1: 1} if options.quick else {1: 1, 2: 2, 4: 2}
+    for count, per_node in processes.items():
+        results = run_ranks(count, run_cases, cases, per_node, ranks_per_node=per_node)[0]
+        for case, result in zip(cases, results, strict=True):
+            reference = train_reference(case, result["start"])
+            found[f"{case.plan} {case.arguments['rows']} {count}"] = {
+                "weights": deviation(case, result["start"], result["weights"], reference),
+                "moments": state_deviation(case, result["states"], reference),
+                "clipped_share": reference.clipped / reference.touched,
+                "largest_count": reference.largest_count,
+            }
+    report.add(deviations=found)
+    rows = [[plan] for plan in EVERY_PLAN]
+    for row in rows:
+        for count in processes:
+            both = (found[f"{row[0]} {moved} {count}"]["weights"] for moved in ("all", "touched"))
+            row.append(f"{max(both):.1e}")
+    return markdown(["plan", *(f"{count} processes" for count in processes)], rows)
 
 
 def _told(run: Callable[[], float]) -> float | str:
@@ -88,15 +116,14 @@ def _told(run: Callable[[], float]) -> float | str:
         return str(failure).strip().splitlines()[-1]
 
 
-def _model(name: str) -> float | str:
-    return _told(lambda: run_ranks(RANKS, torchrec_models.train_on_ranks, name)[0][0])
+def _model(name: str) -> float:
+    return run_ranks(RANKS, torchrec_models.train_on_ranks, name)[0][0]
 
 
-def _of_case(case: Case, run: Callable[..., Any] = run_cases, **reference: Any) -> float:
-    (found,) = run_ranks(RANKS, run, [case], RANKS)[0]
-    return deviation(
-        case, found["start"], found["weights"], train_reference(case, found["start"], **reference)
-    )
+def _of_case(case: Case, program: Callable[..., Any] = run_cases, **reference: Any) -> float:
+    (found,) = run_ranks(RANKS, program, [case], RANKS)[0]
+    expected = train_reference(case, found["start"], **reference)
+    return deviation(case, found["start"], found["weights"], expected)
 
 
 def _managed(pooled: bool) -> float:
@@ -375,13 +402,10 @@ def tables(found: dict[str, Any]) -> str:
         share = sum(one["bytes"]) / sum(exact["bytes"])
         sent.append([processes, plan, *precisions, f"{one['deviation']:.1e}", f"{share:.0%}"])
     heads = ["processes", "plan", "forward", "backward", "deviation", "bytes"]
-    parts = [
-        markdown(["of TorchRec", "with the two lines"], rows),
-        "Communication in lower precision, ids and lengths of bags among the bytes:",
-        markdown(heads, sent),
-    ]
-    return "\n\n".join(parts)
+    said = "Communication in lower precision, ids and lengths of bags among the bytes:"
+    table = markdown(["of TorchRec", "with the two lines"], rows)
+    return f"{table}\n\n{said}\n\n{markdown(heads, sent)}"
 
 
 if __name__ == "__main__":
-    main()
+    command_line(torchrec_features, plan_parity)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from timing import seconds_of
 
 from stampede.data import Batch, Dataset, GlobalBatches
 from stampede.engine.build import build
@@ -28,7 +29,6 @@ class Training:
     """A job whose steps can be taken one by one.
 
     Attributes:
-        config, dataset, job, processes: what is trained, and by whom.
         batches: of the training part, epoch after epoch.
         steps: taken so far.
     """
@@ -41,10 +41,8 @@ class Training:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        device = self.processes.device
-        self._sent = prefetch(
-            self._epochs(), self.job.front, device, heartbeat=self.processes.heartbeat
-        )
+        here = self.processes
+        self._sent = prefetch(self._epochs(), self.job.front, here.device, heartbeat=here.heartbeat)
 
     def _epochs(self) -> Iterator[Batch]:
         while True:
@@ -58,11 +56,9 @@ class Training:
 
     def step(self) -> None:
         """Train on the next batch."""
-        sent = next(self._sent)
-        epoch = len(self.batches)
-        rates = learning_rates(
-            self.config, self.job.scaling.scaled, self.steps, epoch, epoch * 1000
-        )
+        sent, epoch = next(self._sent), len(self.batches)
+        scaled = self.job.scaling.scaled
+        rates = learning_rates(self.config, scaled, self.steps, epoch, epoch * 1000)
         self.job.set_learning_rates(*rates)
         self.steps += 1
         train_step(self.job, sent, self.steps, self.processes)
@@ -74,25 +70,14 @@ class Training:
 
     def seconds(self, steps: int) -> float:
         """Seconds of `steps` steps and the flush of all rows after them."""
-        start = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        self.flush()
-        return time.perf_counter() - start
+        return seconds_of(lambda: ([self.step() for _ in range(steps)], self.flush()))
 
 
 @contextmanager
-def training(clicks: Path | None, overrides: list[str], file: Path = DEEPFM) -> Iterator[Training]:
-    """Build a job, by default DeepFM, on prepared clicks.
-
-    Args:
-        clicks: prepared folder; None: the data of the job itself.
-        overrides: of the configuration.
-        file: of the job.
-    """
+def training(overrides: list[str], file: Path = DEEPFM) -> Iterator[Training]:
+    """Build a job, by default DeepFM on the prepared clicks that `data.path` names."""
     quiet_libraries()
-    data = [] if clicks is None else [f"data.path={clicks}"]
-    config = load_config(file, [*data, *overrides], launched_world_size())
+    config = load_config(file, overrides, launched_world_size())
     with processes("cpu") as here:
         dataset = open_dataset(config, here)
         job = build(config, dataset, here)

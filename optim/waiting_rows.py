@@ -20,7 +20,7 @@ WINDOW = 32
 # A table with fewer rows stays in cache, so all of them are swept in each step.
 FEWEST_ROWS = 1 << 16
 # Sweeping costs as much as waiting if a table has some ten rows for each row of the batch
-# (benchmarks/waiting_rows.py).
+# (benchmarks/update_kernel.py --ids).
 ROWS_A_TOUCHED_ROW = 10
 
 

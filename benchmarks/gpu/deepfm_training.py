@@ -6,19 +6,19 @@ import gc
 import statistics
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import count
 from typing import Any
 
 import torch
 from clicks import cardinalities
-from clock import device_seconds, seconds_until_done
-from job import DIM, HIDDEN, deepfm
+from clock import device_seconds, kernel_times, seconds_until_done
+from floors import FLOPS, WIDTHS
+from job import deepfm
 from resident_clicks import ResidentClicks
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from stampede.data import Batch, GlobalBatches, Order
-from stampede.data.synthetic import NUMBERS
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, processes
 from stampede.engine.step import prefetch, train_step
@@ -131,24 +131,22 @@ def _endless(batches: GlobalBatches) -> Iterator[Batch]:
 
 def _floors(device: torch.device, quick: bool) -> dict:
     """Bytes a second of a copy, read and written; operations a second of the MLP's products."""
-    size = 1 << (24 if quick else 32)
-    found = {"copy_bytes_per_second": 2 * size / _copy_seconds(size, device), "gemm_flops": {}}
-    samples = 64 if quick else 131072
+    size, samples = (1 << 24, 64) if quick else (1 << 32, 131072)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    copy = partial(torch.empty_like(source).copy_, source)
+    seconds = statistics.median(device_seconds([copy] * 6, device)[1:])
+    found = {"copy_bytes_per_second": 2 * size / seconds, "gemm_flops": {}}
+    # Products are faster if rows begin at multiples of 16 bytes.
+    widths = [(-(-before // 8) * 8, -(-after // 8) * 8) for before, after in WIDTHS]
     for precision, dtype in (("tf32", torch.float32), ("bf16", torch.bfloat16)):
-        pairs = [
-            (
-                torch.randn(samples, before, device=device, dtype=dtype),
-                torch.randn(before, after, device=device, dtype=dtype),
-            )
-            # Products are faster if rows begin at multiples of 16 bytes.
-            for before, after in pairwise([-(-width // 8) * 8 for width in _widths()])
-        ]
+        like = {"device": device, "dtype": dtype}
+        pairs = [(torch.randn(samples, a, **like), torch.randn(a, b, **like)) for a, b in widths]
         allowed = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         call = partial(_multiply, pairs)
         taken = statistics.median(device_seconds([call] * 30, device)[10:])
         torch.set_float32_matmul_precision(allowed)
-        found["gemm_flops"][precision] = samples * _flops() / taken
+        found["gemm_flops"][precision] = samples * FLOPS / taken
     return found
 
 
@@ -157,16 +155,10 @@ def _multiply(pairs: list[tuple[Tensor, Tensor]]) -> None:
         a @ b
 
 
-def _copy_seconds(size: int, device: torch.device) -> float:
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return statistics.median(device_seconds([partial(target.copy_, source)] * 6, device)[1:])
-
-
 def _shares(run: dict, batch: int, precision: str, floors: dict, ids: int) -> dict[str, float]:
     step = batch / run["samples_per_second"]
     # Backward has two products for each product of forward.
-    products = 3 * batch * _flops() / floors["gemm_flops"][precision]
+    products = 3 * batch * FLOPS / floors["gemm_flops"][precision]
     row = 12 * FLOAT
     lookups = 26 * batch
     # Lookup reads an id and a row and writes the row; its gradient is written and read. The update
@@ -178,14 +170,6 @@ def _shares(run: dict, batch: int, precision: str, floors: dict, ids: int) -> di
     return {"share_of_gemm": products / step, "share_of_copy": copies / step}
 
 
-def _widths() -> tuple[int, ...]:
-    return (26 * DIM + NUMBERS, *HIDDEN)
-
-
-def _flops() -> int:
-    return sum(2 * before * after for before, after in pairwise(_widths()))
-
-
 def _line(run: dict) -> str:
     return (
         f"{run['precision']} rows {run['rows']:<7} compile {run['compile']:<11} "
@@ -193,3 +177,33 @@ def _line(run: dict) -> str:
         f"{run['samples_per_second'] / 1e6:8.2f} M samples/s, 413 M in "
         f"{run['seconds_for_413_million']:7.1f} s"
     )
+
+
+def profile(device: torch.device, quick: bool = False) -> Iterator[list[dict]]:
+    """The kernels that take the most time: name, calls and microseconds a step."""
+    sizes = cardinalities(20_000 if quick else IDS)
+    batch, steps, warm_up = (256, 2, 1) if quick else (131072, 20, 10)
+    with processes(device.type) as here:
+        clicks = ResidentClicks((steps + warm_up + 1) * batch, sizes, device)
+        job = deepfm(sizes, here.device, precision="bf16")
+        batches = GlobalBatches(clicks, list(job.front.fields), batch, 0, 1, Order(clicks.rows))
+        source = prefetch(batches, job.front, here.device)
+        numbers = count(1)
+
+        def step() -> None:
+            train_step(job, next(source), next(numbers), here)
+
+        for _ in range(warm_up):
+            step()
+        kernels = kernel_times([step] * steps, here.device)
+    table = [
+        {
+            "name": name[:100],
+            "calls_a_step": calls / steps,
+            "microseconds_a_step": 1e6 * seconds / steps,
+        }
+        for name, calls, seconds in kernels[:30]
+    ]
+    for row in table[:12]:
+        print(f"{row['microseconds_a_step']:>10.0f} us  {row['name'][:80]}", flush=True)
+    yield table

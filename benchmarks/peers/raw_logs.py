@@ -25,8 +25,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 CRITEO_NUMBERS = [f"I{i}" for i in range(1, 14)]
 CRITEO_IDS = [f"C{i}" for i in range(1, 27)]
 
-LR_STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1)
-HASHED_BITS = 20
+LR_STRENGTHS, HASHED_BITS = (0.01, 0.03, 0.1, 0.3, 1), 20
 
 TREE_GRID = {"num_leaves": (15, 31, 63), "min_data_in_leaf": (20, 100)}
 TREES = {
@@ -42,22 +41,12 @@ TREES = {
 MOST_TREES, TREE_PATIENCE = 1000, 30
 
 # BARS' best settings of DeepFM for these logs, DeepFM_criteo_x4_001 and DeepFM_avazu_x4_001, tuned
-# on the whole logs, not on samples.
+# on the whole logs, not on samples: rare ids have fewer occurrences than the first number.
 BARS = {
-    "criteo": {
-        "min_categr_count": 10,
-        "hidden_units": [1000] * 5,
-        "net_dropout": 0.2,
-        "embedding_regularizer": 1e-5,
-    },
-    "avazu": {
-        "min_categr_count": 2,
-        "hidden_units": [2000] * 4,
-        "net_dropout": 0,
-        "embedding_regularizer": 0,
-    },
+    "criteo": (10, {"hidden_units": [1000] * 5, "net_dropout": 0.2, "embedding_regularizer": 1e-5}),
+    "avazu": (2, {"hidden_units": [2000] * 4, "net_dropout": 0, "embedding_regularizer": 0}),
 }
-BARS_BATCH, BARS_EPOCHS = 10_000, 100
+BARS_BATCH, BARS_EPOCHS, BARS_DIM = 10_000, 100, 16
 
 
 @dataclass(frozen=True)
@@ -99,18 +88,11 @@ def read_rows(kind: str, log: Path, parts: np.ndarray) -> Rows:
     Raises:
         ValueError: the log and the parts differ in their number of rows.
     """
+    layout = {"infer_schema": False}
     if kind == "criteo":
-        columns = ["label", *CRITEO_NUMBERS, *CRITEO_IDS]
-        frame = pl.read_csv(
-            log,
-            separator="\t",
-            has_header=False,
-            new_columns=columns,
-            infer_schema=False,
-            quote_char=None,
-        )
-    else:
-        frame = pl.read_csv(log, infer_schema=False)
+        layout |= {"separator": "\t", "quote_char": None, "has_header": False}
+        layout["new_columns"] = ["label", *CRITEO_NUMBERS, *CRITEO_IDS]
+    frame = pl.read_csv(log, **layout)
     if len(frame) != len(parts):
         raise ValueError(f"{log} has {len(frame)} rows, but parts were given for {len(parts)}")
     label = frame["label" if kind == "criteo" else "click"].cast(pl.Int8).to_numpy()
@@ -123,18 +105,11 @@ def tokens(rows: Rows) -> pl.DataFrame:
     A number becomes floor(2 ln(1 + max(x, 0))), or `m` if missing; Avazu's `hour` becomes the hour
     of the day.
     """
-    buckets = [
-        (2 * pl.col(name).cast(pl.Float64).clip(0).log1p())
-        .floor()
-        .cast(pl.Int64)
-        .cast(pl.String)
-        .fill_null("m")
-        .alias(name)
-        for name in rows.numbers
-    ]
+    numbers = [pl.col(name).cast(pl.Float64).clip(0) for name in rows.numbers]
+    buckets = [(number.log1p() * 2).floor().cast(pl.Int64).cast(pl.String) for number in numbers]
     hours = [pl.col("hour").str.slice(6, 2)] if rows.kind == "avazu" else []
     ids = [pl.col(name).fill_null("") for name in rows.ids]
-    plain = rows.frame.select(buckets + hours + ids)
+    plain = rows.frame.select([bucket.fill_null("m") for bucket in buckets] + hours + ids)
     return plain.select(pl.format(f"{name}={{}}", name).alias(name) for name in plain.columns)
 
 
@@ -146,17 +121,13 @@ def logistic_regression(rows: Rows, seed: int, scratch: Path) -> dict:
     hasher = FeatureHasher(2**HASHED_BITS, input_type="string")
     hashed = hasher.transform(tokens(rows).iter_rows())
     train, validation, test = map(rows.part, range(3))
-    models = {}
+    tried = []
     for strength in LR_STRENGTHS:
         model = LogisticRegression(solver="liblinear", C=strength, random_state=seed)
         model.fit(hashed[train], rows.label[train])
-        auc = roc_auc_score(rows.label[validation], model.predict_proba(hashed[validation])[:, 1])
-        models[strength] = auc, model
-    chosen = max(models, key=lambda strength: models[strength][0])
-    model = models[chosen][1]
-    scored = {"validation": validation, "test": test}
-    predicted = {part: model.predict_proba(hashed[at])[:, 1] for part, at in scored.items()}
-    return {**scores(rows, predicted), "chosen": {"C": chosen}}
+        predicted = [model.predict_proba(hashed[at])[:, 1] for at in (validation, test)]
+        tried.append({**scores(rows, *predicted), "chosen": {"C": strength}})
+    return max(tried, key=lambda one: one["validation_auc"])
 
 
 def tree_inputs(rows: Rows) -> np.ndarray:
@@ -176,8 +147,8 @@ def tree_inputs(rows: Rows) -> np.ndarray:
         counts = ids.filter(train).group_by("id").len("count")
         counts = counts.sort(["count", "id"], descending=[True, False]).with_row_index("rank")
         known = ids.join(counts, on="id", how="left", maintain_order="left")
-        inputs.append(known["count"].fill_null(0).cast(pl.Float64).to_numpy())
-        inputs.append(known["rank"].fill_null(len(counts)).cast(pl.Float64).to_numpy())
+        for column, unknown in (("count", 0), ("rank", len(counts))):
+            inputs.append(known[column].fill_null(unknown).cast(pl.Float64).to_numpy())
     return np.column_stack(inputs)
 
 
@@ -188,27 +159,20 @@ def boosted_trees(rows: Rows, seed: int, scratch: Path) -> dict:
     inputs = tree_inputs(rows)
     train, validation, test = map(rows.part, range(3))
     settings = {**TREES, "seed": seed, "num_threads": int(os.environ.get("OMP_NUM_THREADS", 0))}
-    best_auc, best, chosen = -1.0, None, {}
+    stop = lightgbm.early_stopping(TREE_PATIENCE, verbose=False)
+    tried = []
     for values in product(*TREE_GRID.values()):
         grid = dict(zip(TREE_GRID, values, strict=True))
         data = lightgbm.Dataset(inputs[train], rows.label[train], free_raw_data=False)
         held = data.create_valid(inputs[validation], rows.label[validation])
         model = lightgbm.train(
-            {**settings, **grid},
-            data,
-            MOST_TREES,
-            valid_sets=[held],
-            callbacks=[lightgbm.early_stopping(TREE_PATIENCE, verbose=False)],
+            {**settings, **grid}, data, MOST_TREES, valid_sets=[held], callbacks=[stop]
         )
-        auc = model.best_score["valid_0"]["auc"]
-        if auc > best_auc:
-            best_auc, best, chosen = auc, model, {**grid, "trees": model.best_iteration}
-    predicted = {
-        "validation": best.predict(inputs[validation]),
-        "test": best.predict(inputs[test]),
-    }
-    version = {"version": f"lightgbm {metadata.version('lightgbm')}"}
-    return {**scores(rows, predicted), "chosen": chosen, **version}
+        predicted = [model.predict(inputs[at]) for at in (validation, test)]
+        chosen = {**grid, "trees": model.best_iteration}
+        tried.append({**scores(rows, *predicted), "chosen": chosen})
+    best = max(tried, key=lambda one: one["validation_auc"])
+    return {**best, "version": f"lightgbm {metadata.version('lightgbm')}"}
 
 
 def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
@@ -225,11 +189,10 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
     class DeepFM(BaseModel):
         def __init__(self, feature_map: object, **settings: object) -> None:
             super().__init__(feature_map, model_id="DeepFM", **settings)
-            dim = settings["embedding_dim"]
-            self.embedding_layer = FeatureEmbedding(feature_map, dim)
+            self.embedding_layer = FeatureEmbedding(feature_map, BARS_DIM)
             self.fm = FactorizationMachine(feature_map)
             self.mlp = MLP_Block(
-                input_dim=feature_map.num_fields * dim,
+                input_dim=feature_map.num_fields * BARS_DIM,
                 output_dim=1,
                 hidden_units=settings["hidden_units"],
                 dropout_rates=settings["net_dropout"],
@@ -259,7 +222,7 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
             for at in order.split(BARS_BATCH):
                 yield {name: column[at] for name, column in self.columns.items()}
 
-    settings = BARS[rows.kind]
+    fewest, settings = BARS[rows.kind]
     seed_everything(seed)
     processor = {"criteo": CriteoProcessor, "avazu": AvazuProcessor}[rows.kind](
         feature_cols=_fuxictr_columns(rows),
@@ -270,7 +233,7 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
     numbers = [pl.col(name).cast(pl.Float64) for name in rows.numbers]
     log = rows.frame.with_columns(pl.Series("label", rows.label.astype(float)), *numbers)
     parts = [processor.preprocess(log[rows.part(number)].lazy()) for number in range(3)]
-    processor.fit(parts[0], min_categr_count=settings["min_categr_count"])
+    processor.fit(parts[0], min_categr_count=fewest)
 
     def columns(part: pl.LazyFrame) -> dict[str, torch.Tensor]:
         ids = processor.transform({c.name: c.to_numpy() for c in part.collect()})
@@ -280,19 +243,20 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
     model = DeepFM(
         processor.feature_map,
         model_root=str(scratch),
-        embedding_dim=16,
+        embedding_dim=BARS_DIM,
         metrics=["logloss", "AUC"],
         monitor={"AUC": 1, "logloss": -1},
         verbose=0,
-        **{name: value for name, value in settings.items() if name != "min_categr_count"},
+        **settings,
     )
     model.fit(Batches(train, shuffle=True), BARS_EPOCHS, Batches(validation))
-    predicted = {
-        "validation": model.predict(Batches(validation)),
-        "test": model.predict(Batches(test)),
+    predicted = [model.predict(Batches(part)) for part in (validation, test)]
+    chosen = {"chosen": {"epochs": model._epoch_index + 1}}
+    return {
+        **scores(rows, *predicted),
+        **chosen,
+        "version": f"fuxictr {metadata.version('fuxictr')}",
     }
-    version = {"version": f"fuxictr {metadata.version('fuxictr')}"}
-    return {**scores(rows, predicted), "chosen": {"epochs": model._epoch_index + 1}, **version}
 
 
 def _fuxictr_columns(rows: Rows) -> list[dict]:
@@ -301,18 +265,15 @@ def _fuxictr_columns(rows: Rows) -> list[dict]:
         bucket = {"dtype": "float", "fill_na": 0, "preprocess": "convert_to_bucket"}
         return [{**ids, **bucket, "name": rows.numbers}, ids]
     # `hour` comes before the columns made from it, as FuxiCTR goes backwards.
-    times = [
-        {**ids, "name": name, "preprocess": f"convert_{name}"}
-        for name in ("hour", "weekday", "weekend")
-    ]
-    return [ids, *times]
+    times = ("hour", "weekday", "weekend")
+    return [ids, *({**ids, "name": name, "preprocess": f"convert_{name}"} for name in times)]
 
 
-def scores(rows: Rows, predicted: dict[str, np.ndarray]) -> dict[str, float]:
+def scores(rows: Rows, validation: np.ndarray, test: np.ndarray) -> dict[str, float]:
     """AUC and logloss of both parts, named as in a run's summary."""
     found = {}
-    for prefix, number, part in (("validation_", 1, "validation"), ("", 2, "test")):
-        label, p = rows.label[rows.part(number)], predicted[part].astype(np.float64)
+    for prefix, number, predicted in (("validation_", 1, validation), ("", 2, test)):
+        label, p = rows.label[rows.part(number)], predicted.astype(np.float64)
         found[f"{prefix}auc"] = float(roc_auc_score(label, p))
         found[f"{prefix}logloss"] = float(log_loss(label, p))
     return found

@@ -22,23 +22,24 @@ OVERRIDES = ["train.batch_size=256", "model.hidden=[16,16]"]
 
 
 def test_the_parts_of_a_step_are_the_whole_step(clicks, tmp_path):
-    import step_breakdown
+    import steps
 
-    parts = step_breakdown.measure(clicks, OVERRIDES, batch=256, steps=10)
-    assert sum(parts[name] for name in step_breakdown.PARTS) == pytest.approx(parts["step"])
-    assert all(parts[name] > 0 for name in step_breakdown.PARTS)
-    step_breakdown.draw({"256 fp32": parts}, tmp_path / "x.png")
+    overrides = [f"data.path={clicks}", *OVERRIDES]
+    parts = steps.parts_of_a_step(overrides, batch=256, steps=10)
+    assert sum(parts[name] for name in steps.PARTS) == pytest.approx(parts["step"])
+    assert all(parts[name] > 0 for name in steps.PARTS)
+    steps.draw_parts({"256 fp32": parts}, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
 def test_all_parts_of_a_step_are_watched(clicks):
-    import step_breakdown
+    from steps import watch_parts
     from timing import Stopwatch
     from training import training
 
     watch = Stopwatch()
-    with training(clicks, OVERRIDES) as job, ExitStack() as stack:
-        step_breakdown.watch_parts(watch, stack, job)
+    with training([f"data.path={clicks}", *OVERRIDES]) as job, ExitStack() as stack:
+        watch_parts(watch, stack, job)
         job.seconds(3)
     # Reading and sending are a batch ahead of lookups; logits, their backward and Adam; the tables'
     # backward and one flush.
@@ -46,30 +47,33 @@ def test_all_parts_of_a_step_are_watched(clicks):
 
 
 def test_growth_knows_the_memory_of_the_tables(clicks, monkeypatch):
-    import growth
+    import steps
     from training import Training
 
-    steps, seconds = [], Training.seconds
+    taken, seconds = [], Training.seconds
 
     def noted(job, count):
-        steps.append(count)
+        taken.append(count)
         return seconds(job, count)
 
     monkeypatch.setattr(Training, "seconds", noted)
-    found = growth.measure(clicks, 256, 2, trained=3)
-    assert steps == [2 + 3, 2] and found["steps"] == 2
+    # It would set the allocator of this process, which goes on with other tests.
+    monkeypatch.setattr(steps, "keep_freed_memory", lambda: None)
+    found = steps.time_and_memory(clicks, 256, 2, trained=3)
+    assert taken == [2 + 3, 2] and found["steps"] == 2
     # Weights and two moments of 12 columns.
     assert found["table_bytes"] == 144 * found["ids"]
     assert found["peak_bytes"] > found["table_bytes"]
     more = {**found, "ids": found["ids"] + 1000, "peak_bytes": found["peak_bytes"] + 150_000}
-    assert growth.bytes_per_id({"1": found, "20": more}) == 150
+    assert steps.bytes_per_id({"20": more, "1": found}) == 150
 
 
 def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
     from communication import summarize, train_and_wait
 
-    overrides = [*OVERRIDES, "evaluate.batch_size=256", "sharding.plan=table_wise"]
-    ranks = run_ranks(2, train_and_wait, clicks, overrides, 3)
+    overrides = [f"data.path={clicks}", *OVERRIDES]
+    overrides += ["evaluate.batch_size=256", "sharding.plan=table_wise"]
+    ranks = run_ranks(2, train_and_wait, overrides, 3)
     for rank in ranks:
         assert 0 < rank["waited"] < rank["seconds"]
         assert rank["alone"] > 0 and rank["processor_seconds"] > 0
@@ -82,32 +86,11 @@ def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
 
 
 @pytest.mark.slow
-def test_watching_costs_what_it_calls():
-    import monitoring
-
-    overrides = [
-        "data.rows=2000", "data.test_rows=300", "data.scale=0.0005", "model.hidden=[16,16]",
-        "train.batch_size=256", "evaluate.batch_size=256",
-    ]  # fmt: skip
-    for rank in run_ranks(2, monitoring.watched_and_not, monitoring.QUICKSTART, overrides, 3):
-        assert len(rank["watched"]) == len(rank["not watched"]) == len(rank["looks"]) == 3
-        assert 0 < rank["calls"] < 1e-2 and rank["batch"] == 256
-    measured = {"watched": [1.01, 2.06, 1.0], "not watched": [1.0, 2.0, 1.0], "looks": [0.5] * 3}
-    found = monitoring.summarize({**measured, "calls": 1e-4})
-    assert found["steps_cost"] == pytest.approx(0.01)
-    assert found["all_share"] == pytest.approx(1e-4 + 1e-3)
-
-
-@pytest.mark.slow
 def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
     import end_to_end
 
-    speeds = {
-        one.name: end_to_end.train(one, clicks, tmp_path)
-        for one in (end_to_end.Contender(1024, "fp32"), end_to_end.Contender(1024, "sparse_adam"))
-    }
-    assert list(speeds) == ["1024 fp32 all", "1024 sparse_adam"]
-    assert min(speeds.values()) > 0
+    for name in ("1024 fp32 all", "1024 sparse_adam keeps memory"):
+        assert end_to_end.train(name, clicks, tmp_path) > 0
     # The run folder, with its checkpoints, is gone.
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
@@ -115,15 +98,15 @@ def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
 def test_every_bar_has_a_contender():
     import end_to_end
 
-    names = [one.name for batch in end_to_end.BATCHES for one in end_to_end.contenders(batch)]
-    assert set(end_to_end.BARS) <= set(names)
+    names = {f"{batch} {kind}" for batch in end_to_end.EPOCHS for kind in end_to_end.KINDS}
+    assert set(end_to_end.BARS) <= names - set(end_to_end.OMITTED)
 
 
 def test_runs_beside_other_processes_are_done_again_and_do_not_count(tmp_path, monkeypatch):
     import end_to_end
     from report import Report
 
-    first, second = (end_to_end.Contender(1024, name) for name in ("fp32", "bf16"))
+    first, second = "1024 fp32 all", "1024 bf16 all"
     report = Report(tmp_path / "x.json")
     speeds = {first: iter([1.0, 5.0]), second: iter([2.0, RuntimeError("no bf16")])}
     shares = iter([0.5, 0.01, 0.02])
@@ -138,7 +121,8 @@ def test_runs_beside_other_processes_are_done_again_and_do_not_count(tmp_path, m
     monkeypatch.setattr(end_to_end.floors, "measure", lambda quick: FLOORS)
     monkeypatch.setattr(report.others, "share", lambda since=None: next(shares) if since else 0)
     turns = [first, second, second]
-    found = end_to_end.measure(tmp_path, tmp_path, turns, report, again=5, wait=0)
+    end_to_end.measure(tmp_path, tmp_path, turns, report, again=5)
+    found = report.found
     assert found["samples_per_second"] == {"1024 fp32 all": 5.0, "1024 bf16 all": 2.0}
     assert found["failed"] == ["1024 bf16 all: no bf16"]
     assert json.loads((tmp_path / "x.json").read_text())["runs"]["1024 fp32 all"] == [
@@ -168,10 +152,15 @@ def test_programs_have_the_default_allocator_or_the_asked_one(tmp_path, monkeypa
     for name in ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("KEPT", "1")
-    said = json.loads(run_program([program], threads=2))
+    done = run_program([program], threads=2)
+    said = json.loads(done.said)
+    assert done.seconds > 0 < done.processor_seconds and done.peak_bytes > 1e6
     assert said["KEPT"] == "1" and said["OMP_NUM_THREADS"] == "2"
     assert not [name for name in said if name.startswith(("MALLOC_", "LD_PRELOAD"))]
-    assert KEEP_MEMORY.items() <= json.loads(run_program([program], 2, KEEP_MEMORY)).items()
+    assert KEEP_MEMORY.items() <= json.loads(run_program([program], 2, KEEP_MEMORY).said).items()
+    program.write_text("import sys; print('said'); sys.exit('why')")
+    with pytest.raises(RuntimeError, match="why"):
+        run_program([program])
 
 
 def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16(tmp_path, monkeypatch):
@@ -180,11 +169,11 @@ def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16(tmp_path, monkeypatch
     said = ["dense layers in fp32 instead of bf16, which is 1.1 times slower on this CPU"] * 4
     said.append("dense layers in bf16, 2.1 times as fast as fp32 on this CPU")
 
-    def run_program(command, threads):
+    def run_program(command):
         (tmp_path / "benchmark").mkdir()
         (tmp_path / "benchmark/summary.json").write_text('{"auc": 0.7}')
         assert "train.precision=bf16" in command
-        return said.pop(0)
+        return launched.Done(said.pop(0), 1, 1, 1)
 
     monkeypatch.setattr(launched, "run_program", run_program)
     with pytest.raises(RuntimeError, match="used fp32 instead of bf16"):
@@ -193,23 +182,11 @@ def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16(tmp_path, monkeypatch
     assert said == [] and list(tmp_path.iterdir()) == []
 
 
-def test_the_auc_of_seeds_is_compared_in_pairs():
-    import bf16_auc
-
-    def runs(*best):
-        return [{"best_auc": auc, "best_epoch": 1} for auc in best]
-
-    found = bf16_auc.summarize({"fp32": runs(0.7, 0.72), "bf16": runs(0.71, 0.73)})
-    assert found["difference"] == pytest.approx(0.01)
-    assert found["standard_error"]["fp32"] == pytest.approx(0.01)
-    assert found["standard_error_of_difference"] == pytest.approx(0, abs=1e-12)
-
-
 @pytest.mark.slow
 def test_floors_count_all_products_of_the_mlp():
     import floors
 
-    assert floors._flops() == 2 * (273 * 400 + 400 * 400 + 400 * 400)
+    assert floors.FLOPS == 2 * (273 * 400 + 400 * 400 + 400 * 400)
     torch.manual_seed(0)
     found = floors.measure(quick=True)
     assert found["copy_bytes_per_second"] > 1e8
@@ -221,36 +198,45 @@ def test_floors_count_all_products_of_the_mlp():
 
 @pytest.mark.slow
 def test_a_checkpoint_takes_time_and_memory_and_leaves_nothing(clicks, tmp_path):
-    import checkpoints
+    import steps
     from training import DEEPFM
 
     folder = tmp_path / "checkpoints"
     overrides = [f"data.path={clicks}", *OVERRIDES]
-    found = checkpoints.measure(DEEPFM, overrides, folder, window=0.2, pairs=2)
+    found = steps.windows_of_a_job(DEEPFM, overrides, folder, window=0.2, pairs=2)
     # Weights and two moments of 12 columns, and the dense layers'.
     assert 144 * found["ids"] < found["checkpoint_bytes"] < 200 * found["ids"]
-    for taken, stalled in zip(found["all_seconds_with"], found["all_stall_seconds"], strict=True):
-        assert 0 < stalled < taken
-    assert 0 < found["flush_seconds"] < found["stall_seconds"]
-    assert all(seconds > 0 for seconds in found["all_background_seconds"])
+    assert len(found["windows"]) == 4
+    for one in found["windows"][1::2]:
+        assert 0 < one["flush"] < one["stall"] < one["seconds"] and one["background"] > 0
     assert not folder.exists()
-    assert f"{found['share_taken']:.2%} of training (bar 3%)" in checkpoints.line("x", found)
 
 
 def test_the_share_of_checkpoints_is_that_of_pairs_of_windows():
-    import checkpoints
+    from steps import compared
 
-    def windows(*seconds):
-        return [
-            (checkpoints.Window(a, 0, 0, 0, 10), checkpoints.Window(b, 0.25, 0.5, 2, 25))
-            for a, b in seconds
-        ]
-
-    found = checkpoints.summarize(windows((10, 10.2), (20, 20.2), (30, 33)), 7, 100, 9)
+    costs = {"flush": 0.25, "stall": 0.5, "background": 2, "peak": 25}
+    seconds = ((10, 10.2), (20, 20.2), (30, 33))
+    pairs = [({"seconds": a, "peak": 10}, {"seconds": b, **costs}) for a, b in seconds]
+    found = compared([window for pair in pairs for window in pair])
     assert found["share_taken"] == pytest.approx(0.02)
     assert (found["flush_seconds"], found["stall_seconds"]) == (0.25, 0.5)
     assert found["background_seconds"] == 2
     assert (found["peak_bytes_without"], found["peak_bytes_with"]) == (10, 25)
+
+
+def test_steps_with_train_reproducible_are_compared_with_those_without():
+    from steps import with_and_without
+
+    found = with_and_without(256, pairs=2)
+    assert found["ratio"] > 0 < found["seconds_without"]
+
+
+def test_metrics_and_scikit_learn_find_the_same_auc():
+    from around_training import CASES, cost_of_metrics
+
+    aucs = {name: cost_of_metrics(200_000, *case)["auc"] for name, case in CASES.items()}
+    assert aucs["ranking"] == pytest.approx(aucs["scikit-learn's AUC"], abs=1e-9)
 
 
 def test_torchrec_features_are_refused_as_the_manual_says():
@@ -267,5 +253,5 @@ def test_norms_are_averaged_over_the_rows_of_all_steps():
         norms = dict.fromkeys(clip_norms.NORMS, norm)
         return {"counts": [{"from": 4, "touched": touched, "clipped": clipped, **norms}]}
 
-    (found,) = clip_norms._by_count([line(1, 1, 5.0), line(3, 0, 1.0)])
+    (found,) = clip_norms.by_count([line(1, 1, 5.0), line(3, 0, 1.0)])
     assert found == {"from": 4, "rows": 4, "clipped": 0.25, **dict.fromkeys(clip_norms.NORMS, 2.0)}

@@ -1,6 +1,8 @@
 """The table of quality: all have the same rows, ours are launched, and what is measured is kept."""
 
+import gzip
 import json
+import sys
 from argparse import Namespace
 
 import numpy as np
@@ -17,6 +19,8 @@ ROWS = 900
 
 def written(folder, name):
     """A log in Criteo's or Avazu's layout; the label depends on one id and, in Criteo, a number."""
+    from quality import LOGS
+
     draw = np.random.default_rng(5)
     ids = draw.integers(0, 6, (ROWS, 30))
     number = draw.integers(0, 50, ROWS)
@@ -30,35 +34,33 @@ def written(folder, name):
             for i in range(ROWS)
         ]
     else:
-        from quality import LOGS
-
-        columns = [column for column in LOGS["avazu"].schema["ids"] if column != "hour_of_day"]
-        columns.remove("weekday")
+        columns = [c for c in LOGS["avazu"][2].ids if c not in ("hour_of_day", "weekday")]
         lines = [",".join(["id", "click", "hour", *columns])]
         for i in range(ROWS):
             cells = [str(i), str(label[i]), f"141021{number[i] % 24:02d}"]
             lines.append(",".join([*cells, *map(str, ids[i, : len(columns)])]))
-    path = folder / f"{name}.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    text = "\n".join(lines) + "\n"
+    (folder / LOGS[name][0]).write_bytes(gzip.compress(text.encode()))
+    return text
 
 
 def subsets(folder, name, **given):
-    from quality import LOGS, write_subsets
+    from quality import write_subsets
 
-    options = {"subsets": ["whole"], "draws": 1, "quick": False, **given}
-    return list(write_subsets(LOGS[name], written(folder, name), Namespace(**options), folder))
+    written(folder, name)
+    options = {"subsets": ["whole"], "draws": 1, "quick": False, "data": folder, **given}
+    return list(write_subsets(name, Namespace(**options), folder))
 
 
 @pytest.mark.parametrize("name", ["criteo", "avazu"])
 def test_all_have_the_rows_that_the_launcher_has(tmp_path, name):
     from peers.raw_logs import read_rows
-    from quality import TABLE
+    from quality import LOGS, TABLE
 
     (rows,) = subsets(tmp_path, name)
-    read = read_rows(name, rows.file, np.load(rows.parts_file))
+    read = read_rows(name, rows.file, np.load(rows.file.with_suffix(".npy")))
     schema = rows.file.with_suffix(".yaml")
-    for config, more in ((rows.log.config, []), (TABLE, [f"data.schema_file={schema}"])):
+    for config, more in ((LOGS[name][1], []), (TABLE, [f"data.schema_file={schema}"])):
         section = load_config(config, [f"data.path={rows.file}", *rows.split, *more]).data
         named = {"schema": section.schema_file} if more else {}
         folder = tmp_path / config.stem
@@ -77,7 +79,7 @@ def test_subsets_are_rows_of_the_log_in_their_order(tmp_path):
     )
     names = [rows.name for rows in (whole, half, other, fifth, last)]
     assert names == ["whole", "half 1", "half 2", "fifth 1", "fifth 2"]
-    assert whole.file.read_text() == written(tmp_path, "avazu").read_text()
+    assert whole.file.read_text() == written(tmp_path, "avazu")
     numbers = {}
     for rows in (half, other, fifth):
         head, *lines = rows.file.read_text().splitlines()
@@ -127,18 +129,20 @@ def test_ours_and_logistic_regression_are_measured_once(tmp_path, monkeypatch):
     from report import Report
 
     options = Namespace(
+        data=tmp_path,
+        logs=["avazu"],
         peers=["lr"],
         configs=["avazu"],
         models=["lr"],
         seeds=1,
         subsets=["whole"],
         draws=1,
+        python=sys.executable,
         quick=False,
     )
-    logs = {"avazu": written(tmp_path, "avazu")}
+    written(tmp_path, "avazu")
     found, report = [], Report(tmp_path / "x.json")
-    pythons = quality.environment(tmp_path / "environment", ["lr"])
-    quality.measure(options, logs, found, report, pythons, tmp_path)
+    quality.measure(options, found, report, tmp_path)
     assert [row["contender"] for row in found] == ["scikit-learn LR", "avazu.yaml lr"]
     assert not [row["failed"] for row in found if "failed" in row]
     assert 0.75 < found[0]["auc"] < 0.95
@@ -147,10 +151,8 @@ def test_ours_and_logistic_regression_are_measured_once(tmp_path, monkeypatch):
     assert 0 < row["auc"] < 1 and 0 < row["validation_auc"] < 1 and row["logloss"] > 0
     assert 1 <= row["chosen"]["epoch"] <= row["chosen"]["of"]
     assert row["seconds"] > row["train_seconds"] > 0
-    # Neither the environment nor the runs are left.
-    assert not (tmp_path / "environment").exists()
     monkeypatch.setattr(quality, "run_program", None)
-    quality.measure(options, logs, found, report, pythons, tmp_path)
+    quality.measure(options, found, report, tmp_path)
     assert len(found) == len(json.loads((tmp_path / "x.json").read_text())["runs"]) == 2
 
 
@@ -176,7 +178,6 @@ def test_the_table_shows_means_and_what_failed():
     cells = [cell.strip() for cell in lines[-2].strip("|").split("|")]
     assert cells == ["avazu.yaml lr", "2", "0.7600", "+0.0000", "0.0100", "0.5000", "0.7000", "2.0"]
     assert "failed: not installed: no network" in lines[-1]
-    assert max(map(len, lines)) <= 100
 
 
 def test_draws_are_compared_with_logistic_regression_on_the_same_rows():
