@@ -39,11 +39,7 @@ def part_bytes(part: Part) -> int:
 
 
 def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch.device) -> str:
-    """Resolve `auto`. The residence changes the speed, never the batches.
-
-    Args:
-        memory: bytes that the data may take in main memory.
-    """
+    """Resolve `auto`; the data may take `memory` bytes. The batches do not depend on it."""
     if wanted != "auto":
         return wanted
     size = sum(map(part_bytes, dataset.parts().values()))
@@ -58,7 +54,6 @@ def make_order(part: Part, wanted: str, memory: float, seed: int) -> Order:
     Args:
         wanted: a `Shuffle`, or `auto`: `block` if the part is larger than `memory`, else `global`.
         memory: bytes that the data may take in main memory; decides the size of the windows.
-        seed: of the order.
     """
     size = part_bytes(part)
     shuffle: Shuffle = wanted
@@ -92,10 +87,6 @@ class Readahead:
 
     Call it before reading each batch. The window before this one stays in memory, as another rank
     of this machine may be a few batches behind.
-
-    Args:
-        part: with memory-mapped shards.
-        order: with windows.
     """
 
     def __init__(self, part: ShardedPart, order: Order) -> None:

@@ -19,17 +19,10 @@ WAITING = {VALUE: pl.String, PERIOD: pl.Int32, COUNT: pl.Int64}
 
 
 class Grown(NamedTuple):
-    """A field's ids after a period.
+    """A field's ids after a period; the id in line i of the vocabulary has row `FIRST_ROW + i`."""
 
-    Attributes:
-        vocabulary: `value`, `count` over all periods since the id began to wait for its row,
-            `row_since` and `seen`, the first and the newest period; the id in line i has row
-            `FIRST_ROW + i`.
-        waiting: ids without a row: `value`, `period`, and `count` in that period.
-    """
-
-    vocabulary: pl.DataFrame
-    waiting: pl.DataFrame
+    vocabulary: pl.DataFrame  # columns of `KEPT`; counts are those since the id began to wait
+    waiting: pl.DataFrame  # ids without a row; columns of `WAITING`
 
 
 def nothing_known() -> Grown:
@@ -50,7 +43,6 @@ def grown(
     The result depends on how often each id occurs in each period, not on the order of rows.
 
     Args:
-        before: after the previous period.
         counts: tables of `value` and `count` in this period; each value in one of them.
         period: its number, from 1.
         min_count: occurrences that give an id a row.

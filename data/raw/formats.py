@@ -1,11 +1,12 @@
-"""Rows of a CSV or TSV file, as text."""
+"""Rows of a CSV or TSV file, as text, and of a Parquet file."""
 
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import numpy as np
 import polars as pl
 import pyarrow
 import pyarrow.csv
+import pyarrow.parquet
 
 from stampede.data.errors import DataError
 from stampede.data.raw.files import Block, count_bytes, read_blocks
-from stampede.data.raw.rows import BadRow, Marks, RawRows, any_mark, without_marks
+from stampede.data.raw.rows import BadRow, RawRows, without_marks
 from stampede.settings import cut, shown
 
 _REMEDY = (
@@ -26,26 +28,18 @@ _REMEDY = (
 
 
 # Some lines of a file, and the names of its columns.
-Piece = tuple[Path, Block, list[str]]
+_Lines = tuple[Path, Block, list[str]]
 
 
 @dataclass(frozen=True)
 class Delimited:
-    """The form of a delimited file.
+    """The form of a delimited file."""
 
-    Attributes:
-        separator: one character between columns.
-        quote: one character around cells that hold separators; empty: none.
-        columns: their names, where the file has no header line.
-        numeric: columns whose cells are numbers.
-        missing: texts that mean that a value is missing.
-    """
-
-    separator: str
-    quote: str
-    columns: Sequence[str]
-    numeric: Set[str]
-    missing: Sequence[str]
+    separator: str  # one character between columns
+    quote: str  # one character around cells that hold separators; empty: none
+    columns: Sequence[str]  # their names, where the file has no header line
+    numeric: Set[str]  # columns whose cells are numbers
+    missing: Sequence[str]  # texts that mean that a value is missing
 
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows counted and bytes read so far; the last pair is that of the whole file."""
@@ -57,14 +51,7 @@ class Delimited:
             yield rows, block.position
 
     def names(self, path: Path, optional: str) -> list[str]:
-        """Names of a file's columns.
-
-        Args:
-            optional: a column that a file without a header line may lack; line 1 decides.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Names of a file's columns; without a header, line 1 decides whether `optional` is one."""
         first = next(read_blocks(path), None)
         if not self.columns:
             return [] if first is None else self._header(path, first)[0]
@@ -74,7 +61,7 @@ class Delimited:
         )
         return without if cells == len(without) else list(self.columns)
 
-    def pieces(self, path: Path, used: set[str]) -> Iterator[Piece]:
+    def pieces(self, path: Path, used: set[str]) -> Iterator[_Lines]:
         """A file in pieces that can be parsed independently.
 
         Raises:
@@ -93,14 +80,11 @@ class Delimited:
                     )
                 yield path, block, columns
 
-    def rows(self, piece: Piece, used: set[str]) -> RawRows:
+    def rows(self, piece: _Lines, used: set[str]) -> RawRows:
         """Rows of a piece, with the used columns; null is missing.
 
-        All columns are String, or, if every cell of the numeric ones is a number, these are
-        Float64.
-
-        Raises:
-            DataError: a cell spans several lines.
+        Columns are String; if every cell of the numeric ones is a number, these are Float64. Raises
+        a `DataError` if a cell spans several lines.
         """
         path, block, columns = piece
         lines = np.arange(block.first_line, block.first_line + block.lines)
@@ -122,9 +106,7 @@ class Delimited:
                 f"{path}: cannot be parsed from line {block.first_line} on; quoted cells cannot "
                 "contain line ends; remove them"
             )
-        marks: Marks = Counter()
-        if any_mark(text, self.missing, self.separator, self.quote):
-            frame, marks = without_marks(frame, self.missing)
+        frame, marks = without_marks(frame, self.missing)
         header_lines = not self.columns
         numbers = lines - 1 - header_lines
         return RawRows(frame, str(path), lines, numbers, text, block.position, bad, marks)
@@ -237,3 +219,65 @@ def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool
     except pyarrow.ArrowInvalid:
         return False
     return True
+
+
+_BATCH_ROWS = 1 << 18
+
+
+# Some rows of a file, the number of the first one, and the bytes read so far.
+_Batch = tuple[Path, pyarrow.RecordBatch, int, int]
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """Reads Parquet files."""
+
+    missing: Sequence[str]
+
+    def count(self, path: Path) -> Iterator[tuple[int, int]]:
+        """Rows and bytes of a file."""
+        with open_parquet(path) as file:
+            yield file.metadata.num_rows, os.path.getsize(path)
+
+    def names(self, path: Path, _: str) -> list[str]:
+        """Names of a file's columns."""
+        with open_parquet(path) as file:
+            return file.schema_arrow.names
+
+    def pieces(self, path: Path, used: set[str]) -> Iterator[_Batch]:
+        """See `Delimited.pieces`."""
+        with open_parquet(path) as file:
+            size = os.path.getsize(path)
+            total = max(file.metadata.num_rows, 1)
+            absent = sorted(used - set(file.schema_arrow.names))
+            if absent:
+                names = cut(", ".join(file.schema_arrow.names))
+                raise DataError(
+                    f"{path}: no column {absent[0]!r}; its columns are {names}; rename one, or "
+                    "correct the schema"
+                )
+            done = 0
+            for batch in file.iter_batches(_BATCH_ROWS, columns=sorted(used)):
+                first, done = done, done + len(batch)
+                yield path, batch, first, size * done // total
+
+    def rows(self, piece: _Batch, used: set[str]) -> RawRows:
+        """Rows of a piece, with the columns as they are stored."""
+        path, batch, first, position = piece
+        numbers = np.arange(first, first + len(batch))
+        frame = pl.from_arrow(batch)
+        frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+        frame, marks = without_marks(frame, self.missing)
+        return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Open a file. Raises a `DataError` if it is damaged, as is found here or while it is read."""
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as failure:
+        raise DataError(
+            f"{path}: cannot be read as Parquet ({failure}); copy or download it again"
+        ) from None
