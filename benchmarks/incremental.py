@@ -30,7 +30,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tqdm import tqdm
 
 from stampede import open_run
-from stampede.data.learning.growth import grown, nothing_known
+from stampede.data.learning.vocabulary import grown, nothing_known
 from stampede.data.options import GrowthOptions
 from stampede.engine.plots import to_png
 from stampede.files import write_file

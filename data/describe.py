@@ -36,6 +36,15 @@ from stampede.settings import SettingsError, all_keys, from_key_values, yaml_val
 
 TEXT, PICTURE, SCHEMA = "description.txt", "description.png", "schema.yaml"
 
+WIDTH = 100
+_NAME = 18
+# Slices in the table; the picture has more.
+_SLICES = 12
+_TOP = 3
+
+# Shares and AUCs from which a column or a slice gets advice.
+_MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
@@ -123,16 +132,6 @@ def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source,
         for features in ("paper", "auto")
     )
     return plain, auto.log.schema, notes
-
-
-WIDTH = 100
-_NAME = 18
-# Slices in the table; the picture has more.
-_SLICES = 12
-_TOP = 3
-
-# Shares and AUCs from which a column or a slice gets advice.
-_MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
 
 
 def described(title: str, statistics: Statistics, notes: Sequence[str], features: str = "") -> str:

@@ -18,17 +18,22 @@ from pydantic import Field
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
-from stampede.data.learning.growth import KEPT, ROW_SINCE, WAITING, Grown, grown, nothing_known
 from stampede.data.learning.vocabulary import (
     COUNT,
     FIRST_ROW,
+    KEPT,
     MISSING_ROW,
+    ROW_SINCE,
     UNSEEN_ROW,
     VALUE,
+    WAITING,
     Distinct,
+    Grown,
     RowsOfIds,
     ValueCounts,
     distinct_ids,
+    grown,
+    nothing_known,
     read_vocabulary,
     vocabulary,
 )

@@ -258,7 +258,12 @@ class ShardedPart:
             gathered[name] = torch.empty(shape, dtype=dtype, device=like.device)
         fill = partial(_fill, gathered)
         if self.device == _CPU:
-            run_tasks(fill, [tile for piece in pieces for tile in _tiles(*piece)])
+            tiles = [
+                _Piece(shard, wanted[start : start + _TILE], first + start)
+                for shard, wanted, first in pieces
+                for start in range(0, len(wanted), _TILE)
+            ]
+            run_tasks(fill, tiles)
         else:
             for piece in pieces:
                 fill(piece)
@@ -316,13 +321,6 @@ def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
 def values_of(offsets: str) -> str:
     """Name of the array that an array of offsets points into."""
     return offsets.replace("offsets_", "values_")
-
-
-def _tiles(shard: Shard, rows: Tensor, first: int) -> list[_Piece]:
-    return [
-        _Piece(shard, rows[start : start + _TILE], first + start)
-        for start in range(0, len(rows), _TILE)
-    ]
 
 
 def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:

@@ -40,19 +40,16 @@ LARGEST = 3.4e38
 class Chunk:
     """Some typed rows.
 
-    Attributes:
-        frame: one column per id field and number of the schema, null where missing: ids of
-            vocabularies and hashes String, raw integers Int64, lists of these where a cell holds
-            several, numbers Float64; `#label` and, if the log has them, `#weight` Float32, `#time`
-            Int64 seconds since 1970, `#split` String.
-        numbers: `[n]` int64, number of each row within its file, from 0, bad rows counted.
-        position: bytes read of all files so far.
+    The frame has one column per id field and number of the schema, null where missing: ids of
+    vocabularies and hashes String, raw integers Int64, lists of these where a cell holds several,
+    numbers Float64; `#label` and, if the log has them, `#weight` Float32, `#time` Int64 seconds
+    since 1970, `#split` String.
     """
 
     frame: pl.DataFrame
     file: int
-    numbers: np.ndarray
-    position: int
+    numbers: np.ndarray  # `[n]` number of each row within its file, from 0, bad rows counted
+    position: int  # bytes read of all files so far
 
     def take(self, mask: np.ndarray) -> Chunk:
         """The rows where `mask` holds."""
