@@ -6,7 +6,7 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,10 +56,9 @@ class Delimited:
         if not self.columns:
             return [] if first is None else self._header(path, first)[0]
         without = [name for name in self.columns if name != optional]
-        cells = (
-            0 if first is None else self._count_cells(_first_line(first).decode("utf-8", "replace"))
-        )
-        return without if cells == len(without) else list(self.columns)
+        line = b"" if first is None else _first_line(first)
+        cells = self._cells(line.decode("utf-8", "replace"))
+        return without if len(cells) == len(without) else list(self.columns)
 
     def pieces(self, path: Path, used: set[str]) -> Iterator[_Lines]:
         """A file in pieces that can be parsed independently.
@@ -88,11 +87,8 @@ class Delimited:
         """
         path, block, columns = piece
         lines = np.arange(block.first_line, block.first_line + block.lines)
-        text, bad, frame = block.data, [], None
-        if b"\0" not in text:
-            frame = self._frame(text, columns, used, block.lines, self.numeric)
-            if frame is None:
-                frame = self._frame(text, columns, used, block.lines)
+        text, bad = block.data, []
+        frame = self._frame(text, columns, used, block.lines)
         if frame is None:
             bad = self._bad_lines(path, block, len(columns))
             wrong = {row.line - block.first_line for row in bad}
@@ -107,8 +103,7 @@ class Delimited:
                 "contain line ends; remove them"
             )
         frame, marks = without_marks(frame, self.missing)
-        header_lines = not self.columns
-        numbers = lines - 1 - header_lines
+        numbers = lines - 1 - (not self.columns)
         return RawRows(frame, str(path), lines, numbers, text, block.position, bad, marks)
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
@@ -128,19 +123,14 @@ class Delimited:
         return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
 
     def _frame(
-        self,
-        text: bytes,
-        columns: list[str],
-        used: set[str],
-        lines: int,
-        numeric: Set[str] = frozenset(),
+        self, text: bytes, columns: list[str], used: set[str], lines: int
     ) -> pl.DataFrame | None:
         """The used columns; None if any line is bad."""
         if not lines:
             return pl.DataFrame(schema=dict.fromkeys(sorted(used), pl.String))
         has_quoted_blanks = "" in self.missing and self.quote and (self.quote * 2).encode() in text
-        try:
-            frame = pl.scan_csv(
+        for numeric in (self.numeric, ()) if b"\0" not in text else ():
+            parsed = pl.scan_csv(
                 text,
                 has_header=False,
                 schema={name: pl.Float64 if name in numeric else pl.String for name in columns},
@@ -149,20 +139,33 @@ class Delimited:
                 # Unquoted empty cells are null anyway; listing "" takes a fifth more time.
                 null_values=[""] if has_quoted_blanks else None,
                 missing_utf8_is_empty_string="" not in self.missing,
-            ).collect()
-        except pl.exceptions.PolarsError:
-            return None
-        # The parser silently fills short lines with nulls.
-        if len(frame) != lines or not self._columns_agree(text, len(columns), lines):
-            return None
-        # The parser returns many small chunks, which would slow all later steps.
-        return frame.select(sorted(used)).rechunk()
+            )
+            with suppress(pl.exceptions.PolarsError):
+                frame = parsed.collect()
+                # The parser silently fills short lines with nulls.
+                if len(frame) == lines and self._columns_agree(text, len(columns), lines):
+                    # It returns many small chunks, which would slow all later steps.
+                    return frame.select(sorted(used)).rechunk()
+        return None
 
     def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
         """Whether no line is short; the parser has refused long ones."""
-        if self.quote and self.quote.encode() in text:
-            return _arrow_counts(text, columns, self.separator, self.quote)
-        return count_bytes(text, ord(self.separator)) == (columns - 1) * lines
+        if not self.quote or self.quote.encode() not in text:
+            return count_bytes(text, ord(self.separator)) == (columns - 1) * lines
+        names = [str(i) for i in range(columns)]
+        options = pyarrow.csv.ParseOptions(
+            delimiter=self.separator, quote_char=self.quote, ignore_empty_lines=False
+        )
+        try:
+            pyarrow.csv.read_csv(
+                pyarrow.py_buffer(text),
+                pyarrow.csv.ReadOptions(column_names=names),
+                options,
+                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.binary())),
+            )
+        except pyarrow.ArrowInvalid:
+            return False
+        return True
 
     def _bad_lines(self, path: Path, block: Block, columns: int) -> list[BadRow]:
         """Lines that are not UTF-8 or have a wrong number of columns, found line by line."""
@@ -172,7 +175,7 @@ class Delimited:
             found = None
             try:
                 content = line.rstrip(b"\r").decode("utf-8")
-                cells = self._count_cells(content)
+                cells = len(self._cells(content))
                 if b"\0" in line:
                     found = "a NUL byte, a sign of a damaged file"
                 elif cells != columns:
@@ -188,12 +191,6 @@ class Delimited:
                 bad.append(BadRow(str(path), block.first_line + i, "", found, remedy, text))
         return bad
 
-    def _count_cells(self, line: str) -> int:
-        # Counting separators is faster than making a string of each cell.
-        if not self.quote or self.quote not in line:
-            return line.count(self.separator) + 1
-        return len(self._cells(line))
-
     def _cells(self, line: str) -> list[str]:
         if not self.quote or self.quote not in line:
             return line.split(self.separator)
@@ -202,23 +199,6 @@ class Delimited:
 
 def _first_line(block: Block) -> bytes:
     return block.data.partition(b"\n")[0].rstrip(b"\r")
-
-
-def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:
-    """Whether every line has that many cells, according to Arrow's stricter parser."""
-    names = [str(i) for i in range(columns)]
-    try:
-        pyarrow.csv.read_csv(
-            pyarrow.py_buffer(text),
-            pyarrow.csv.ReadOptions(column_names=names),
-            pyarrow.csv.ParseOptions(
-                delimiter=separator, quote_char=quote, ignore_empty_lines=False
-            ),
-            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.binary())),
-        )
-    except pyarrow.ArrowInvalid:
-        return False
-    return True
 
 
 _BATCH_ROWS = 1 << 18
