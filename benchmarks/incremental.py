@@ -27,7 +27,7 @@ from timing import seconds_of
 from tqdm import tqdm
 
 from stampede import open_run
-from stampede.data.learning.growth import grown, nothing_known
+from stampede.data.learning.vocabulary import grown, nothing_known
 from stampede.data.options import GrowthOptions
 from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 

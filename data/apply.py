@@ -35,11 +35,7 @@ def apply_learned(
 ) -> bool:
     """Prepare new files with the vocabularies and ranges of a prepared folder.
 
-    Args:
-        prepared: the folder whose vocabularies and ranges to use.
-        files: new files with the same columns; all rows go to the test part.
-        options: how to write.
-        folder: for the result; it appears only when it is complete.
+    All rows go to the test part of a new folder, which appears only when it is complete.
 
     Returns:
         Whether the folder is new.
@@ -73,19 +69,6 @@ def apply_learned(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    given = _parser().parse_intermixed_args(arguments)
-    return exit_status(lambda: _run(given))
-
-
-def _run(given: argparse.Namespace) -> None:
-    folder = Path(given.out)
-    options = from_key_values(given.set, WritingOptions, "--set")
-    if not apply_learned(Path(given.prepared), given.files, options, folder):
-        raise DataError(f"{folder}: already exists; delete it, or choose another --out")
-    print(prepared_summary(folder))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede apply",
         description="Turn new files into arrays with the ids and ranges of a prepared folder.\n"
@@ -98,7 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     add("files", nargs="+", metavar="FILE", help="with the same columns; .gz, .zst; or a glob")
     add("--out", required=True, metavar="FOLDER", help="new folder for the result")
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="see below")
-    return parser
+    given = parser.parse_intermixed_args(arguments)
+
+    def run() -> None:
+        folder = Path(given.out)
+        options = from_key_values(given.set, WritingOptions, "--set")
+        if not apply_learned(Path(given.prepared), given.files, options, folder):
+            raise DataError(f"{folder}: already exists; delete it, or choose another --out")
+        print(prepared_summary(folder))
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

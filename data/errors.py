@@ -25,11 +25,8 @@ class UnfinishedFileError(DataError):
 def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
     """Run a command and return its exit status.
 
-    0; 2 for a user's mistake, with a sentence; 130 after Ctrl-C; 141, as after SIGPIPE, if the
-    reader of the output has closed it.
-
-    Args:
-        mistakes: errors that are the user's, besides `DataError` and `SettingsError`.
+    0; 2 for a user's mistake, one of `mistakes` or of this room's, with a sentence; 130 after
+    Ctrl-C; 141, as after SIGPIPE, if the reader of the output has closed it.
     """
     try:
         action()

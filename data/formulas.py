@@ -43,12 +43,9 @@ def scaled(
     mean: float,
     deviation: float,
 ) -> pl.Expr:
-    """The network's input of a filled number: Float32.
+    """The network's input of a `filled` number, Float32; `minmax` and `standard` use the rest.
 
-    Args:
-        value: see `filled`.
-        transform: may contain `minmax` or `standard`.
-        low, high, mean, deviation: statistics of the filled numbers of the training part.
+    `low`, `high`, `mean` and `deviation` are statistics of the filled numbers of the training part.
     """
     if "minmax" in transform:
         width = high - low
@@ -68,11 +65,7 @@ def bucket_rows(numbers: pl.Series, edges: Sequence[float]) -> np.ndarray:
 
 
 def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
-    """A column of times as seconds since 1970, UTC; null where a time cannot be parsed.
-
-    Args:
-        format: of text, or `seconds`.
-    """
+    """A column of times in a format, or `seconds`, as seconds since 1970, UTC; null where bad."""
     if kind.is_temporal():
         return pl.col(column).dt.epoch("s")
     if format == "seconds":

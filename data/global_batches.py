@@ -160,7 +160,6 @@ class GlobalBatches:
         self._epoch, self._samples = epoch, samples
 
     def _read(self, epoch: int, start: int) -> Batch:
-        """This rank's part of the batch that begins at a position of an epoch."""
         if self._before_reading is not None:
             self._before_reading(epoch, start)
         samples = min(self._batch_size, self._part.rows - start)

@@ -32,12 +32,9 @@ _KEYS_OF_SPLITS = {
 
 
 class Split(Section):
-    """How to divide the rows of a log into parts.
+    """How to divide the rows of a log into parts."""
 
-    Attributes:
-        written: what messages write before a key, so that users can copy it.
-    """
-
+    # What messages write before a key, so that users can copy it.
     written: ClassVar[str] = "--set "
 
     split: Literal["sequential", "random", "highfreq", "by_column", "files", "periods"] = Field(
@@ -146,11 +143,7 @@ class GrowthOptions(Section):
 
 
 class WritingOptions(Section):
-    """How to write prepared data.
-
-    Attributes:
-        written: see `Split`.
-    """
+    """How to write prepared data."""
 
     written: ClassVar[str] = "--set "
 

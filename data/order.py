@@ -46,13 +46,10 @@ class Permutation:
     key: Sequence[int]
 
     def __call__(self, positions: Integers) -> Integers:
-        """The numbers at the given positions of the permuted sequence.
+        """The numbers at the given positions of the permuted sequence: `[n]` int64.
 
         Args:
             positions: `[n]` int64, each 0 to `size - 1`; an array, or a tensor on any device.
-
-        Returns:
-            `[n]` int64, of the same kind and on the same device.
         """
         bits = max(self.size - 1, 1).bit_length()
         keys = self._round_keys(bits)
@@ -69,7 +66,6 @@ class Permutation:
         return mixed
 
     def _round_keys(self, bits: int) -> list[tuple[int, int]]:
-        """The numbers that each round adds and multiplies by."""
         rounds = max(_ROUNDS, _KEY_BITS // (2 * bits))
         # With the length, keys that differ only in trailing zeros draw different numbers.
         entropy = [*self.key, len(self.key)]
@@ -121,13 +117,10 @@ class Order:
     def rows_at(
         self, epoch: int, start: int, stop: int, count: Callable[[int, int], Integers] = np.arange
     ) -> Integers:
-        """The rows at the positions `start` to `stop - 1` of an epoch.
+        """The rows at the positions `start` to `stop - 1` of an epoch: `[stop - start]` int64.
 
         Args:
             count: makes the int64 positions: `np.arange`, or `torch.arange` for a device.
-
-        Returns:
-            `[stop - start]` int64, an array or tensor as `count` makes.
         """
         positions = count(start, stop)
         if self.shuffle == "none" or stop == start:
@@ -160,7 +153,7 @@ class Order:
         return blocks
 
     def _shifted(self, epoch: int, rows: Integers) -> Integers:
-        """Turn rows counted from the start of the epoch's first block into rows of the part."""
+        # They are counted from the start of the epoch's first block.
         shift = Permutation(self.rows, (self.seed, epoch, _SHIFT))(np.zeros(1, np.int64))
         rows = rows + int(shift[0])
         rows -= (rows >= self.rows) * self.rows
@@ -183,10 +176,9 @@ class Order:
         return position // self.window
 
     def window_ranges(self, epoch: int, window: int) -> np.ndarray:
-        """The rows that a window reads, as ranges.
+        """The rows that a window reads, as ranges `[n, 2]` of first row and one past the last.
 
-        Returns:
-            `[n, 2]` int64, first row and one past the last; no range for a window past the end.
+        There is no range for a window past the end.
         """
         start, stop = window * self.window, min((window + 1) * self.window, self.rows)
         if start >= stop:

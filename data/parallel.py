@@ -45,8 +45,7 @@ def run_tasks(function: Callable[[T], None], arguments: Sequence[T]) -> None:
     """Call a function that releases the GIL, as numpy's do, for each argument.
 
     This thread and its helpers share the calls: as many threads as torch uses, at most 4. Unlike
-    OpenMP's threads they do not spin while they wait. After a failure no new call starts; running
-    calls finish, then the exception is raised.
+    OpenMP's threads they do not spin while they wait. After a failure no new call starts.
     """
     import torch  # here: preparing data must not import torch
 

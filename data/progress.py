@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -22,32 +23,19 @@ def pace() -> dict[str, Any]:
     return {"mininterval": 10.0, "ncols": 100}
 
 
-class RowProgress:
+class RowProgress(AbstractContextManager):
     """A bar over the bytes or rows of a log; it also shows rows and rows/s."""
 
     def __init__(self, what: str, total: int) -> None:
         self._rows = 0
-        self._bar = tqdm(
-            total=total,
-            desc=what,
-            unit="B",
-            unit_scale=True,
-            **pace(),
-            bar_format="{desc}: {percentage:3.0f}% |{bar}| {elapsed}<{remaining}{postfix}",
-        )
-
-    def __enter__(self) -> RowProgress:
-        return self
+        form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed}<{remaining}{postfix}"
+        self._bar = tqdm(total=total, desc=what, unit="B", bar_format=form, **pace())
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def advance_rows(self, rows: int) -> None:
-        """Advance a bar whose total is rows."""
-        self.advance_to(self._rows + rows, rows)
-
     def advance_to(self, position: int, rows: int = 0) -> None:
-        """Advance to byte `position`, and by `rows` rows."""
+        """Advance to a position of the total, and by `rows` rows."""
         self._rows += rows
         if self._rows:
             elapsed = max(self._bar.format_dict["elapsed"], 1e-9)

@@ -8,14 +8,12 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from stampede.data.order import BLOCK_ROWS, Order, Shuffle
 from stampede.data.prepared.reader import Shard, ShardedPart
-from stampede.data.prepared.verify import damaged
 from stampede.data.samples import Dataset, Part
 
 # Share of the GPU memory that is free when training begins; activations need the rest.
@@ -39,11 +37,7 @@ def part_bytes(part: Part) -> int:
 
 
 def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch.device) -> str:
-    """Resolve `auto`. The residence changes the speed, never the batches.
-
-    Args:
-        memory: bytes that the data may take in main memory.
-    """
+    """Resolve `auto`; the data may take `memory` bytes. The batches do not depend on it."""
     if wanted != "auto":
         return wanted
     size = sum(map(part_bytes, dataset.parts().values()))
@@ -58,7 +52,6 @@ def make_order(part: Part, wanted: str, memory: float, seed: int) -> Order:
     Args:
         wanted: a `Shuffle`, or `auto`: `block` if the part is larger than `memory`, else `global`.
         memory: bytes that the data may take in main memory; decides the size of the windows.
-        seed: of the order.
     """
     size = part_bytes(part)
     shuffle: Shuffle = wanted
@@ -75,7 +68,6 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
     """Load the data set: `memory` reads it into the page cache, `device` copies it.
 
     Raises:
-        DataError: a file cannot be read.
         torch.OutOfMemoryError: the data do not fit on the device.
     """
     parts = {n: p for n, p in dataset.parts().items() if isinstance(p, ShardedPart)}
@@ -92,10 +84,6 @@ class Readahead:
 
     Call it before reading each batch. The window before this one stays in memory, as another rank
     of this machine may be a few batches behind.
-
-    Args:
-        part: with memory-mapped shards.
-        order: with windows.
     """
 
     def __init__(self, part: ShardedPart, order: Order) -> None:
@@ -166,11 +154,6 @@ def _read_once(part: ShardedPart) -> None:
     buffer = bytearray(_CHUNK)
     for shard in part.shards:
         for array in shard.maps.values():
-            try:
-                with open(array.filename, "rb", buffering=0) as file:
-                    while file.readinto(buffer):
-                        pass
-            except OSError as failure:
-                raise damaged(
-                    Path(array.filename), f"cannot be read ({failure.strerror})"
-                ) from None
+            with open(array.filename, "rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass

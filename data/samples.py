@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -123,19 +123,9 @@ class Slice:
 
     def __init__(self, part: Part, start: int, stop: int) -> None:
         self.rows, self.device = stop - start, part.device
-        self._part, self._start = part, start
-
-    def read(self, rows: Tensor) -> Samples:
-        """See `Part`."""
-        return self._part.read(rows + self._start)
-
-    def label(self, rows: Tensor) -> Tensor:
-        """See `Part`."""
-        return self._part.label(rows + self._start)
-
-    def weight(self, rows: Tensor) -> Tensor | None:
-        """See `Part`."""
-        return self._part.weight(rows + self._start)
+        self.read = lambda rows: part.read(rows + start)
+        self.label = lambda rows: part.label(rows + start)
+        self.weight = lambda rows: part.weight(rows + start)
 
 
 @dataclass
@@ -176,23 +166,23 @@ class Batch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """A copy on `device`."""
-        return self._each(lambda held: held.to(device, non_blocking=non_blocking))
+        copies = {n: one.to(device, non_blocking=non_blocking) for n, one in self._tensors()}
+        return replace(self, **copies)
 
     def pin_memory(self) -> Batch:
         """A copy in page-locked memory, for asynchronous copies to a GPU."""
-        return self._each(lambda held: held.pin_memory())
+        return replace(self, **{name: one.pin_memory() for name, one in self._tensors()})
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses this batch."""
-        for held in self._tensors().values():
-            held.record_stream(stream)
+        for _, one in self._tensors():
+            one.record_stream(stream)
 
-    def _tensors(self) -> dict[str, Any]:
-        held = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {n: one for n, one in held.items() if isinstance(one, (Tensor, KeyedJaggedTensor))}
-
-    def _each(self, copy: Callable[[Any], Any]) -> Batch:
-        return replace(self, **{name: copy(held) for name, held in self._tensors().items()})
+    def _tensors(self) -> Iterator[tuple[str, Any]]:
+        for one in fields(self):
+            held = getattr(self, one.name)
+            if isinstance(held, (Tensor, KeyedJaggedTensor)):
+                yield one.name, held
 
 
 def only_label(part: Part) -> float | None:

@@ -19,8 +19,15 @@ from stampede.data.order import Permutation
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import SPLIT, Chunk, RawLog
-from stampede.data.schema.features import Features, with_features
-from stampede.data.schema.schema import CRITEO, Schema, Vocabulary, avazu, load_schema
+from stampede.data.schema.schema import (
+    CRITEO,
+    Features,
+    Schema,
+    Vocabulary,
+    avazu,
+    load_schema,
+    with_features,
+)
 from stampede.settings import SettingsError
 
 Kind = Literal["criteo_kaggle", "criteo_1tb", "avazu", "table"]
@@ -45,19 +52,13 @@ _PROBES, _PROBE_BYTES = 16, 1 << 16
 
 @dataclass(frozen=True)
 class Source:
-    """A raw log and its split.
-
-    Attributes:
-        test_share: share of the test part if `split` has none, or `LAST_FILE`.
-        file_parts: part of each file with split `files`; else None.
-        growth: of the vocabularies with split `periods`; else None.
-    """
+    """A raw log and its split."""
 
     log: RawLog
     split: Split
-    test_share: float | str
-    file_parts: Sequence[int] | None
-    growth: Growth | None = None
+    test_share: float | str  # share of the test part if `split` has none, or `LAST_FILE`
+    file_parts: Sequence[int] | None  # part of each file with split `files`
+    growth: Growth | None = None  # of the vocabularies with split `periods`
 
     def described(self) -> dict[str, Any]:
         """All that the prepared data depend on besides the content of the files."""
@@ -84,12 +85,9 @@ def open_source(
     """Open a raw log.
 
     Args:
-        kind: `table` is any log, described by a schema file.
         path: files or globs; with `split: files` those of the training part.
-        schema: a schema file; for `table`.
-        split_hour: replace Avazu's `hour` by hour of the day and weekday; None: if `features` is
-            `auto`.
-        features: how to choose what the schema leaves open, see `stampede.data.schema.features`.
+        schema: a schema file; for the kind `table`.
+        split_hour: see `avazu`; None: if `features` is `auto`.
         growth, period_before: of `split: periods`.
 
     Raises:
@@ -109,12 +107,10 @@ def open_source(
         meaning = CRITEO
     files, parts = expand(path), None
     if split.split == "files":
-        groups = {TRAIN: files}
-        if split.validation_path:
-            groups[VALIDATION] = expand(split.validation_path)
-        groups[TEST] = expand(split.test_path)
-        files = [file for group in groups.values() for file in group]
-        parts = [part for part, group in groups.items() for _ in group]
+        paths = ((VALIDATION, split.validation_path), (TEST, split.test_path))
+        groups = [(TRAIN, files), *((part, expand(given)) for part, given in paths if given)]
+        files = [file for _, group in groups for file in group]
+        parts = [part for part, group in groups for _ in group]
         if len(set(files)) != len(files):
             raise SettingsError("path, validation_path and test_path name a file twice")
     share = _TEST_SHARES[kind]["sequential" if split.split == "sequential" else "random"]
@@ -151,15 +147,7 @@ _OF_NEW_IDS = ("min_count", "max_size")
 
 
 def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
-    """How the vocabularies of this period grow.
-
-    Args:
-        folder: prepared folder of the previous period; empty for the first one.
-        schema: of this period.
-
-    Raises:
-        DataError: the folder cannot be used.
-    """
+    """How the vocabularies of this period grow, after the prepared folder of the previous one."""
     if not folder:
         return Growth(options)
     learned = Path(folder) / LEARNED_FOLDER
@@ -174,14 +162,9 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
 
 
 def _merged(then: Schema, now: Schema) -> Schema:
-    """The schema of earlier periods with the keys that this period may change.
-
-    Raises:
-        DataError: another key has changed.
-    """
+    """The schema of earlier periods with the keys that this period may change."""
     was, given = then.model_dump(), now.model_dump()
-    for key in _OF_FILES:
-        was[key] = given[key]
+    was |= {key: given[key] for key in _OF_FILES}
     for kind, key in (("ids", "min_count"), ("numbers", "transform")):
         for name, options in given[kind].items():
             # What a schema leaves open was settled in the first period.
@@ -212,9 +195,6 @@ def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
     """Name of a preparation: a hash of the files' sizes, modification times and sampled content.
 
     Hashing all of a terabyte would take longer than training on it.
-
-    Raises:
-        DataError: a file cannot be read.
     """
     digest = hashlib.sha256(repr(described).encode())
     for path in files:
@@ -232,18 +212,10 @@ def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Assigns the rows of a log to parts.
-
-    Attributes:
-        counts: rows of each file; may be None unless `split.needs_counts()`.
-    """
+    """Assigns the rows of a log to parts."""
 
     source: Source
-    counts: Sequence[int] | None
-
-    def rows(self, chunk: Chunk) -> np.ndarray:
-        """Number of each row in the whole log: `[n]` int64; needs the counts."""
-        return chunk.numbers + sum(self.counts[: chunk.file])
+    counts: Sequence[int] | None  # rows of each file; may be None unless `split.needs_counts()`
 
     def parts(self, chunk: Chunk) -> np.ndarray:
         """`TRAIN`, `VALIDATION` or `TEST` for each row of a chunk: `[n]` int8."""
@@ -252,7 +224,7 @@ class Assignment:
             return np.full(len(chunk.numbers), TRAIN, dtype=np.int8)
         if split.split == "sequential":
             train, validation, _ = self._sizes()
-            return np.digitize(self.rows(chunk), [train, train + validation]).astype(np.int8)
+            return np.digitize(self._rows(chunk), [train, train + validation]).astype(np.int8)
         if split.split in ("random", "highfreq"):
             _, validation, test = self._sizes()
             part = np.digitize(self._shuffled(chunk), [test, test + validation])
@@ -277,6 +249,10 @@ class Assignment:
         parts = np.where(test.to_numpy(), TEST, np.where(validation.to_numpy(), VALIDATION, TRAIN))
         return parts.astype(np.int8)
 
+    def _rows(self, chunk: Chunk) -> np.ndarray:
+        """Number of each row in the whole log, `[n]` int64."""
+        return chunk.numbers + sum(self.counts[: chunk.file])
+
     def _total(self) -> int:
         """Number of rows to divide at random; with split `files`, rows of the training files."""
         parts = self.source.file_parts or [TRAIN] * len(self.counts)
@@ -298,7 +274,7 @@ class Assignment:
     def _shuffled(self, chunk: Chunk) -> np.ndarray:
         """Each row's place in a random order."""
         total = self._total()
-        rows = self.rows(chunk)
+        rows = self._rows(chunk)
         within = rows < total
         places = np.full(len(rows), total, dtype=np.int64)
         places[within] = Permutation(total, (self.source.split.seed,))(rows[within])

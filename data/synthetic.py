@@ -102,7 +102,6 @@ class _Drawn(NamedTuple):
     true_probability: np.ndarray
 
     def take(self, rows: np.ndarray) -> _Drawn:
-        """Some of them."""
         return _Drawn(*(array[rows] for array in self))
 
 
@@ -146,11 +145,8 @@ class _Truth:
     def drifted(self, replaced: float) -> tuple[_Truth, np.ndarray]:
         """The truth after some of the ids were replaced by new ones with weights of their own.
 
-        Args:
-            replaced: mean number of replacements per id.
-
-        Returns:
-            The truth, and the number of replacements of each id: `[ids of all fields]` int64.
+        `replaced` is the mean number of replacements per id. Also returns the replacements of each,
+        `[ids of all fields]` int64.
         """
         draw = np.random.default_rng([self.clicks.seed, _DRIFT])
         times = np.floor(draw.random(len(self.weights)) + replaced).astype(np.int64)
@@ -215,22 +211,10 @@ class _SyntheticPart:
         return None
 
     def _drawn(self, rows: np.ndarray) -> _Drawn:
-        if len(rows) == 0:
-            return self._block(0).take(rows)
-        blocks = rows // BLOCK_ROWS
-        order = np.argsort(blocks, kind="stable")
-        firsts = np.flatnonzero(np.diff(blocks[order])) + 1
-        taken = [
-            self._block(int(blocks[of_block[0]])).take(rows[of_block] % BLOCK_ROWS)
-            for of_block in np.split(order, firsts)
-        ]
-        joined = _Drawn(*map(np.concatenate, zip(*taken, strict=True)))
-        if np.any(np.diff(order) < 0):
-            # The rows now stand block by block; put them back in the requested order.
-            place = np.empty_like(order)
-            place[order] = np.arange(len(rows))
-            joined = joined.take(place)
-        return joined
+        blocks, of_row = np.unique(rows // BLOCK_ROWS, return_inverse=True)
+        drawn = [self._block(block) for block in (blocks.tolist() or [0])]
+        joined = _Drawn(*map(np.concatenate, zip(*drawn, strict=True)))
+        return joined.take(of_row * BLOCK_ROWS + rows % BLOCK_ROWS)
 
     def _block(self, block: int) -> _Drawn:
         key = np.random.SeedSequence([self.truth.clicks.seed, self.stream, block])
@@ -242,11 +226,9 @@ def write_criteo_log(
 ) -> None:
     """Write a file of a log in Criteo's layout, tab separated without a header, atomically.
 
-    Label, 13 whole numbers, 26 ids of 8 hexadecimal digits; some are missing.
-
-    Args:
-        number: index of the file, from 0; its rows follow those of earlier files.
-        drift: share of the ids of large fields that are replaced by new ones from file to file.
+    Label, 13 whole numbers, 26 ids of 8 hexadecimal digits; some are missing. Rows follow those of
+    files with a smaller `number`, from 0; `drift` is the share of the ids of large fields that are
+    replaced by new ones from file to file.
     """
     import polars as pl
     from tqdm import tqdm
@@ -305,11 +287,6 @@ def _zipf_quantile(uniform: np.ndarray, size: np.ndarray, zipf: float) -> np.nda
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake."""
-    given = _parser().parse_args(arguments)
-    return exit_status(lambda: _write(given))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede synthetic",
         description="Write synthetic clicks as a log in Criteo's layout, a file for each day. From "
@@ -327,7 +304,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--drift", type=float, default=0.05, metavar="X", help=drift)
     add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
     add("--seed", type=int, default=0, help="seed of the hidden model and the rows; default 0")
-    return parser
+    given = parser.parse_args(arguments)
+    return exit_status(lambda: _write(given))
 
 
 def _write(given: argparse.Namespace) -> None:

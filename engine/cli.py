@@ -37,7 +37,7 @@ _COMMANDS = {
         "stampede.data.synthetic",
         "write synthetic clicks as a log in files whose ids drift",
     ),
-    "describe": ("stampede.data.describe", "show what is in a click log or a prepared folder"),
+    "describe": ("stampede.data.describe", "show what is in a click log"),
     "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check the result"),
     "apply": ("stampede.data.apply", "encode new data with learned ids and ranges"),
     "predict": ("stampede.engine.predict", "score rows with a trained model"),

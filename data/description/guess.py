@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from stampede.data.description.rows import PART, Rows
+from stampede.data.description.statistics import PART, Rows
 from stampede.data.errors import DataError
 from stampede.data.formulas import filled
 from stampede.data.raw.files import read_blocks
-from stampede.data.raw.parquet import open_parquet
-from stampede.data.schema.features import described, settled
-from stampede.data.schema.schema import CRITEO, MISSING, Schema
+from stampede.data.raw.formats import open_parquet
+from stampede.data.schema.schema import CRITEO, MISSING, Schema, described, settled
 from stampede.data.sources import TRAIN, Kind
 from stampede.settings import cut, shown
 
@@ -40,11 +39,7 @@ class Guess(NamedTuple):
 
 
 def guess(files: Sequence[Path]) -> Guess:
-    """What a log seems to be, by its files' names and the start of the first file.
-
-    Raises:
-        DataError: the log is of no known kind; the user has to write a schema.
-    """
+    """What a log seems to be. Raises a `DataError` if the user has to write a schema."""
     path = files[0]
     if any(suffix in (".parquet", ".pq") for suffix in path.suffixes):
         return _table(path, _parquet_head(path), {})

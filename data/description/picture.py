@@ -19,20 +19,14 @@ _MOST_PANELS = 48
 _PER_ROW = 9
 
 # Inches.
-_WIDTH, _OVER_TIME, _PANEL_ROW, _HEADING = 14.0, 2.4, 1.35, 0.5
-_LEFT, _RIGHT = 0.75, 0.25
+_WIDTH, _OVER_TIME, _PANEL_ROW, _HEADING = 14.0, 2.4, 1.35, 0.4
 _COUNTS = EngFormatter(sep="")  # such as 2.5k
 
 
 def draw(title: str, statistics: Statistics, path: Path) -> None:
-    """Draw a page: click rate and rows over time, then a small panel for each column.
+    """Draw a PNG: click rate and rows over time, then a small panel for each column.
 
     Columns without any value appear in the text only.
-
-    Args:
-        title: heading.
-        statistics: of the data.
-        path: PNG to write.
     """
     panels = (
         (
@@ -48,20 +42,17 @@ def draw(title: str, statistics: Statistics, path: Path) -> None:
     )
     panels = [some for some in panels if some[1]]
     rows = [-(-min(len(columns), _MOST_PANELS) // _PER_ROW) for _, columns, _ in panels]
-    heights = [_HEADING, _OVER_TIME, *(count * _PANEL_ROW + 0.5 for count in rows)]
-    figure = Figure(figsize=(_WIDTH, sum(heights)))
-    figure.suptitle(title, fontsize=13, y=1 - 0.15 / figure.get_figheight())
-    # The empty strip on top holds the title.
-    _, over_time, *strips = figure.subfigures(len(heights), 1, height_ratios=heights)
-    _over_time(over_time, statistics)
+    heights = [_OVER_TIME, *(count * _PANEL_ROW + _HEADING for count in rows)]
+    figure = Figure(figsize=(_WIDTH, sum(heights) + _HEADING), layout="constrained")
+    figure.suptitle(title, fontsize=13)
+    over_time, *strips = figure.subfigures(len(heights), 1, False, height_ratios=heights).ravel()
+    _over_time(over_time.subplots(), statistics)
     for strip, (heading, columns, one) in zip(strips, panels, strict=True):
         _panels(strip, columns, heading, one)
     figure.savefig(path, dpi=100)
 
 
-def _over_time(strip: SubFigure, statistics: Statistics) -> None:
-    axes = strip.subplots()
-    _set_margins(strip, bottom=0.55, top=0.35, right=_LEFT)
+def _over_time(axes: Axes, statistics: Statistics) -> None:
     slices = statistics.slices
     starts, width = slices["start"].to_numpy(), statistics.width
     places = starts + width / 2
@@ -83,19 +74,17 @@ def _over_time(strip: SubFigure, statistics: Statistics) -> None:
     axes.set_zorder(rows.get_zorder() + 1)
     axes.patch.set_visible(False)
     axes.plot(places, (slices["clicks"] / slices["rows"]).to_numpy(), "ko-", ms=3)
-    axes.axhline(statistics.rate, color="0.4", linestyle="--", linewidth=1)
+    mean = statistics.clicks.sum() / statistics.rows.sum()
+    axes.axhline(mean, color="0.4", linestyle="--", linewidth=1)
     heading = (
         f"Click rate (line) and rows (bars) in slices of {statistics.span(statistics.width)}; "
-        f"dashed: all rows, {statistics.rate:.4f}"
+        f"dashed: all rows, {mean:.4f}"
     )
     axes.set_title(heading, loc="left", fontsize=11)
 
 
 def _panels(
-    strip: SubFigure,
-    columns: Sequence[Column],
-    heading: str,
-    one: Callable[[Axes, Column], None],
+    strip: SubFigure, columns: Sequence[Column], heading: str, one: Callable[[Axes, Column], None]
 ) -> None:
     """A small panel for each column."""
     if len(columns) > _MOST_PANELS:
@@ -103,9 +92,7 @@ def _panels(
     shown = columns[:_MOST_PANELS]
     across = min(_PER_ROW, len(shown))
     panels = strip.subplots(-(-len(shown) // across), across, squeeze=False).ravel()
-    _set_margins(strip, bottom=0.3, top=0.62)
-    strip.subplots_adjust(wspace=0.25, hspace=0.6)
-    strip.text(_LEFT / _WIDTH, 1 - 0.3 / _inches(strip), heading, fontsize=11, va="bottom")
+    strip.suptitle(heading, fontsize=11, x=0.01, ha="left")
     for panel, column in zip(panels, shown, strict=False):
         panel.set_title(short(column.name, 14), fontsize=7.5, pad=2)
         one(panel, column)
@@ -157,15 +144,3 @@ def _histogram(axes: Axes, column: Column) -> None:
 def _log_ticks(axes: Axes, ticks: list[int]) -> None:
     axes.set_xticks(ticks, [_COUNTS(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _inches(strip: SubFigure) -> float:
-    return strip.bbox.height / strip.figure.dpi
-
-
-def _set_margins(strip: SubFigure, bottom: float, top: float, right: float = _RIGHT) -> None:
-    """Set the margins, in inches."""
-    height = _inches(strip)
-    strip.subplots_adjust(
-        left=_LEFT / _WIDTH, right=1 - right / _WIDTH, bottom=bottom / height, top=1 - top / height
-    )

@@ -1,19 +1,26 @@
-"""Statistics of the columns of a data set, computed by Polars one column at a time."""
+"""Statistics of the columns of a click log, computed by Polars one column at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from stampede.data.description.rows import PART, PLACE, Rows
+from stampede.data.errors import DataError
 from stampede.data.formulas import bucket_rows
-from stampede.data.prepared.manifest import PARTS
-from stampede.data.raw.log import LABEL
-from stampede.data.sources import TEST, TRAIN, VALIDATION
+from stampede.data.prepared.manifest import PARTS, missing_marks_sentence
+from stampede.data.progress import RowProgress
+from stampede.data.raw.log import LABEL, TIME
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
+from stampede.data.sources import TEST, TRAIN, VALIDATION, Assignment, Source
+from stampede.settings import counted
+
+PART, PLACE = "#part", "#place"
 
 TOPS = (1, 10, 100, 1000)
 QUANTILES = (0.25, 0.5, 0.75, 0.99)
@@ -37,38 +44,90 @@ _VALUE = "value"
 
 
 @dataclass(frozen=True)
-class Column:
-    """An id field or a number.
+class Rows:
+    """Rows to describe."""
 
-    Attributes:
-        name: of the column.
-        values: `[3]` rows of each part, or ids of a multi-valued field, where a row without an id
-            counts as one.
-        missing: `[3]` how many of them are missing; None if not known.
-        unseen: `[3]` how many of them are ids absent from the training part; None for numbers.
-        alone: test AUC of the column's click rates in the training part; None if a part is empty or
-            has only one class.
-        rates: `[n, 2]` rows and clicks of the most frequent ids; for numbers, of missing values
-            and the four quarters.
-        kind: how ids are encoded, in a word.
-        distinct: number of different ids.
-        curve: k, and the share of all present ids that the k most frequent cover.
-        top: text of the most frequent ids.
-        summary: of a number: mean, minimum, `QUANTILES`, maximum; empty if all are missing.
-        histogram: of a number: edges, and rows and clicks between them.
+    # Ids, numbers, `#label`, `#part` (index into `PARTS`), `#place`; null is missing.
+    frame: pl.LazyFrame
+    by_time: bool  # whether `#place` is seconds since 1970; else it is the row's number
+    ids: Mapping[str, str]  # kind of each id field, in a word, by name
+    numbers: Sequence[str]
+    notes: Sequence[str]  # sentences for the reader of the description
+
+
+def read_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path) -> Rows:
+    """Rows of a log, copied to Parquet files in a folder.
+
+    Args:
+        limit: read only this many rows, bad ones included; None: all.
+
+    Raises:
+        DataError: the log has no good row, or has a bad row and `bad_rows` refuses it.
     """
+    log, fields, by_time = source.log, source.log.schema.ids, source.log.schema.time is not None
+    counts = log.counts(limit) if limit or source.split.needs_counts() else None
+    assignment, rows = Assignment(source, counts), 0
+    with RowProgress("describing", log.bytes) as progress:
+        for read in log.chunks(bad_rows):
+            chunk = read.take(read.numbers < counts[read.file]) if limit else read
+            place = pl.col(TIME) if by_time else pl.int_range(pl.len()) + rows
+            parts = pl.Series(PART, assignment.parts(chunk))
+            frame = chunk.frame.with_columns(parts, place.cast(pl.Int64).alias(PLACE))
+            if len(frame):
+                frame.write_parquet(folder / f"{rows:015d}.parquet", compression="lz4")
+            rows += len(frame)
+            progress.advance_to(chunk.position, len(frame))
+            if len(chunk.numbers) < len(read.numbers):
+                break
+    if not rows:
+        log.check_rows()
+        raise DataError(
+            f"{log.files[0]}: has no good row, but {counted(bad_rows.count, 'bad row')}"
+        )
+    notes = [
+        f"parts: split {source.split.split}, see --set",
+        "" if limit is None else f"only the first {limit:,} rows were read (--rows)",
+        f"left out {counted(bad_rows.count, 'bad row')}, listed in a file" * bool(bad_rows.count),
+        missing_marks_sentence(bad_rows.marks_by_column()),
+    ]
+    # A column cut into quantiles is described as a number.
+    cut = [name for name, found in fields.items() if isinstance(found, Quantiles)]
+    return Rows(
+        pl.scan_parquet(sorted(folder.glob("*.parquet"))),
+        by_time,
+        {name: _kind(found) for name, found in fields.items() if name not in cut},
+        [*log.schema.numbers, *cut],
+        [note for note in notes if note],
+    )
+
+
+def _kind(found: IdField) -> str:
+    """The field's kind as the table shows it."""
+    if isinstance(found, TimePart):
+        return found.encode.replace("_", " ")
+    if isinstance(found, Hashed):
+        return f"hash {found.buckets:,}"
+    word = "integers" if isinstance(found, Integers) else "ids"
+    return word if found.separator is None else f"many {word}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """An id field or a number; a row of a multi-valued field without an id counts as one id."""
 
     name: str
-    values: np.ndarray
-    missing: np.ndarray | None
+    values: np.ndarray  # `[3]` rows of each part, or ids of a multi-valued field
+    missing: np.ndarray  # `[3]` how many of them are missing
+    # `[3]` how many are ids absent from the training part; None for numbers
     unseen: np.ndarray | None
-    alone: float | None
-    rates: np.ndarray
-    kind: str = "number"
-    distinct: int = 0
-    curve: tuple[np.ndarray, np.ndarray] = ()
-    top: Sequence[str] = ()
-    summary: Sequence[float] = ()
+    alone: float | None  # test AUC of the click rates in the training part, if defined
+    rates: np.ndarray  # `[n, 2]` rows and clicks of `top`; or of missing values and four quarters
+    kind: str = "number"  # how ids are encoded, in a word
+    distinct: int = 0  # number of different ids
+    curve: tuple[np.ndarray, np.ndarray] = ()  # k, and the share of present ids that k cover
+    top: Sequence[str] = ()  # the most frequent ids
+    summary: Sequence[float] = ()  # of a number: mean, minimum, `QUANTILES`, maximum
+    # Of a number: edges, and rows and clicks between them.
     histogram: tuple[np.ndarray, np.ndarray, np.ndarray] = ()
 
     def coverage(self, ids: int) -> float | None:
@@ -88,28 +147,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of a whole data set.
+    """Statistics of a whole data set."""
 
-    Attributes:
-        rows, clicks: `[3]` of each part.
-        ids, numbers: its columns.
-        by_time: whether slices span seconds since 1970; else rows.
-        width: width of a slice.
-        slices: `start`, `rows` and `clicks` of each slice that has rows, in order.
-    """
-
-    rows: np.ndarray
-    clicks: np.ndarray
+    rows: np.ndarray  # `[3]` of each part
+    clicks: np.ndarray  # `[3]` of each part
     ids: list[Column]
     numbers: list[Column]
-    by_time: bool
-    width: int
-    slices: pl.DataFrame
-
-    @property
-    def rate(self) -> float:
-        """Click rate of all rows."""
-        return float(self.clicks.sum() / self.rows.sum())
+    by_time: bool  # whether slices span seconds since 1970; else rows
+    width: int  # of a slice
+    slices: pl.DataFrame  # `start`, `rows` and `clicks` of each slice that has rows, in order
 
     def wider(self, width: int) -> pl.DataFrame:
         """The slices merged to a larger width."""
@@ -135,11 +181,7 @@ class Statistics:
 
 
 def collect(rows: Rows) -> Statistics:
-    """Statistics of all rows, with the counts of one column in memory at a time.
-
-    Raises:
-        DataError: the texts of ids cannot be read.
-    """
+    """Statistics of all rows, with the counts of one column in memory at a time."""
     counts = _counts(rows.frame.select(PART, LABEL, pl.lit(0).alias(_VALUE)))[1].sum(0)
     ends = rows.frame.select(first=pl.col(PLACE).min(), last=pl.col(PLACE).max())
     width = least_width(*ends.collect().row(0), rows.by_time, SLICES)
@@ -187,15 +229,10 @@ def _ids(rows: Rows, name: str) -> Column:
     ids, counts = _counts(values)
     is_missing = ids.is_null().to_numpy()
     is_unseen = counts[:, TRAIN, 0] == 0
-    is_known = ~is_missing
-    if name in rows.unseen:
-        is_unseen = (ids == rows.unseen[name]).fill_null(False).to_numpy()
-        is_known &= ~is_unseen
     totals = pl.DataFrame({_VALUE: ids, "rows": counts[..., 0].sum(1)}).with_row_index("at")
-    known = totals.filter(pl.Series(is_known))
+    known = totals.drop_nulls(_VALUE)
     top = known.top_k(_TOP_IDS, by=["rows", _VALUE], reverse=[False, True])
     top = top.sort(["rows", _VALUE], descending=[True, False])
-    present = counts[~is_missing][..., 0].sum()
     return Column(
         name=name,
         values=counts[..., 0].sum(0),
@@ -205,18 +242,19 @@ def _ids(rows: Rows, name: str) -> Column:
         rates=counts[top["at"].to_numpy()].sum(1),
         kind=rows.ids[name],
         distinct=len(known),
-        curve=_curve(known["rows"].sort(descending=True).to_numpy(), present),
-        top=rows.texts(name, top[_VALUE].to_list()),
+        curve=_curve(known["rows"].sort(descending=True).to_numpy()),
+        # On one line.
+        top=[x if x.isprintable() else repr(x) for x in map(str, top[_VALUE])],
     )
 
 
-def _curve(ordered: np.ndarray, present: int) -> tuple[np.ndarray, np.ndarray]:
+def _curve(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Coverage of the first k `ordered` counts, for log-spaced k and those of `TOPS`."""
     most = len(ordered)
     points = np.geomspace(1, most, _CURVE_POINTS).astype(np.int64) if most else []
     places = np.unique([*points, *(top for top in TOPS if top <= most), most])
     places = places[places > 0]
-    return places, np.cumsum(ordered)[places - 1] / present
+    return places, np.cumsum(ordered)[places - 1] / ordered.sum()
 
 
 def _number(rows: Rows, name: str) -> Column:
@@ -234,7 +272,7 @@ def _number(rows: Rows, name: str) -> Column:
     return Column(
         name=name,
         values=by_bucket[..., 0].sum(0),
-        missing=None if rows.filled else by_bucket[0, :, 0],
+        missing=by_bucket[0, :, 0],
         unseen=None,
         alone=_auc_alone(by_bucket),
         rates=np.pad(by_quarter.sum(1), ((0, 5 - len(by_quarter)), (0, 0))),

@@ -18,24 +18,28 @@ from pydantic import Field
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
-from stampede.data.learning.growth import KEPT, ROW_SINCE, WAITING, Grown, grown, nothing_known
 from stampede.data.learning.vocabulary import (
     COUNT,
     FIRST_ROW,
+    KEPT,
     MISSING_ROW,
+    ROW_SINCE,
     UNSEEN_ROW,
     VALUE,
+    WAITING,
     Distinct,
+    Grown,
     RowsOfIds,
     ValueCounts,
     distinct_ids,
+    grown,
+    nothing_known,
     read_vocabulary,
     vocabulary,
 )
 from stampede.data.options import GrowthOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import FieldEntry
-from stampede.data.schema.features import settled
 from stampede.data.schema.schema import (
     Hashed,
     IdField,
@@ -45,6 +49,7 @@ from stampede.data.schema.schema import (
     Schema,
     Vocabulary,
     is_multi,
+    settled,
 )
 from stampede.files import read_file, sha256
 from stampede.settings import Section, reading
@@ -57,20 +62,13 @@ _PARTS_OF_TIME = {"hour_of_day": 24, "weekday": 7}
 
 
 class NumberRange(Section):
-    """Statistics of a number in the training part, after filling and `log1p`.
-
-    Attributes:
-        rows: number of values.
-        low, high: minimum and maximum.
-        mean: arithmetic mean.
-        squares: sum of the squared distances from the mean.
-    """
+    """Statistics of a number in the training part, after filling and `log1p`."""
 
     rows: int = 0
     low: float = 0.0
     high: float = 0.0
     mean: float = 0.0
-    squares: float = 0.0
+    squares: float = 0.0  # sum of the squared distances from the mean
 
     @property
     def deviation(self) -> float:
@@ -145,24 +143,35 @@ class Encoder(NamedTuple):
     rows: Callable[[pl.Series], np.ndarray]
 
 
-def _fixed_encoder(name: str, field: IdField) -> Encoder:
-    """The encoder of a field that learns nothing; the last row is for missing values."""
-    if isinstance(field, Hashed):
-        size = field.buckets
+def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str) -> Encoder:
+    missing, unseen = 0, None
+    if isinstance(field, Vocabulary):
+        encode = RowsOfIds(read_ids(folder, saved, name, remedy))
+        rows, missing, unseen = FIRST_ROW + encode.size, MISSING_ROW, UNSEEN_ROW
+    elif isinstance(field, Quantiles):
+        edges = saved.quantiles[name]
+        rows, encode = len(edges) + 2, partial(bucket_rows, edges=edges)
     else:
-        size = field.size if isinstance(field, Integers) else _PARTS_OF_TIME[field.encode]
-
-    def rows(values: pl.Series) -> np.ndarray:
+        # These learn nothing; the last row is for missing values.
         if isinstance(field, Hashed):
-            found = bucket(values, field.buckets, field.seed)
+            missing = field.buckets
         else:
-            found = values.fill_null(0).cast(pl.Int64).to_numpy().copy()
-        if values.null_count():
-            found[values.is_null().to_numpy()] = size
-        return found
+            missing = field.size if isinstance(field, Integers) else _PARTS_OF_TIME[field.encode]
+        rows, encode = missing + 1, partial(_fixed_rows, field=field, missing=missing)
+    entry = FieldEntry(
+        name=name, rows=rows, missing_row=missing, unseen_row=unseen, multi=is_multi(field)
+    )
+    return Encoder(entry, encode)
 
-    entry = FieldEntry(name=name, rows=size + 1, missing_row=size, multi=is_multi(field))
-    return Encoder(entry, rows)
+
+def _fixed_rows(values: pl.Series, field: IdField, missing: int) -> np.ndarray:
+    if isinstance(field, Hashed):
+        found = bucket(values, field.buckets, field.seed)
+    else:
+        found = values.fill_null(0).cast(pl.Int64).to_numpy().copy()
+    if values.null_count():
+        found[values.is_null().to_numpy()] = missing
+    return found
 
 
 class Learned:
@@ -178,16 +187,8 @@ class Learned:
         ]
         entries = [encoders[name].entry for name in schema.ids]
         self.fields: list[FieldEntry] = sorted(entries, key=lambda entry: entry.multi)
-
-    @property
-    def ids_dtype(self) -> str:
-        """int32 if it holds every row number, else int64."""
-        return "int32" if max(entry.rows for entry in self.fields) <= 2**31 else "int64"
-
-    @property
-    def takes_hashes(self) -> bool:
-        """Whether `encode` accepts hashes of ids in place of their texts."""
-        return all(getattr(e.rows, "takes_hashes", True) for e in self._encoders.values())
+        most = max(entry.rows for entry in entries)
+        self.ids_dtype = "int32" if most <= 2**31 else "int64"
 
     def encode(
         self,
@@ -198,10 +199,7 @@ class Learned:
         """Encode typed rows (see `stampede.data.raw.log`).
 
         Args:
-            frame: the rows; ids of vocabularies may be `hashed`.
-            numbers_dtype: type of the numbers.
-            distinct: the columns of `distinct_ids`, if `frame` lacks them; their values may be
-                `hashes`.
+            distinct: the columns of `distinct_ids`, if `frame` lacks them.
 
         Returns:
             The arrays `ids` `[n, single-valued fields]` and `numbers` `[n, numbers]`; and of each
@@ -225,10 +223,9 @@ class Learned:
             lengths, values = flattened(frame[entry.name])
             rows = self._encoders[entry.name].rows(values).astype(self.ids_dtype)
             bags.append((lengths, rows))
+        numbers = np.empty((len(frame), 0), dtype=np.float32)
         if self._numbers:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
-        else:
-            numbers = np.empty((len(frame), 0), dtype=np.float32)
         numbers = self._narrowed(numbers, numbers_dtype)
         return {"ids": np.ascontiguousarray(ids.T), "numbers": numbers}, bags
 
@@ -249,17 +246,11 @@ class Learned:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the vocabularies of a log grow from period to period.
-
-    Attributes:
-        options: which ids get a row.
-        folder: what was learned up to the previous period; None in the first one.
-        before: content of its `learned.json`.
-    """
+    """How the vocabularies of a log grow from period to period."""
 
     options: GrowthOptions
-    folder: Path | None = None
-    before: Saved | None = None
+    folder: Path | None = None  # what was learned up to the previous period
+    before: Saved | None = None  # content of its `learned.json`
 
     @property
     def period(self) -> int:
@@ -294,14 +285,9 @@ class Learner:
     """Counts ids and measures numbers.
 
     Args:
-        schema: of the rows.
-        budget: bytes of counts in memory.
-        spill: folder for counts beyond the budget.
+        budget: bytes of counts in memory; more go to the folder `spill`.
         growth: for a log in periods; ranges, quantiles and the settled schema are those of the
             first period.
-
-    Attributes:
-        rows: seen so far.
     """
 
     def __init__(
@@ -324,12 +310,11 @@ class Learner:
         self._ranges = {name: NumberRange() for name in self._numbers}
         self._ranges_of_log1p = {name: NumberRange() for name in self._log1p}
 
-    def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
+    def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct]) -> None:
         """Learn from typed rows of the training part, and their other `distinct` columns."""
         self.rows += len(frame)
         self.counts.add(frame, distinct)
-        both = (self._ranges, self._numbers), (self._ranges_of_log1p, self._log1p)
-        for seen, fields in both:
+        for seen, fields in (self._ranges, self._numbers), (self._ranges_of_log1p, self._log1p):
             for name, found in ranges(frame, fields).items():
                 seen[name] = seen[name].merged(found)
 
@@ -381,25 +366,16 @@ class Learner:
 
 
 class Saved(Section):
-    """The content of `learned.json`.
-
-    Attributes:
-        schema_: of the rows.
-        ranges: of every number, by name.
-        quantiles: inner edges of the fields cut at quantiles, by name.
-        vocabularies: file of each vocabulary, in the same folder, by field.
-        period: number of the newest period; 0 for a log without periods.
-        waiting: for periods, file of the ids that wait for a row, by field.
-        rows: training rows of all periods.
-    """
+    """The content of `learned.json`."""
 
     schema_: Schema
     ranges: dict[str, NumberRange]
-    quantiles: dict[str, list[float]]
-    vocabularies: dict[str, str]
-    period: int = 0
+    quantiles: dict[str, list[float]]  # inner edges, by field
+    vocabularies: dict[str, str]  # file in the same folder, by field
+    period: int = 0  # number of the newest period; 0 for a log without periods
+    # File of the ids that wait for a row, by field.
     waiting: dict[str, str] = Field(default_factory=dict)
-    rows: int = 0
+    rows: int = 0  # training rows of all periods
 
 
 def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
@@ -413,33 +389,13 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
     """Load what `Learner.save` wrote."""
     saved = read_saved(folder, remedy)
     with reading(folder / LEARNED, DataError, remedy):
-        encoders = {}
-        for name, field in saved.schema_.ids.items():
-            if isinstance(field, Vocabulary):
-                ids = RowsOfIds(read_vocabulary(folder / saved.vocabularies[name])[VALUE])
-                entry = FieldEntry(
-                    name=name,
-                    rows=FIRST_ROW + ids.size,
-                    missing_row=MISSING_ROW,
-                    unseen_row=UNSEEN_ROW,
-                    multi=is_multi(field),
-                )
-                encoders[name] = Encoder(entry, ids)
-            elif isinstance(field, Quantiles):
-                edges = saved.quantiles[name]
-                entry = FieldEntry(name=name, rows=len(edges) + 2, missing_row=0)
-                encoders[name] = Encoder(entry, partial(bucket_rows, edges=edges))
-            else:
-                encoders[name] = _fixed_encoder(name, field)
+        ids = saved.schema_.ids.items()
+        encoders = {name: _encoder(name, field, saved, folder, remedy) for name, field in ids}
         return Learned(saved.schema_, encoders, saved.ranges)
 
 
 def read_ids(folder: Path, saved: Saved, field: str, remedy: str = _REMEDY) -> pl.Series:
-    """The ids of a field's vocabulary, String, in the order of their rows.
-
-    Args:
-        saved: content of the folder's `learned.json`.
-    """
+    """The ids of a field's vocabulary, String, in the order of their rows."""
     with reading(folder / LEARNED, DataError, remedy):
         return read_vocabulary(folder / saved.vocabularies[field])[VALUE]
 

@@ -45,19 +45,12 @@ class OtherMeaningError(ValueError):
 
 @dataclass(frozen=True)
 class RowMeanings:
-    """What the rows of a field's table stand for.
-
-    Attributes:
-        entry: the table.
-        field: how ids become rows; None if they are already rows.
-        edges: inner edges of a field cut at quantiles.
-        values: reads the ids of a vocabulary, String, in the order of their rows.
-    """
+    """What the rows of a field's table stand for."""
 
     entry: FieldEntry
-    field: IdField | None = None
-    edges: tuple[float, ...] = ()
-    values: Callable[[], pl.Series] | None = None
+    field: IdField | None = None  # how ids become rows; None if they are already rows
+    edges: tuple[float, ...] = ()  # inner edges of a field cut at quantiles
+    values: Callable[[], pl.Series] | None = None  # reads the ids of a vocabulary by row
 
     @property
     def encode(self) -> str:
@@ -93,15 +86,11 @@ def _read(folder: Path, remedy: str) -> tuple[Manifest, Saved | None]:
 
 
 def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
-    """For each row of `now`, the row of `saved` that means the same.
+    """For each row of `now`, the row of `saved` that means the same: `[rows of now]` int64, or -1.
 
     Ids of vocabularies match by text, so a vocabulary may have grown or changed its order. Ids that
     are rows or integers keep their row. Buckets of a quantile field match if both edges are equal;
-    hashes match if both tables have the same buckets and seed. Memory holds the texts of one
-    vocabulary and a hash of each text of the other.
-
-    Returns:
-        `[rows of now]` int64, -1 if no row matches; no row of `saved` appears twice.
+    hashes match if both tables have the same buckets and seed. No row of `saved` appears twice.
 
     Raises:
         OtherMeaningError: the tables encode ids in different ways.
@@ -137,24 +126,16 @@ def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
 
 
 def keys_of_rows(meanings: RowMeanings, rows: np.ndarray) -> np.ndarray:
-    """A hash of the ids of some rows of a vocabulary's table, `[n]` uint64; see `stable_hashes`.
-
-    Args:
-        rows: `[n]`, without the rows of missing and unseen ids.
-    """
+    """A hash of the ids of some rows of a vocabulary's table, `[n]` uint64; see `stable_hashes`."""
     return stable_hashes(meanings.values().gather(rows - FIRST_ROW))
 
 
 def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
-    """SHA-256 of what the inputs of prepared data mean, in hexadecimal.
+    """SHA-256 of what the inputs of prepared data mean, in hexadecimal; samples are not needed.
 
     It covers, for each field in order, the id of every row, or the rule that gives an id its row;
     for each number, its transforms and its statistics to six digits, as the last bits of sums
-    differ between machines. File names and bytes do not matter. One vocabulary at a time is in
-    memory.
-
-    Args:
-        folder: a prepared folder; its samples are not needed.
+    differ between machines. File names and bytes do not matter.
     """
     meanings = row_meanings(folder, remedy).values()
     manifest, saved = _read(folder, remedy)

@@ -1,4 +1,4 @@
-"""Counts the values of columns in bounded memory, and gives ids their rows."""
+"""Counts the values of columns in bounded memory, and gives ids their rows, period by period."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import polars as pl
-import pyarrow as pa
 
+from stampede.data.options import GrowthOptions
 from stampede.data.schema.schema import Schema, Vocabulary
 
 VALUE, COUNT = "value", "count"
+
+# More columns of a vocabulary that grows: periods, counted from 1.
+ROW_SINCE, SEEN = "row_since", "seen"
+PERIOD = "period"
+
+KEPT = {VALUE: pl.String, COUNT: pl.Int64, ROW_SINCE: pl.Int32, SEEN: pl.Int32}
+WAITING = {VALUE: pl.String, PERIOD: pl.Int32, COUNT: pl.Int64}
 
 # The first rows of a table; the ids of the vocabulary follow.
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
@@ -23,28 +30,12 @@ MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
 _PENDING_ROWS = 200_000
 _PARTITIONS = 32
 
-_KEY_BYTES = 8
-_SEED = 0
-
 
 class Distinct(NamedTuple):
-    """The distinct values of a column, so that work on each value is done once.
+    """The distinct values of a column, so that work on each value is done once."""
 
-    Attributes:
-        values: each value once, in any order; null is one of them if the column has nulls.
-        codes: `[n]` index of each row's value, of the narrowest unsigned type.
-    """
-
-    values: pl.Series
-    codes: np.ndarray
-
-    def take(self, mask: np.ndarray) -> Distinct:
-        """The rows where `mask` is true; keeps all values."""
-        return self if mask.all() else Distinct(self.values, self.codes[mask])
-
-    def counts(self) -> np.ndarray:
-        """Rows of each value."""
-        return np.bincount(self.codes, minlength=len(self.values))
+    values: pl.Series  # each value once, in any order; null is one if the column has nulls
+    codes: np.ndarray  # `[n]` index of each row's value, of the narrowest unsigned type
 
 
 def distinct_ids(frame: pl.DataFrame, schema: Schema) -> dict[str, Distinct]:
@@ -57,39 +48,11 @@ def distinct_ids(frame: pl.DataFrame, schema: Schema) -> dict[str, Distinct]:
 
 
 def distinct(texts: pl.Series) -> Distinct:
-    """Distinct values of a String column."""
-    found = _of_short_texts(texts)
-    if found is None:
-        encoded = texts.to_arrow().dictionary_encode(null_encoding="encode")
-        found = pl.Series(encoded.dictionary), encoded.indices.to_numpy()
-    values, codes = found
-    return Distinct(values.alias(texts.name), codes.astype(np.min_scalar_type(len(values))))
-
-
-def _of_short_texts(texts: pl.Series) -> tuple[pl.Series, np.ndarray] | None:
-    """Values and codes of texts of one length up to 8 bytes, as in the public logs.
-
-    Compares them as integers, in a third of the time. None for other texts.
-    """
-    array = texts.to_arrow(compat_level=pl.CompatLevel.newest())
-    # 16 bytes per text: 4 bytes of length, then, up to 12 bytes of it, the text and zeros.
-    views = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint32).reshape(-1, 4)
-    views = views[array.offset : array.offset + len(array)]
-    missing = texts.is_null().to_numpy() if texts.null_count() else np.False_
-    lengths = views[:, 0]
-    length = int(lengths.max(initial=0))
-    if not 0 < length <= _KEY_BYTES or not ((lengths == length) | missing).all():
-        return None
-    keys = views[:, 1:3].copy().view(np.uint64).ravel()
-    if ((keys == 0) & ~missing).any():
-        return None  # A text of NUL bytes; here 0 stands for null.
-    keys[missing] = 0
-    codes, uniques = pd.factorize(keys)
-    characters = np.ascontiguousarray(uniques.view(np.uint8).reshape(-1, _KEY_BYTES)[:, :length])
-    offsets = np.arange(0, length * len(uniques) + 1, length, dtype=np.int64)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(characters)]
-    values = pl.Series(pa.Array.from_buffers(pa.large_string(), len(uniques), buffers))
-    return values.set(pl.Series(uniques == 0), None), codes
+    """Distinct values of a String column; told apart by a 64-bit hash, like ids in `RowsOfIds`."""
+    codes, hashes = pd.factorize(texts.hash().to_numpy())
+    first = np.empty(len(hashes), np.int64)
+    first[codes[::-1]] = np.arange(len(texts))[::-1]
+    return Distinct(texts.gather(first), codes.astype(np.min_scalar_type(len(hashes))))
 
 
 class ValueCounts:
@@ -102,19 +65,19 @@ class ValueCounts:
     """
 
     def __init__(self, columns: Sequence[str], budget: int, folder: Path) -> None:
-        self._tables = {name: _Tables() for name in columns}
+        # The merged table of each column, and newer ones.
+        self._tables: dict[str, list[pl.DataFrame]] = {name: [] for name in columns}
+        # Added up here, as asking Polars each time takes longer than counting.
+        self._bytes = dict.fromkeys(columns, 0)
+        self._spilled = dict.fromkeys(columns, 0)
         self._budget = budget
         self._folder = folder
-        self._spilled: dict[str, int] = dict.fromkeys(columns, 0)
 
-    def add(self, chunk: pl.DataFrame, distinct: Mapping[str, Distinct] | None = None) -> None:
+    def add(self, chunk: pl.DataFrame, distinct: Mapping[str, Distinct]) -> None:
         """Count the values of some rows and of other `distinct` columns, without nulls.
 
         Lists count value by value.
         """
-        if not self._tables:
-            return
-        distinct = distinct or {}
         counted = chunk.select(
             _values(chunk, name).drop_nulls().value_counts(name=COUNT).implode().alias(name)
             for name in self._tables
@@ -122,17 +85,19 @@ class ValueCounts:
         )
         for name, tables in self._tables.items():
             if name in distinct:
-                counts = pl.Series(COUNT, distinct[name].counts())
-                table = pl.DataFrame([distinct[name].values.alias(VALUE), counts])
+                values, codes = distinct[name]
+                counts = pl.Series(COUNT, np.bincount(codes, minlength=len(values)))
+                table = pl.DataFrame([values.alias(VALUE), counts])
                 table = table.filter((counts > 0) & table[VALUE].is_not_null())
             else:
                 table = counted[name][0].struct.unnest()
                 table.columns = [VALUE, COUNT]
             if len(table):
-                tables.append(table)
-            if tables.newer_rows > max(_PENDING_ROWS, tables.merged_rows):
-                tables.merge()
-        if self._bytes() > self._budget:
+                self._append(name, table)
+            newer = sum(map(len, tables[1:]))
+            if newer > _PENDING_ROWS and newer > len(tables[0]):
+                self._append(name, self._release(name))
+        if sum(self._bytes.values()) > self._budget:
             self._shrink()
 
     def tables(self, name: str) -> Iterator[pl.DataFrame]:
@@ -147,68 +112,40 @@ class ValueCounts:
                 if files:
                     yield _summed([pl.read_parquet(file) for file in files])
             shutil.rmtree(self._folder / name)
-        else:
-            table = self._tables[name].release()
-            if table is not None:
-                yield table
+        elif self._tables[name]:
+            yield self._release(name)
 
-    def _bytes(self) -> int:
-        return sum(tables.bytes for tables in self._tables.values())
+    def _append(self, name: str, table: pl.DataFrame) -> None:
+        self._tables[name].append(table)
+        self._bytes[name] += int(table.estimated_size())
+
+    def _release(self, name: str) -> pl.DataFrame:
+        """Remove all tables of a column and return them as one."""
+        found = _summed(self._tables[name])
+        self._tables[name].clear()
+        self._bytes[name] = 0
+        return found
 
     def _shrink(self) -> None:
         """Halve the memory: merge tables, then move the largest columns to disk."""
-        sizes = {name: tables.bytes for name, tables in self._tables.items()}
-        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
-            self._tables[name].merge()
-            if self._bytes() <= self._budget // 2:
+        for name in sorted(self._bytes, key=self._bytes.__getitem__, reverse=True):
+            if self._tables[name]:
+                self._append(name, self._release(name))
+            if sum(self._bytes.values()) <= self._budget // 2:
                 return
             self._spill(name)
 
     def _spill(self, name: str) -> None:
-        table = self._tables[name].release()
-        if table is None:
+        if not self._tables[name]:
             return
         folder = self._folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        run = self._spilled[name]
-        self._spilled[name] += 1
         part = (pl.col(VALUE).hash(seed=1) % _PARTITIONS).alias("part")
-        for (number,), rows in (
-            table.with_columns(part).partition_by("part", as_dict=True, include_key=False).items()
-        ):
-            rows.write_parquet(folder / f"{number}-{run:06d}.parquet", compression="lz4")
-
-
-class _Tables:
-    """Tables of one column, the merged one first.
-
-    Attributes:
-        merged_rows: rows of the merged table.
-        newer_rows: rows of the others.
-        bytes: of all; added up here, as asking Polars each time takes longer than counting.
-    """
-
-    def __init__(self) -> None:
-        self._tables: list[pl.DataFrame] = []
-        self.merged_rows = self.newer_rows = self.bytes = 0
-
-    def append(self, table: pl.DataFrame) -> None:
-        if self._tables:
-            self.newer_rows += len(table)
-        else:
-            self.merged_rows = len(table)
-        self._tables.append(table)
-        self.bytes += int(table.estimated_size())
-
-    def merge(self) -> None:
-        if len(self._tables) > 1:
-            self.append(self.release())
-
-    def release(self) -> pl.DataFrame | None:
-        """Remove all tables and return them as one; None if there are no tables."""
-        tables = self._tables
-        self._tables, self.merged_rows, self.newer_rows, self.bytes = [], 0, 0, 0
-        return _summed(tables) if len(tables) > 1 else next(iter(tables), None)
+        parts = self._release(name).with_columns(part).partition_by("part", as_dict=True)
+        for (number,), rows in parts.items():
+            path = folder / f"{number}-{self._spilled[name]:06d}.parquet"
+            rows.drop("part").write_parquet(path, compression="lz4")
+        self._spilled[name] += 1
 
 
 def _values(chunk: pl.DataFrame, name: str) -> pl.Expr:
@@ -217,24 +154,19 @@ def _values(chunk: pl.DataFrame, name: str) -> pl.Expr:
 
 
 def _summed(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """One table of several; a count is Int64."""
-    return (
-        pl.concat([table.cast({COUNT: pl.Int64}) for table in tables])
-        .lazy()
-        .group_by(VALUE)
-        .agg(pl.col(COUNT).sum())
-        .collect(engine="streaming")  # in half the time of the other engine
-    )
+    """One table of several; the counts of several are Int64."""
+    if len(tables) == 1:
+        return tables[0]
+    table = pl.concat([table.cast({COUNT: pl.Int64}) for table in tables]).lazy()
+    # In half the time of the other engine.
+    return table.group_by(VALUE).agg(pl.col(COUNT).sum()).collect(engine="streaming")
 
 
 def vocabulary(counts: Iterable[pl.DataFrame], field: Vocabulary) -> pl.DataFrame:
     """The ids that get a row: most frequent first, ties in the order of their text.
 
-    Args:
-        counts: tables of `value` and `count`; each value in one of them.
-
-    Returns:
-        `value` String and `count` Int64; the id at index i has row `FIRST_ROW + i`.
+    `counts` are tables of `value` and `count` with each value in one of them. The id in line i of
+    the result, `value` String and `count` Int64, has row `FIRST_ROW + i`.
     """
     kept = pl.DataFrame(schema={VALUE: pl.String, COUNT: pl.Int64})
     for table in counts:
@@ -250,12 +182,91 @@ def _sorted(table: pl.DataFrame) -> pl.DataFrame:
     return table.sort([COUNT, VALUE], descending=[True, False])
 
 
-def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFrame:
-    """Columns of a vocabulary's file, in the order of the rows of its ids.
+class Grown(NamedTuple):
+    """A field's ids after a period; the id in line i of the vocabulary has row `FIRST_ROW + i`."""
 
-    Raises:
-        OSError, ValueError: it is absent or damaged.
+    vocabulary: pl.DataFrame  # columns of `KEPT`; counts are those since the id began to wait
+    waiting: pl.DataFrame  # ids without a row; columns of `WAITING`
+
+
+def nothing_known() -> Grown:
+    """Before the first period."""
+    return Grown(pl.DataFrame(schema=KEPT), pl.DataFrame(schema=WAITING))
+
+
+def grown(
+    before: Grown,
+    counts: Iterable[pl.DataFrame],
+    period: int,
+    min_count: int,
+    options: GrowthOptions,
+    max_size: int | None = None,
+) -> Grown:
+    """A field's ids after one more period.
+
+    The result depends on how often each id occurs in each period, not on the order of rows.
+
+    Args:
+        counts: tables of `value` and `count` in this period; each value in one of them.
+        period: its number, from 1.
+        min_count: occurrences that give an id a row.
+        max_size: most ids of this field with a row, besides `options.max_rows`.
     """
+    now = [table.select(pl.col(VALUE), pl.col(COUNT).cast(pl.Int64)) for table in counts]
+    seen = pl.concat([pl.DataFrame(schema={VALUE: pl.String, COUNT: pl.Int64}), *now])
+    kept = before.vocabulary.join(seen, on=VALUE, how="left", suffix="_now", maintain_order="left")
+    is_here = pl.col(f"{COUNT}_now").is_not_null()
+    kept = kept.select(
+        VALUE,
+        pl.col(COUNT) + pl.col(f"{COUNT}_now").fill_null(0),
+        ROW_SINCE,
+        pl.when(is_here).then(pl.lit(period, pl.Int32)).otherwise(pl.col(SEEN)).alias(SEEN),
+    )
+    new = seen.join(before.vocabulary, on=VALUE, how="anti").select(
+        VALUE, pl.lit(period, pl.Int32).alias(PERIOD), COUNT
+    )
+    recent = before.waiting.filter(pl.col(PERIOD) > period - options.admission_periods)
+    waiting = pl.concat([recent, new])
+    admitted = (
+        waiting.group_by(VALUE)
+        .agg(pl.col(COUNT).sum(), pl.col(PERIOD).max().alias(SEEN))
+        .filter(pl.col(COUNT) >= min_count)
+        .sort([COUNT, VALUE], descending=[True, False])
+        .with_columns(pl.lit(period, pl.Int32).alias(ROW_SINCE))
+    )
+    most = min((limit for limit in (options.max_rows, max_size) if limit is not None), default=None)
+    given_up = pl.DataFrame(schema={"place": pl.UInt32})
+    if most is not None and len(kept) + len(admitted) > most:
+        room = max(most - len(kept), 0)
+        given_up = _given_up(kept, period, options).head(len(admitted) - room)
+        admitted = admitted.head(room + len(given_up))
+    vocabulary = _placed(kept, admitted, given_up["place"])
+    return Grown(vocabulary, waiting.join(admitted, on=VALUE, how="anti").sort([PERIOD, VALUE]))
+
+
+def _given_up(kept: pl.DataFrame, period: int, options: GrowthOptions) -> pl.DataFrame:
+    """Places of the ids absent from the period, in the order in which they lose their rows."""
+    by = [SEEN, COUNT] if options.evict == "lru" else [COUNT, SEEN]
+    absent = kept.with_row_index("place").filter(pl.col(SEEN) < period)
+    # Among equals, the largest text goes first: it got its row last.
+    return absent.sort([*by, VALUE], descending=[False, False, True])
+
+
+def _placed(kept: pl.DataFrame, admitted: pl.DataFrame, free: pl.Series) -> pl.DataFrame:
+    """All ids by row: new ones take the free places in turn, then new places."""
+    places = pl.concat(
+        [
+            free.cast(pl.UInt32),
+            pl.int_range(len(kept), len(kept) + len(admitted), eager=True).cast(pl.UInt32),
+        ]
+    ).head(len(admitted))
+    kept = kept.with_row_index("place").filter(~pl.col("place").is_in(free.implode()))
+    both = [kept, admitted.with_columns(places.alias("place")).select(kept.columns)]
+    return pl.concat(both).sort("place").drop("place")
+
+
+def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFrame:
+    """Columns of a vocabulary's file by row. Raises OSError or ValueError if it is damaged."""
     try:
         return pl.read_parquet(path, columns=[*columns], glob=False)
     # Damage that Polars does not detect makes it panic, and a panic is not an Exception.
@@ -263,48 +274,24 @@ def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFra
         raise ValueError(f"{path.name} cannot be read ({failure!s:.100})") from None
 
 
-def hashed(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Typed rows with hashes in place of the ids of multi-valued vocabulary fields."""
-    return frame.with_columns(
-        pl.col(name).list.eval(pl.element().hash(_SEED))
-        for name, field in schema.ids.items()
-        if isinstance(field, Vocabulary) and field.separator is not None
-    )
-
-
-def hashes(ids: pl.Series) -> pl.Series:
-    """A 64-bit hash of each id of a vocabulary; null stays null."""
-    return ids.hash(_SEED).set(ids.is_null(), None)
-
-
 class RowsOfIds:
-    """Finds the row of an id.
+    """Finds the rows of ids, String or null: `[n]` int64.
 
     It keeps a 64-bit hash of each id, not the text. No two ids of the vocabulary share a hash; an
     unseen id shares one with a probability of size / 2^64.
-
-    Args:
-        values: String, the vocabulary; each id once.
-
-    Attributes:
-        takes_hashes: whether it accepts `hashes` in place of texts. False if two ids of the
-            vocabulary had the same hash, so that another seed is used.
     """
 
     def __init__(self, values: pl.Series) -> None:
-        self.size = len(values)
-        self._seed = _SEED
+        self.size, self._seed = len(values), 0
         self._index = pd.Index(values.hash(self._seed).to_numpy())
         while not self._index.is_unique:
             self._seed += 1
             self._index = pd.Index(values.hash(self._seed).to_numpy())
-        self.takes_hashes = self._seed == _SEED
 
     def __call__(self, ids: pl.Series) -> np.ndarray:
-        """Row of each id, String or its hash, or null: `[n]` int64."""
-        hashes = ids.fill_null(0) if ids.dtype == pl.UInt64 else ids.hash(self._seed)
+        """The row of each id."""
         # Ids that are not in the index get -1, which becomes UNSEEN_ROW.
-        rows = self._index.get_indexer(hashes.to_numpy()) + FIRST_ROW
+        rows = self._index.get_indexer(ids.hash(self._seed).to_numpy()) + FIRST_ROW
         if ids.null_count():
             rows[ids.is_null().to_numpy()] = MISSING_ROW
         return rows

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from stampede.data.errors import DataError
 from stampede.data.schema.schema import MOST_ROWS, FieldName
@@ -31,22 +31,13 @@ REMEDY = "delete the folder to prepare it again"
 
 
 class FieldEntry(Section):
-    """An id field.
-
-    Attributes:
-        name: of the field.
-        rows: rows of its table.
-        missing_row: row of a missing value; None if not known.
-        unseen_row: row shared by rare ids and ids absent from the training part; None if every id
-            has a row.
-        multi: whether a sample has any number of ids.
-    """
+    """An id field."""
 
     name: FieldName
-    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)]
-    missing_row: Count | None = None
-    unseen_row: Count | None = None
-    multi: bool = False
+    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)]  # of its table
+    missing_row: Count | None = None  # of a missing value, if known
+    unseen_row: Count | None = None  # of rare ids and ids absent from the training part, if any
+    multi: bool = False  # whether a sample has any number of ids
 
     @property
     def unknown_rows(self) -> tuple[int, ...]:
@@ -57,60 +48,33 @@ class FieldEntry(Section):
 class ShardEntry(Section):
     """Some rows of a part, one `.npy` file per array.
 
-    Attributes:
-        rows: their number.
-        files: by array: `ids` `[rows, single-valued fields]`, `numbers` `[rows, numbers]`, `label`
-            `[rows]` uint8; if the data have them, `weight` `[rows]` float32, `time` `[rows]`
-            int64 seconds; for the multi-valued field number i (among those) `offsets_i`
-            `[rows + 1]` int64, from 0, into `values_i`.
+    The arrays: `ids` `[rows, single-valued fields]`, `numbers` `[rows, numbers]`, `label` `[rows]`
+    uint8; if the data have them, `weight` `[rows]` float32, `time` `[rows]` int64 seconds; for the
+    multi-valued field number i (of those) `offsets_i` `[rows + 1]` int64, from 0, into `values_i`.
     """
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]
     files: dict[str, FileEntry]
 
-    @field_validator("files", mode="before")
-    @classmethod
-    def _without_times(cls, files: Any) -> Any:
-        """Drop the file times that older versions wrote."""
-        for entry in files.values() if isinstance(files, dict) else ():
-            if isinstance(entry, dict):
-                entry.pop("mtime_ns", None)
-        return files
-
 
 class Manifest(Section):
-    """A whole prepared data set.
-
-    Attributes:
-        format: `FORMAT`.
-        version: of stampede.
-        fields: id fields, single-valued ones first, in the order of `ids`.
-        numbers: names of the numeric inputs, in the order of `numbers`.
-        ids_dtype, numbers_dtype: of those arrays; the former also of `values_i`.
-        has_weight, has_time: whether the optional arrays are there.
-        parts: shards of each part, in order.
-        learned: files with what was learned from the training part, if anything was.
-        bad_rows: number of rows left out; they are in `bad_rows.jsonl`.
-        period: number of this period of a log, from 1; 0 of a log without periods. A period has a
-            training part only, whose rows are scored before they are trained on.
-        rows_before: training rows of earlier periods.
-        source: what the data were made of, and how.
-    """
+    """A whole prepared data set."""
 
     format: Literal[2] = FORMAT
-    version: str
-    fields: list[FieldEntry]
-    numbers: list[FieldName]
-    ids_dtype: Literal["int32", "int64"] = "int32"
+    version: str  # of stampede
+    fields: list[FieldEntry]  # single-valued ones first, in the order of `ids`
+    numbers: list[FieldName]  # in the order of the array
+    ids_dtype: Literal["int32", "int64"] = "int32"  # also of `values_i`
     numbers_dtype: Literal["float32", "float16"] = "float32"
     has_weight: bool = False
     has_time: bool = False
-    parts: dict[PartName, list[ShardEntry]]
+    parts: dict[PartName, list[ShardEntry]]  # shards in order
+    # Files with what was learned from the training part.
     learned: list[FileEntry] = Field(default_factory=list)
-    bad_rows: Count = 0
-    period: Count = 0
-    rows_before: Count = 0
-    source: dict[str, Any] = Field(default_factory=dict)
+    bad_rows: Count = 0  # number of rows left out; they are in `bad_rows.jsonl`
+    period: Count = 0  # number of this period of a log, from 1; 0 of a log without periods
+    rows_before: Count = 0  # training rows of earlier periods
+    source: dict[str, Any] = Field(default_factory=dict)  # what the data were made of, and how
 
     def single(self) -> list[FieldEntry]:
         """Fields with one id per sample."""
@@ -140,11 +104,8 @@ class Manifest(Section):
 def read_manifest(folder: Path, remedy: str = REMEDY) -> Manifest:
     """The manifest of a prepared folder.
 
-    Args:
-        remedy: what to do if it is damaged.
-
     Raises:
-        DataError: it is missing, damaged, or of another format.
+        DataError: it is missing, damaged, or of another format; ends with `remedy`.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -154,11 +115,7 @@ def read_manifest(folder: Path, remedy: str = REMEDY) -> Manifest:
 
 
 def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
-    """A sentence on cells that were missing because of their text; may be empty.
-
-    Args:
-        columns: cells by text, by column, the most frequent first.
-    """
+    """A sentence on cells, by column and text, that were missing because of it; may be empty."""
     if not columns:
         return ""
     named = []

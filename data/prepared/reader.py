@@ -45,8 +45,7 @@ def open_prepared(folder: Path) -> Dataset:
     """The data set in a prepared folder, memory-mapped.
 
     Raises:
-        DataError: the folder is not a prepared data set, or a file of it is absent or not as the
-            manifest says.
+        DataError: it is no prepared data set, or a file is absent or not as the manifest says.
     """
     manifest = read_manifest(folder)
     for part in ("train",) if manifest.period else ("train", "test"):
@@ -82,11 +81,7 @@ def open_prepared(folder: Path) -> Dataset:
 
 
 def open_part(folder: Path, manifest: Manifest, part: PartName) -> ShardedPart:
-    """A part of a prepared folder, memory-mapped.
-
-    Raises:
-        DataError: a file of it is absent or not as the manifest says.
-    """
+    """A part of a prepared folder, memory-mapped; raises as `open_prepared`."""
     return ShardedPart(
         tuple(_open_shard(folder, manifest, shard) for shard in manifest.parts[part])
     )
@@ -105,27 +100,18 @@ def _open_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> Shard:
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows that are stored together.
-
-    Attributes:
-        rows: their number.
-        arrays: as the manifest names them: `ids`, `numbers`, `label`, perhaps `weight`, and
-            `offsets_i`, `values_i` of the multi-valued fields.
-        maps: those of the arrays that are memory-mapped files.
-    """
+    """Rows that are stored together."""
 
     rows: int
-    arrays: Mapping[str, Tensor]
+    arrays: Mapping[str, Tensor]  # by their names in the manifest
+    # Arrays that are memory-mapped files.
     maps: Mapping[str, np.memmap] = field(default_factory=dict)
 
 
 class BeforePeriod:
     """The rows of a period with its ids as the model knew them before it: new ids were unseen.
 
-    Args:
-        part: the rows as they are trained on.
-        fields: of them, single-valued ones first.
-        new: rows of the tables that new ids got, by field.
+    `new` are the rows of the tables that new ids got, by field.
     """
 
     def __init__(
@@ -194,14 +180,11 @@ class ShardedPart:
         return size - 8 * bags * (len(self.shards) - 1)
 
     def read(self, rows: Tensor) -> Samples:
-        """Gather rows.
+        """Gather rows; the ids are stored field by field, as a batch needs them.
 
         Args:
             rows: `[n]` int64 on `device`. With several shards every ascending stretch of them costs
                 time, so stretches should be long.
-
-        Returns:
-            The samples; the ids are stored field by field, as a batch needs them.
         """
         pieces = self._pieces(rows)
         names = self.shards[0].arrays
@@ -275,7 +258,12 @@ class ShardedPart:
             gathered[name] = torch.empty(shape, dtype=dtype, device=like.device)
         fill = partial(_fill, gathered)
         if self.device == _CPU:
-            run_tasks(fill, [tile for piece in pieces for tile in _tiles(*piece)])
+            tiles = [
+                _Piece(shard, wanted[start : start + _TILE], first + start)
+                for shard, wanted, first in pieces
+                for start in range(0, len(wanted), _TILE)
+            ]
+            run_tasks(fill, tiles)
         else:
             for piece in pieces:
                 fill(piece)
@@ -333,13 +321,6 @@ def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
 def values_of(offsets: str) -> str:
     """Name of the array that an array of offsets points into."""
     return offsets.replace("offsets_", "values_")
-
-
-def _tiles(shard: Shard, rows: Tensor, first: int) -> list[_Piece]:
-    return [
-        _Piece(shard, rows[start : start + _TILE], first + start)
-        for start in range(0, len(rows), _TILE)
-    ]
 
 
 def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:

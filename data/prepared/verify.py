@@ -27,11 +27,7 @@ VERIFIED = "verified.json"
 
 
 def map_shard(folder: Path, shard: ShardEntry, names: Iterable[str]) -> dict[str, np.memmap]:
-    """Map some arrays of a shard without reading them.
-
-    Raises:
-        DataError: a file is absent or of another length than the manifest says.
-    """
+    """Map some arrays of a shard without reading them. Raises a `DataError` if one is damaged."""
     maps = {}
     for name in names:
         entry = shard.files[name]
@@ -59,25 +55,21 @@ def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
     """Compare the SHA-256 of what was learned, and of shards not yet verified here.
 
     Verified shards are trusted, as reading a terabyte takes too long. Copies are not, even if they
-    kept the times of the files.
-
-    Args:
-        say: gets a line if shards must be read.
+    kept the times of the files. `say` gets a line if shards must be read.
 
     Raises:
         DataError: there is no manifest, or a file has changed; names the first.
     """
     manifest = read_manifest(folder)
     check_content(folder, [one for one in manifest.learned if (folder / one.name).exists()])
+    states, verified = _states(folder, manifest), {}
+    with suppress(*DAMAGE):
+        verified = dict(json.loads(read_file(folder / VERIFIED, MOST_MANIFEST))["files"])
     # Opening the folder reports missing files.
-    states, verified = _states(folder, manifest), _verified(folder)
-    suspects = [
-        one
-        for one in _files(manifest)
-        if one.name in states and states[one.name] != verified.get(one.name)
-    ]
-    if not suspects:
+    changed = {name for name, state in states.items() if state != verified.get(name)}
+    if not changed:
         return
+    suspects = [entry for entry in _files(manifest) if entry.name in changed]
     size = sum(entry.bytes for entry in suspects) / 1e6
     say(f"{folder}: {len(suspects)} files ({size:,.0f} MB) not verified here yet; reading them")
     check_content(folder, suspects)
@@ -86,11 +78,7 @@ def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
 
 
 def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
-    """Compare length and SHA-256 of files of a prepared folder.
-
-    Raises:
-        DataError: one has changed; names the first.
-    """
+    """Compare length and SHA-256 of files. Raises a `DataError` at the first that differs."""
     try:
         check_files(folder, entries)
     except ValueError as failure:
@@ -101,9 +89,7 @@ def check_content(folder: Path, entries: Sequence[FileEntry]) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Read every file of a prepared folder; compare its length and SHA-256.
-
-    If all is well, this is recorded, and `check_unchanged` need not read the files.
+    """Read every file of a prepared folder and record that it is as the manifest says.
 
     Raises:
         DataError: files are missing or differ; names all of them.
@@ -146,14 +132,6 @@ def _states(folder: Path, manifest: Manifest) -> dict[str, list[int | str]]:
             found = (folder / entry.name).stat()
             states[entry.name] = [found.st_ino, found.st_ctime_ns, found.st_size, entry.sha256]
     return states
-
-
-def _verified(folder: Path) -> dict[str, list[int | str]]:
-    """States of the verified files; empty if they are not known."""
-    try:
-        return dict(json.loads(read_file(folder / VERIFIED, MOST_MANIFEST))["files"])
-    except DAMAGE:
-        return {}
 
 
 def _record(folder: Path, states: Mapping[str, list[int | str]]) -> bool:

@@ -39,19 +39,12 @@ _Bags = list[tuple[np.ndarray, np.ndarray]]
 
 
 class RowsOfParts(NamedTuple):
-    """Some typed rows, and the part of each.
+    """Some typed rows, and the part of each."""
 
-    Attributes:
-        frame: their typed columns (see `stampede.data.raw.log`); ids of vocabularies may be hashes.
-        parts: `[n]` int8, place in `PARTS`.
-        position: bytes of the log read up to them.
-        distinct: the columns that `frame` lacks; None: it has all.
-    """
-
-    frame: pl.DataFrame
-    parts: np.ndarray
-    position: int
-    distinct: Mapping[str, Distinct] | None = None
+    frame: pl.DataFrame  # see `stampede.data.raw.log`
+    parts: np.ndarray  # `[n]` int8, place in `PARTS`
+    position: int  # bytes of the log read up to them
+    distinct: Mapping[str, Distinct] | None = None  # the columns that `frame` lacks
 
 
 def write_rows(
@@ -106,9 +99,8 @@ def write_manifest(
 ) -> None:
     """Write the manifest, after all other files.
 
-    Args:
-        source: what the rows were made of, besides files and options.
-        place: the complete folder's path, for the message; None: its present path.
+    `source` is what the rows were made of, besides files and options; `place` the complete folder's
+    path, for the message.
     """
     marks = bad_rows.marks_by_column()
     manifest = Manifest(
@@ -209,14 +201,7 @@ class PartWriter:
 
 
 class _NpyFile:
-    """An array that grows at its end; its header is written last.
-
-    Args:
-        row: an array `[any, ...]` of the shape and type of the rows.
-
-    Attributes:
-        rows: written so far.
-    """
+    """An array that grows at its end, with rows like `row`; its header is written last."""
 
     def __init__(self, path: Path, row: np.ndarray) -> None:
         self._path = path

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,8 +18,7 @@ from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import id_texts, part_of_time, seconds_of_time, stripped
 from stampede.data.parallel import computed_ahead
 from stampede.data.progress import RowProgress
-from stampede.data.raw.delimited import Delimited
-from stampede.data.raw.parquet import Parquet
+from stampede.data.raw.formats import Delimited, Parquet
 from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_marks
 from stampede.data.schema.schema import (
     IdField,
@@ -26,7 +26,6 @@ from stampede.data.schema.schema import (
     Label,
     Quantiles,
     Schema,
-    Time,
     TimePart,
     is_multi,
 )
@@ -41,17 +40,16 @@ LARGEST = 3.4e38
 class Chunk:
     """Some typed rows.
 
-    Attributes:
-        frame: one column per id field and number of the schema; `#label`, and if the log has them
-            `#weight`, `#time`, `#split` (see `typed`).
-        numbers: `[n]` int64, number of each row within its file, from 0, bad rows counted.
-        position: bytes read of all files so far.
+    The frame has one column per id field and number of the schema, null where missing: ids of
+    vocabularies and hashes String, raw integers Int64, lists of these where a cell holds several,
+    numbers Float64; `#label` and, if the log has them, `#weight` Float32, `#time` Int64 seconds
+    since 1970, `#split` String.
     """
 
     frame: pl.DataFrame
     file: int
-    numbers: np.ndarray
-    position: int
+    numbers: np.ndarray  # `[n]` number of each row within its file, from 0, bad rows counted
+    position: int  # bytes read of all files so far
 
     def take(self, mask: np.ndarray) -> Chunk:
         """The rows where `mask` holds."""
@@ -85,16 +83,19 @@ class RawLog:
         self._sizes = [_size(file) for file in self.files]
         self.bytes = sum(self._sizes)
 
-    def counts(self) -> list[int]:
-        """Rows of each file, bad ones included."""
-        if self._counts is None:
+    def counts(self, most: int | None = None) -> list[int]:
+        """Rows of each file, bad ones included; of the first `most` rows only."""
+        if self._counts is None or most is not None:
             counts, before = [0] * len(self.files), 0
             with RowProgress("counting rows", self.bytes) as progress:
-                for number, file in enumerate(self.files):
+                for number, (file, size) in enumerate(zip(self.files, self._sizes, strict=True)):
+                    left = math.inf if most is None else most - sum(counts)
                     for rows, position in self._format(file).count(file):
-                        counts[number] = rows
+                        counts[number] = min(rows, left)
                         progress.advance_to(before + position)
-                    before += _size(file)
+                        if rows >= left:
+                            break
+                    before += size
             self._counts = counts
         return self._counts
 
@@ -133,8 +134,7 @@ class RawLog:
             kind = self._format(file)
 
             def convert(piece: Any, kind: Delimited | Parquet = kind) -> RawRows:
-                raw = kind.rows(piece, self._used)
-                return typed(raw, self.schema, self._split_column, self._bad_values_are_missing)
+                return self._typed(kind.rows(piece, self._used))
 
             # Closed here, not by the garbage collector, which would deadlock if it joined these
             # threads while another thread starts. Two pieces at a time keep all cores busy.
@@ -147,10 +147,50 @@ class RawLog:
                     bad_rows.values += rows.values
                     bad_rows.report(rows.bad)
                     yield Chunk(rows.frame, number, rows.numbers, before + rows.position)
-            before += _size(file)
+            before += self._sizes[number]
 
     def _format(self, file: Path) -> Delimited | Parquet:
         return _format_of(self.schema, file, self._split_column)
+
+    def _typed(self, raw: RawRows) -> RawRows:
+        """Convert the good rows to the types of the schema; see `Chunk`.
+
+        Other rows are added to the bad ones.
+        """
+        try:
+            columns = _columns(self.schema, self._split_column, raw.frame.schema)
+        except DataError as failure:
+            raise DataError(f"{raw.file}: {failure}") from None
+        checked = [column for column in columns if column.is_bad is not None]
+        # In one query, which computes common parts of values and checks once.
+        found = raw.frame.lazy().select(
+            *(column.values.alias(column.name) for column in columns),
+            *(column.is_bad.fill_null(False).alias(f"?{column.name}") for column in checked),
+        )
+        found = found.collect()
+        taken: Counter[str] = Counter()
+        # Only the first bad value of a row is reported.
+        first: dict[int, _Typed] = {}
+        for column in reversed(checked):
+            is_bad = found[f"?{column.name}"]
+            if self._bad_values_are_missing and column.name not in (LABEL, WEIGHT):
+                # A column that feeds several inputs counts once.
+                taken[column.column] = max(taken[column.column], is_bad.sum())
+            elif is_bad.any():
+                first |= dict.fromkeys(is_bad.arg_true().to_list(), column)
+        frame = found.select(column.name for column in columns)
+        marks = raw.marks + _marks_in_bags(raw.frame, self.schema)
+        done = replace(raw, frame=frame, values=+taken, marks=marks)
+        if not first:
+            return done
+        bad = []
+        for index, text in zip(first, raw.row_texts(list(first)), strict=True):
+            column, line = first[index], int(raw.lines[index])
+            value = raw.frame[column.column][index]
+            shown = "nothing" if value is None else repr(value)
+            bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, text))
+        kept = np.delete(np.arange(len(frame)), list(first))
+        return replace(done, frame=frame[kept], numbers=raw.numbers[kept], bad=[*raw.bad, *bad])
 
 
 def scoring_log(
@@ -165,9 +205,6 @@ def scoring_log(
         schema: that the model was trained with.
         files: in order; the first one decides which columns the log has.
         with_label: whether to read label and weight if the log has them.
-
-    Raises:
-        DataError: the first file cannot be read.
     """
     columns = _format_of(schema, files[0]).names(files[0], schema.label.column)
     wanted: Set[str] = set(columns) if with_label else set()
@@ -185,7 +222,6 @@ def scoring_log(
 
 
 def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
-    """The format of a file."""
     suffixes = [suffix for suffix in file.suffixes if suffix.lower() not in (".gz", ".zst")]
     suffix = suffixes[-1].lower() if suffixes else ""
     if schema.format == "parquet" or (schema.format == "auto" and suffix in (".parquet", ".pq")):
@@ -207,66 +243,6 @@ def _size(file: Path) -> int:
         ) from None
 
 
-def typed(
-    raw: RawRows, schema: Schema, split_column: str | None, bad_values_are_missing: bool = False
-) -> RawRows:
-    """Convert the good rows to the types of the schema.
-
-    Ids of vocabularies and hashes become String, raw integers Int64, lists of these where a cell
-    holds several; numbers Float64, `#label` and `#weight` Float32, `#time` Int64 seconds since
-    1970, `#split` String. Null is missing. Other rows are added to the bad ones.
-
-    Args:
-        split_column, bad_values_are_missing: see `RawLog`.
-
-    Raises:
-        DataError: the type of a Parquet column does not fit its purpose.
-    """
-    try:
-        columns = _columns(schema, split_column, raw.frame.schema)
-    except DataError as failure:
-        raise DataError(f"{raw.file}: {failure}") from None
-    marks = _marks_in_bags(raw.frame, schema)
-    forgiven = [c for c in columns if bad_values_are_missing and c.without_bad is not None]
-    checked = [column for column in columns if column.is_bad is not None]
-    # In one query, which computes common parts of values and checks once.
-    found = raw.frame.lazy().select(
-        *(
-            (column.without_bad if column in forgiven else column.values).alias(column.name)
-            for column in columns
-        ),
-        *(column.is_bad.fill_null(False).alias(f"?{column.name}") for column in checked),
-    )
-    found = found.collect()
-    frame = found.select(column.name for column in columns)
-    taken: Counter[str] = Counter()
-    for column in forgiven:
-        # A column that feeds several inputs counts once.
-        taken[column.column] = max(taken[column.column], found[f"?{column.name}"].sum())
-    masks = {
-        column.name: found[f"?{column.name}"].to_numpy()
-        for column in checked
-        if column not in forgiven and found[f"?{column.name}"].any()
-    }
-    done = replace(raw, frame=frame, values=+taken, marks=raw.marks + marks)
-    if not masks:
-        return done
-    kept = ~np.logical_or.reduce(list(masks.values()))
-    indices = np.flatnonzero(~kept).tolist()
-    texts = dict(zip(indices, raw.row_texts(indices), strict=True))
-    bad: dict[int, BadRow] = {}
-    for column in checked:
-        for index in np.flatnonzero(masks.get(column.name, [])).tolist():
-            value = raw.frame[column.column][index]
-            shown = "nothing" if value is None else repr(value)
-            line = int(raw.lines[index])
-            # Only the first bad value of a row is reported.
-            row = BadRow(raw.file, line, column.column, shown, column.remedy, texts[index])
-            bad.setdefault(line, row)
-    good, numbers = frame.filter(pl.Series(kept)), raw.numbers[kept]
-    return replace(done, frame=good, numbers=numbers, bad=[*raw.bad, *bad.values()])
-
-
 def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
     """Ids of multi-valued cells that are missing because of their text."""
     marks, found = [mark for mark in schema.missing if mark], Counter()
@@ -283,23 +259,14 @@ def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Typed:
-    """A typed column made of a column of the file, and when a value of it is bad.
-
-    Attributes:
-        values: the column; null where a value cannot be parsed.
-        is_bad: whether a row's value is bad; null counts as good.
-        without_bad: the column with bad values as null; only for inputs of a model, which handle
-            missing values.
-    """
+class _Typed(NamedTuple):
+    """A typed column made of a column of the file."""
 
     name: str
     column: str
-    values: pl.Expr
-    is_bad: pl.Expr | None
+    values: pl.Expr  # null where an input's value is bad
+    is_bad: pl.Expr | None  # whether a row's value is bad; null counts as good
     remedy: str
-    without_bad: pl.Expr | None = None
 
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
@@ -309,9 +276,16 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
     for name, field in schema.ids.items():
         columns.append(_ids(name, field, schema, types))
     if schema.weight is not None:
-        columns.append(_weight(schema.weight, types))
+        value = _float(schema.weight, types)
+        bad = ~value.is_between(0, LARGEST).fill_null(False)
+        remedy = f"write a number from 0 to {LARGEST:.1e}"
+        columns.append(_Typed(WEIGHT, schema.weight, value.cast(pl.Float32), bad, remedy))
     if schema.time is not None:
-        columns.append(_time(TIME, schema.time, types))
+        column, form = schema.time.column, schema.time.format
+        seconds = _seconds(schema, types)
+        remedy = "whole seconds since 1970" if form == "seconds" else f"a time as {form}"
+        remedy = "a time" if types[column].is_temporal() else remedy
+        columns.append(_Typed(TIME, column, seconds, seconds.is_null(), f"write {remedy}"))
     if split_column is not None:
         text = pl.col(split_column).cast(pl.String)
         columns.append(_Typed(SPLIT, split_column, text, None, ""))
@@ -324,6 +298,16 @@ def _float(column: str, types: pl.Schema) -> pl.Expr:
     return stripped(column, types[column]).cast(pl.Float64, strict=False)
 
 
+def _seconds(schema: Schema, types: pl.Schema) -> pl.Expr:
+    column = schema.time.column
+
+    def is_time(kind: pl.DataType) -> bool:
+        return kind in (pl.Date, pl.Datetime, pl.String) or kind.is_integer()
+
+    _check_type(column, types, "a time", is_time)
+    return seconds_of_time(column, types[column], schema.time.format)
+
+
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
     """Whether a cell has a value, and a bad one."""
     return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
@@ -334,87 +318,61 @@ def _label(label: Label, types: pl.Schema) -> _Typed:
     if label.at_least is None:
         bad = ~value.is_in([0.0, 1.0]).fill_null(False)
         remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
-        return _Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy)
-    bad = ~value.is_finite().fill_null(False)
-    values = (value >= label.at_least).cast(pl.Float32)
-    return _Typed(LABEL, label.column, values, bad, "write a number")
+    else:
+        bad = ~value.is_finite().fill_null(False)
+        value, remedy = value >= label.at_least, "write a number"
+    return _Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy)
 
 
 def _number(name: str, column: str, types: pl.Schema) -> _Typed:
     value = _float(column, types)
     bad = _is_bad(column, types, value.abs() <= LARGEST)
     remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
-    return _Typed(name, column, value, bad, remedy, pl.when(~bad).then(value))
-
-
-def _weight(column: str, types: pl.Schema) -> _Typed:
-    value = _float(column, types)
-    bad = ~value.is_between(0, LARGEST).fill_null(False)
-    remedy = f"write a number from 0 to {LARGEST:.1e}"
-    return _Typed(WEIGHT, column, value.cast(pl.Float32), bad, remedy)
-
-
-def _time(name: str, time: Time, types: pl.Schema) -> _Typed:
-    _check_type(time.column, types, "a time", _is_time)
-    kind = types[time.column]
-    seconds = seconds_of_time(time.column, kind, time.format)
-    if kind.is_temporal():
-        remedy = "write a time"
-    elif time.format == "seconds":
-        remedy = "write whole seconds since 1970"
-    else:
-        remedy = f"write a time as {time.format}"
-    return _Typed(name, time.column, seconds, seconds.is_null(), remedy, seconds)
+    return _Typed(name, column, pl.when(~bad).then(value), bad, remedy)
 
 
 def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
     if isinstance(field, TimePart):
-        seconds = _time(name, schema.time, types).values
-        part = part_of_time(seconds, field.encode)
+        part = part_of_time(_seconds(schema, types), field.encode)
         # Bad times are reported for the time column itself.
         return _Typed(name, schema.time.column, part, None, "")
     column = field.column or name
     if isinstance(field, Quantiles):
         return _number(name, column, types)
     if field.separator is None:
-        _check_type(column, types, "an id (lists need ids." + name + ".separator)", _is_scalar)
+        _check_type(column, types, f"an id (lists need ids.{name}.separator)", _is_scalar)
     else:
         _check_type(column, types, "ids", _is_list)
     cells = id_texts(column, types[column], field.separator, field.max_ids, schema.missing)
-    if isinstance(field, Integers):
-        return _integers(name, column, field, cells, types)
-    return _Typed(name, column, cells, None, "")
-
-
-def _integers(name: str, column: str, field: Integers, cells: pl.Expr, types: pl.Schema) -> _Typed:
+    if not isinstance(field, Integers):
+        return _Typed(name, column, cells, None, "")
     remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"
+
+    def whole(text: pl.Expr) -> pl.Expr:
+        return text.str.strip_chars().cast(pl.Int64, strict=False)
+
+    def is_good(number: pl.Expr) -> pl.Expr:
+        return number.is_between(0, field.size - 1).fill_null(False)
+
     if field.separator is None:
-        numbers = cells.str.strip_chars().cast(pl.Int64, strict=False)
-        bad = _is_bad(column, types, numbers.is_between(0, field.size - 1))
-        return _Typed(name, column, numbers, bad, remedy, pl.when(~bad).then(numbers))
-    numbers = cells.list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
-    good = pl.element().is_between(0, field.size - 1).fill_null(False)
-    bad = numbers.list.eval(~good).list.any().fill_null(False)
-    return _Typed(name, column, numbers, bad, remedy, numbers.list.eval(pl.element().filter(good)))
+        numbers = whole(cells)
+        bad = _is_bad(column, types, is_good(numbers))
+        return _Typed(name, column, pl.when(~bad).then(numbers), bad, remedy)
+    numbers = cells.list.eval(whole(pl.element()))
+    bad = numbers.list.eval(~is_good(pl.element())).list.any().fill_null(False)
+    good = numbers.list.eval(pl.element().filter(is_good(pl.element())))
+    return _Typed(name, column, good, bad, remedy)
 
 
 def _is_numeric(kind: pl.DataType) -> bool:
-    """Whether the type is a number, boolean or text."""
     return kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Null)
 
 
-def _is_time(kind: pl.DataType) -> bool:
-    """Whether the type is a date, time, integer or text."""
-    return kind in (pl.Date, pl.Datetime, pl.String) or kind.is_integer()
-
-
 def _is_scalar(kind: pl.DataType) -> bool:
-    """Whether each cell has one text."""
     return _is_numeric(kind) or kind.is_temporal()
 
 
 def _is_list(kind: pl.DataType) -> bool:
-    """Whether cells are scalars, or lists of scalars."""
     return _is_scalar(kind.inner if isinstance(kind, pl.List | pl.Array) else kind)
 
 
@@ -422,9 +380,8 @@ def _check_type(
     column: str, types: pl.Schema, purpose: str, serves: Callable[[pl.DataType], bool]
 ) -> None:
     """Refuse a column whose type does not fit its purpose."""
-    kind = types[column]
-    if not serves(kind):
+    if not serves(types[column]):
         raise DataError(
-            f"column {column} is stored as {kind}, which is not {purpose}; convert it, or name "
-            "another column in the schema"
+            f"column {column} is stored as {types[column]}, which is not {purpose}; convert it, or "
+            "name another column in the schema"
         )

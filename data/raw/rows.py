@@ -22,20 +22,14 @@ _LONGEST = 2000
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used: what was found there, and what to write instead.
-
-    Attributes:
-        line: number of the line, or of the row of a Parquet file, from 1.
-        column: name of the bad column; empty if the whole row is bad.
-        text: the whole row.
-    """
+    """A row that cannot be used: what was found there, and what to write instead."""
 
     file: str
-    line: int
-    column: str
+    line: int  # number of the line, or of the row of a Parquet file, from 1
+    column: str  # empty if the whole row is bad
     found: str
     remedy: str
-    text: str
+    text: str  # the whole row
 
     def sentence(self) -> str:
         """Place, finding and remedy."""
@@ -51,11 +45,6 @@ class BadRows:
         policy: `error` raises at the first bad row; `skip` leaves bad rows out.
         aside: JSON lines file to list them in; None: only count them.
         remedy: an alternative to writing a good value, for the message.
-
-    Attributes:
-        count: rows left out so far.
-        marks: cells so far that are missing because of their text.
-        values: bad values so far that became null, by column.
     """
 
     def __init__(self, policy: OnBadRow, aside: Path | None = None, remedy: str = "") -> None:
@@ -95,27 +84,17 @@ class BadRows:
 
 @dataclass(frozen=True)
 class RawRows:
-    """Some rows of a file.
+    """Some rows of a file."""
 
-    Attributes:
-        frame: the used columns.
-        lines: `[n]` number of each row's line, or row of a Parquet file, from 1.
-        numbers: `[n]` number of each row within the file, from 0, bad rows counted.
-        text: the `n` lines themselves; None for Parquet.
-        position: bytes of the file read so far.
-        bad: other rows, which could not be split into columns.
-        marks: cells that are null because of their text.
-        values: count of bad values that became null, by column of the file.
-    """
-
-    frame: pl.DataFrame
+    frame: pl.DataFrame  # the used columns
     file: str
-    lines: np.ndarray
-    numbers: np.ndarray
-    text: bytes | None
-    position: int
-    bad: Sequence[BadRow] = ()
-    marks: Marks = field(default_factory=Counter)
+    lines: np.ndarray  # `[n]` number of each row's line, or row of a Parquet file, from 1
+    numbers: np.ndarray  # `[n]` number of each row within the file, from 0, bad rows counted
+    text: bytes | None  # the `n` lines themselves; None for Parquet
+    position: int  # bytes of the file read so far
+    bad: Sequence[BadRow] = ()  # other rows
+    marks: Marks = field(default_factory=Counter)  # cells that are null because of their text
+    # Bad values that became null, by column of the file.
     values: Counter[str] = field(default_factory=Counter)
 
     def row_texts(self, indices: Sequence[int]) -> list[str]:
@@ -126,53 +105,31 @@ class RawRows:
         return [lines[index].decode("utf-8", "replace").rstrip("\r") for index in indices]
 
 
-def any_mark(text: bytes, missing: Sequence[str], separator: str, quote: str) -> bool:
-    """Whether any cell of these lines is one of the texts that mean a missing value.
-
-    Most logs have none, and this check is far cheaper than comparing every cell.
-    """
-    array = np.frombuffer(text, dtype=np.uint8)
-    is_edge = np.zeros(256, dtype=bool)
-    is_edge[list(b"\r\n" + separator.encode() + quote.encode())] = True
-    marks = [mark.encode() for mark in missing if mark]
-    for first in {mark[:1] for mark in marks}:
-        if first not in text:
-            continue
-        starts = np.flatnonzero(array == ord(first))
-        starts = starts[(starts == 0) | is_edge[array[starts - 1]]]
-        for mark in marks:
-            if mark.startswith(first) and _fills(array, starts, mark, is_edge):
-                return True
-    return False
-
-
-def _fills(array: np.ndarray, starts: np.ndarray, mark: bytes, is_edge: np.ndarray) -> bool:
-    """Whether a mark that begins at one of `starts` fills its cell."""
-    starts = starts[starts + len(mark) < len(array)]
-    for place in range(1, len(mark)):
-        starts = starts[array[starts + place] == mark[place]]
-    return bool(is_edge[array[starts + len(mark)]].any())
-
-
 def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:
     """Replace cells whose text means a missing value by null, and count them.
 
     A float NaN is missing if `NaN` is such a text. Empty cells are not counted.
     """
+    longest = max(len(mark.encode()) for mark in missing)
+    has_nan = any(mark.lower() == "nan" for mark in missing)
     counted: Marks = Counter()
     changed = []
     for column in frame:
         if column.dtype == pl.String:
+            # In most columns all ids are longer; this is much faster than comparing them.
+            shortest = column.str.len_bytes().min()
+            if shortest is None or shortest > longest:
+                continue
             is_mark = column.is_in(list(missing))
-        elif column.dtype.is_float() and any(mark.lower() == "nan" for mark in missing):
+        elif column.dtype.is_float() and has_nan:
             is_mark = column.is_nan()
         else:
             continue
-        if not is_mark.any():
-            continue
-        counted += counts_of_marks(column.filter(is_mark.fill_null(False)).cast(pl.String))
-        changed.append(pl.when(~is_mark).then(pl.col(column.name)).alias(column.name))
-    return (frame.with_columns(changed) if changed else frame), counted
+        if is_mark.any():
+            marks = column.filter(is_mark.fill_null(False)).cast(pl.String)
+            counted += counts_of_marks(marks)
+            changed.append(pl.when(~is_mark).then(pl.col(column.name)).alias(column.name))
+    return frame.with_columns(changed), counted
 
 
 def counts_of_marks(marks: pl.Series) -> Marks:

@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stampede.data.schema.features import described, settled, with_features
-from stampede.data.schema.schema import Schema, Vocabulary
+from stampede.data.schema.schema import Schema, Vocabulary, described, settled, with_features
 from stampede.settings import SettingsError
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import prepared, table

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stampede.data.learning.growth import grown, nothing_known
+from stampede.data.learning.vocabulary import grown, nothing_known
 from stampede.data.options import GrowthOptions
 
 

@@ -73,13 +73,6 @@ def test_buckets_match_if_they_hold_the_same_numbers(saved, now, numbers):
         assert found[row] == (then if bounds[0] == bounds[1] else -1)
 
 
-@given(st.integers(1, 20), st.integers(1, 20))
-def test_integers_keep_their_rows(saved, now):
-    found = matched_rows(integers(saved), integers(now))
-    assert found[-1] == saved
-    assert found[:-1].tolist() == [i if i < saved else -1 for i in range(now)]
-
-
 SPECIAL = st.one_of(st.none(), st.integers(0, 5))
 
 

@@ -1,4 +1,4 @@
-"""Logs and prepared folders to describe."""
+"""A log to describe."""
 
 import tempfile
 from pathlib import Path
@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from stampede.data.description.rows import prepared_rows, raw_rows
-from stampede.data.description.statistics import collect
+from stampede.data.description.statistics import collect, read_rows
 from stampede.data.options import Split
 from stampede.data.raw.rows import BadRows
 from stampede.data.sources import open_source
-from support.prepared import write_prepared
 
 SCHEMA = """
 label: clicked
@@ -49,33 +47,5 @@ def described(folder, limit=None, **split):
         features="paper",
     )
     with tempfile.TemporaryDirectory() as spool:
-        rows = raw_rows(source, BadRows("error"), limit, Path(spool))
+        rows = read_rows(source, BadRows("error"), limit, Path(spool))
         return collect(rows), rows.frame.select("#part").collect()["#part"].to_numpy()
-
-
-def described_folder(folder, limit=None):
-    """Statistics of a prepared folder."""
-    with tempfile.TemporaryDirectory() as spool:
-        return collect(prepared_rows(folder, limit, Path(spool)))
-
-
-def prepared(folder, rows=500, **described):
-    """Two fields, the first with an unseen row, and one of several ids; row 0 is missing."""
-    draw = np.random.default_rng(3)
-    parts = {}
-    for part, offset in (("train", 0), ("validation", 10), ("test", 20)):
-        lengths = draw.integers(0, 4, rows)
-        parts[part] = {
-            "ids": draw.integers(0, 30 + offset, (rows, 2), dtype=np.int32),
-            "numbers": draw.random((rows, 1), dtype=np.float32),
-            "label": draw.integers(0, 2, rows).astype(np.uint8),
-            "offsets_0": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            "values_0": draw.integers(0, 40 + offset, lengths.sum(), dtype=np.int32),
-        }
-    fields = {"a": (60, False), "b": (60, False), "many": (60, True)}
-    write_prepared(folder, parts, fields, shard_rows=200, **described)
-    manifest = (folder / "manifest.json").read_text()
-    entry = '"name":"a","rows":60,"missing_row":0,"unseen_row":null'
-    assert entry in manifest
-    (folder / "manifest.json").write_text(manifest.replace(entry, entry[:-4] + "1"))
-    return parts

@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stampede.data.describe import main
-from stampede.data.description.text import WIDTH
+from stampede.data.describe import WIDTH, main
 from stampede.data.schema.schema import load_schema
-from support.described import prepared
 from support.paths import ROOT
+from support.prepared import write_small
 
 
 def test_the_command_writes_a_table_and_a_page(log, tmp_path, capsys):
@@ -71,18 +70,12 @@ def test_mistakes_on_the_command_line(log, tmp_path, options, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-def test_a_prepared_folder_takes_no_options_of_logs(tmp_path, capsys):
-    prepared(tmp_path / "prepared")
-    folder, out = str(tmp_path / "prepared"), str(tmp_path / "out")
-    assert main([folder, "--out", out, "--kind", "avazu"]) == 2
-    assert "is a prepared folder; give it without --kind" in capsys.readouterr().err
-    assert main([folder, "--out", out]) == 0
-    assert main([folder, "--out", str(tmp_path / "prepared" / "manifest.json")]) == 2
+def test_a_prepared_folder_and_an_output_that_is_a_file(log, tmp_path, capsys):
+    folder = write_small(tmp_path / "prepared")
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert "is a prepared folder; describe the log's files" in capsys.readouterr().err
+    assert main([str(tmp_path / "log_0.csv"), "--out", str(folder / "manifest.json")]) == 2
     assert "choose another folder" in capsys.readouterr().err
-    path = tmp_path / "prepared/test-1-label.npy"
-    path.write_bytes(path.read_bytes()[:100])
-    assert main([folder, "--out", str(tmp_path / "new")]) == 2
-    assert f"{path}: " in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

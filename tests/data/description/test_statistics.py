@@ -1,14 +1,11 @@
-"""Statistics of raw logs and prepared folders against pandas, numpy and scikit-learn."""
+"""Statistics of raw logs against pandas, numpy and scikit-learn."""
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from stampede.data.options import PreparationOptions
-from stampede.data.prepare import prepare
-from stampede.data.sources import open_source
-from support.described import described, described_folder, prepared
+from support.described import described
 
 
 def values_of(frame, name):
@@ -88,56 +85,3 @@ def test_the_first_rows(log, limit):
     train = int(0.9 * min(limit, 3000))
     kept = [train - int(0.1 * train), int(0.1 * train), min(limit, 3000) - train]
     assert np.bincount(parts, minlength=3).tolist() == kept
-
-
-def test_a_prepared_folder_against_numpy(tmp_path):
-    parts = prepared(tmp_path / "prepared")
-    found = described_folder(tmp_path / "prepared")
-    assert found.rows.tolist() == [500] * 3
-    assert found.clicks.tolist() == [int(arrays["label"].sum()) for arrays in parts.values()]
-    a, b, many = found.ids
-    for j, column in ((0, a), (1, b)):
-        every = [arrays["ids"][:, j] for arrays in parts.values()]
-        for part, ids in enumerate(every):
-            assert column.share("missing", part) == np.mean(ids == 0)
-            lacking = ids == 1 if j == 0 else ~np.isin(ids, every[0]) & (ids != 0)
-            assert column.share("unseen", part) == np.mean(lacking)
-        ids, counts = np.unique(np.concatenate(every), return_counts=True)
-        counts = counts[ids > (1 if j == 0 else 0)]
-        assert column.distinct == len(counts)
-        present = (np.concatenate(every) != 0).sum()
-        assert column.coverage(10) == pytest.approx(np.sort(counts)[-10:].sum() / present)
-    for part, arrays in enumerate(parts.values()):
-        empty = (np.diff(arrays["offsets_0"]) == 0).sum()
-        missing = (arrays["values_0"] == 0).sum() + empty
-        share = missing / (len(arrays["values_0"]) + empty)
-        assert many.share("missing", part) == pytest.approx(share)
-    (number,) = found.numbers
-    values = np.concatenate([arrays["numbers"] for arrays in parts.values()])
-    assert number.summary[0] == pytest.approx(values.mean())
-    assert number.share("missing", 0) is None
-    assert not found.by_time and found.width == 32
-    labels = np.concatenate([arrays["label"] for arrays in parts.values()])
-    assert found.slices["clicks"].to_list() == [
-        int(labels[start : start + 32].sum()) for start in range(0, 1500, 32)
-    ]
-    some = described_folder(tmp_path / "prepared", 250)
-    assert some.rows.tolist() == [250] * 3
-    assert some.clicks.tolist() == [arrays["label"][:250].sum() for arrays in parts.values()]
-
-
-def test_a_prepared_log_is_described_as_the_log(log, tmp_path):
-    folder, frame = log
-    options = PreparationOptions()
-    files, schema = str(folder / "log_*.csv"), str(folder / "schema.yaml")
-    source = open_source("table", files, options, schema=schema, features="paper")
-    prepare(source, options, tmp_path / "prepared")
-    found = {column.name: column for column in described_folder(tmp_path / "prepared").ids}
-    assert found["site"].top == frame["site"].value_counts().index[:10].tolist()
-    assert all(text.startswith("row ") for text in found["user"].top)
-    raw = {column.name: column for column in described(folder)[0].ids}
-    for name in ("site", "tags"):
-        for part in range(3):
-            for what in ("missing", "unseen"):
-                expected = raw[name].share(what, part)
-                assert found[name].share(what, part) == pytest.approx(expected)

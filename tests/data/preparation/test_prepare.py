@@ -9,7 +9,7 @@ import pytest
 
 from stampede.data import DataError
 from stampede.data.errors import UnfinishedFileError
-from stampede.data.learning.vocabulary import distinct_ids, hashes
+from stampede.data.learning.vocabulary import distinct_ids
 from stampede.data.options import PreparationOptions, Split
 from stampede.data.prepare import Spool, prepare
 from stampede.data.prepared.writer import RowsOfParts
@@ -20,8 +20,6 @@ from support.movies import MOVIES, movies, write_movies
 from support.paths import shared
 from support.prepared_arrays import arrays_of, manifest_of, vocabulary_of
 from support.preparing import (
-    IDS,
-    NUMBERS,
     PARTS,
     check_criteo,
     dated,
@@ -33,40 +31,11 @@ from support.preparing import (
 )
 
 
-@pytest.mark.slow
-def test_counts_on_disk_give_the_same_ids(made_up, tmp_path, monkeypatch):
-    written = []
-    write_parquet = pl.DataFrame.write_parquet
-
-    def watched(frame, file, **options):
-        written.append(file)
-        return write_parquet(frame, file, **options)
-
-    monkeypatch.setattr(pl.DataFrame, "write_parquet", watched)
-    monkeypatch.setattr("stampede.data.raw.files.BLOCK_BYTES", 1 << 16)
-    path = write(tmp_path / "log.tsv", made_up)
-    folder = prepared(tmp_path / "out", "criteo_kaggle", path, counts_gb=1e-4, shard_rows=700)
-    check_criteo(folder, made_up, sequential_parts(3000, 1 / 7, 0.1))
-    assert any("counts" in file.parts for file in written)
-    assert not (folder / "counts").exists()
-
-
 def test_reading_the_log_twice_gives_the_same(made_up, tmp_path, monkeypatch):
-    """Without a spool, and where two ids of a vocabulary have one hash."""
     monkeypatch.setattr("stampede.data.raw.files.BLOCK_BYTES", 1 << 16)
     path = write(tmp_path / "log.tsv", made_up)
     parts = sequential_parts(3000, 1 / 7, 0.1)
     check_criteo(prepared(tmp_path / "out", "criteo_kaggle", path, spool=False), made_up, parts)
-    honest = pl.Series.hash
-
-    def colliding(series, seed=0):
-        hashes = honest(series, seed)
-        if seed == 0 and series.dtype == pl.String and len(series) > 1:
-            hashes[1] = hashes[0]
-        return hashes
-
-    monkeypatch.setattr(pl.Series, "hash", colliding)
-    check_criteo(prepared(tmp_path / "again", "criteo_kaggle", path), made_up, parts)
     assert not list(tmp_path.rglob("*.arrow")) and not list(tmp_path.rglob("spool"))
 
 
@@ -98,12 +67,11 @@ def test_rows_come_back_as_they_were(tmp_path):
     found = list(spool)
     assert [rows.position for rows in found] == [77, 99]
     for rows in found:
-        assert rows.frame.drop("many").equals(FRAME.drop("a", "many"))
+        assert rows.frame.equals(FRAME.drop("a"))
         assert rows.frame.schema["fine"] == rows.frame.schema["whole"] == pl.Float64
-        assert [None if ids is None else len(ids) for ids in rows.frame["many"]] == [2, 0, None]
         assert rows.parts.tolist() == [0, 2, 1]
         column = rows.distinct["a"]
-        assert column.values[column.codes].equals(hashes(FRAME["a"]))
+        assert column.values[column.codes].equals(FRAME["a"], check_names=False)
     assert not any((tmp_path / "spool").iterdir())
 
 
@@ -124,7 +92,9 @@ def test_wide_tables_have_wide_ids(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["csv.gz", "tsv", "parquet"])
-def test_table_with_every_kind_of_column(tmp_path, form):
+def test_table_with_every_kind_of_column(tmp_path, form, monkeypatch):
+    # Chunks that end within shards.
+    monkeypatch.setattr("stampede.data.raw.files.BLOCK_BYTES", 1 << 11)
     frame, rows = movies(), 400
     path = write_movies(tmp_path / f"log.{form}", frame)
     (tmp_path / "schema.yaml").write_text(MOVIES)
@@ -179,16 +149,6 @@ def test_a_file_that_grows_while_it_is_read(made_up, tmp_path):
     with pytest.raises(UnfinishedFileError, match="wait until the file is complete"):
         prepare(source, PreparationOptions(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_real_criteo_rows(tmp_path):
-    log = shared("data/criteo_kaggle_137k.tsv.gz")
-    frame = pd.read_csv(
-        log, sep="\t", names=["label", *NUMBERS, *IDS], dtype=dict.fromkeys(IDS, "str")
-    )
-    folder = prepared(tmp_path / "out", "criteo_kaggle", str(log))
-    check_criteo(folder, frame, sequential_parts(len(frame), 1 / 7, 0.1))
 
 
 @pytest.mark.parametrize("split_hour", [False, True])

@@ -111,16 +111,6 @@ def test_marks_among_several_ids_are_left_out_and_counted(tmp_path, form, encode
     assert bad.marks_by_column() == {"tags": {"NA": 3, "null": 2, "-": 1, "NaN": 1}}
 
 
-def test_marks_at_either_end_of_a_line_and_of_a_file(tmp_path):
-    (tmp_path / "log.csv").write_bytes(b"a,y,b\r\nNA,1,x\r\n-,0,null")
-    schema = {"label": "y", "ids": ["a", "b"]}
-    bad = BadRows("error")
-    log = RawLog(Schema.model_validate(schema), [tmp_path / "log.csv"])
-    (chunk,) = log.chunks(bad)
-    assert chunk.frame.select("a", "b").rows() == [(None, "x"), (None, None)]
-    assert bad.marks_by_column() == {"a": {"NA": 1, "-": 1}, "b": {"null": 1}}
-
-
 def test_files_may_have_their_columns_in_another_order(tmp_path):
     one = write(tmp_path / "a.csv", [HEADER, GOOD])
     two = write(tmp_path / "b.csv", ["t,extra,w,x,slot,user,y", "2024-01-31,?,2,7,4,ben,0"])

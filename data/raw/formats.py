@@ -1,11 +1,12 @@
-"""Rows of a CSV or TSV file, as text."""
+"""Rows of a CSV or TSV file, as text, and of a Parquet file."""
 
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import numpy as np
 import polars as pl
 import pyarrow
 import pyarrow.csv
+import pyarrow.parquet
 
 from stampede.data.errors import DataError
 from stampede.data.raw.files import Block, count_bytes, read_blocks
-from stampede.data.raw.rows import BadRow, Marks, RawRows, any_mark, without_marks
+from stampede.data.raw.rows import BadRow, RawRows, without_marks
 from stampede.settings import cut, shown
 
 _REMEDY = (
@@ -26,26 +28,18 @@ _REMEDY = (
 
 
 # Some lines of a file, and the names of its columns.
-Piece = tuple[Path, Block, list[str]]
+_Lines = tuple[Path, Block, list[str]]
 
 
 @dataclass(frozen=True)
 class Delimited:
-    """The form of a delimited file.
+    """The form of a delimited file."""
 
-    Attributes:
-        separator: one character between columns.
-        quote: one character around cells that hold separators; empty: none.
-        columns: their names, where the file has no header line.
-        numeric: columns whose cells are numbers.
-        missing: texts that mean that a value is missing.
-    """
-
-    separator: str
-    quote: str
-    columns: Sequence[str]
-    numeric: Set[str]
-    missing: Sequence[str]
+    separator: str  # one character between columns
+    quote: str  # one character around cells that hold separators; empty: none
+    columns: Sequence[str]  # their names, where the file has no header line
+    numeric: Set[str]  # columns whose cells are numbers
+    missing: Sequence[str]  # texts that mean that a value is missing
 
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows counted and bytes read so far; the last pair is that of the whole file."""
@@ -57,24 +51,16 @@ class Delimited:
             yield rows, block.position
 
     def names(self, path: Path, optional: str) -> list[str]:
-        """Names of a file's columns.
-
-        Args:
-            optional: a column that a file without a header line may lack; line 1 decides.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Names of a file's columns; without a header, line 1 decides whether `optional` is one."""
         first = next(read_blocks(path), None)
         if not self.columns:
             return [] if first is None else self._header(path, first)[0]
         without = [name for name in self.columns if name != optional]
-        cells = (
-            0 if first is None else self._count_cells(_first_line(first).decode("utf-8", "replace"))
-        )
-        return without if cells == len(without) else list(self.columns)
+        line = b"" if first is None else _first_line(first)
+        cells = self._cells(line.decode("utf-8", "replace"))
+        return without if len(cells) == len(without) else list(self.columns)
 
-    def pieces(self, path: Path, used: set[str]) -> Iterator[Piece]:
+    def pieces(self, path: Path, used: set[str]) -> Iterator[_Lines]:
         """A file in pieces that can be parsed independently.
 
         Raises:
@@ -93,22 +79,16 @@ class Delimited:
                     )
                 yield path, block, columns
 
-    def rows(self, piece: Piece, used: set[str]) -> RawRows:
+    def rows(self, piece: _Lines, used: set[str]) -> RawRows:
         """Rows of a piece, with the used columns; null is missing.
 
-        All columns are String, or, if every cell of the numeric ones is a number, these are
-        Float64.
-
-        Raises:
-            DataError: a cell spans several lines.
+        Columns are String; if every cell of the numeric ones is a number, these are Float64. Raises
+        a `DataError` if a cell spans several lines.
         """
         path, block, columns = piece
         lines = np.arange(block.first_line, block.first_line + block.lines)
-        text, bad, frame = block.data, [], None
-        if b"\0" not in text:
-            frame = self._frame(text, columns, used, block.lines, self.numeric)
-            if frame is None:
-                frame = self._frame(text, columns, used, block.lines)
+        text, bad = block.data, []
+        frame = self._frame(text, columns, used, block.lines)
         if frame is None:
             bad = self._bad_lines(path, block, len(columns))
             wrong = {row.line - block.first_line for row in bad}
@@ -122,11 +102,8 @@ class Delimited:
                 f"{path}: cannot be parsed from line {block.first_line} on; quoted cells cannot "
                 "contain line ends; remove them"
             )
-        marks: Marks = Counter()
-        if any_mark(text, self.missing, self.separator, self.quote):
-            frame, marks = without_marks(frame, self.missing)
-        header_lines = not self.columns
-        numbers = lines - 1 - header_lines
+        frame, marks = without_marks(frame, self.missing)
+        numbers = lines - 1 - (not self.columns)
         return RawRows(frame, str(path), lines, numbers, text, block.position, bad, marks)
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
@@ -146,19 +123,14 @@ class Delimited:
         return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
 
     def _frame(
-        self,
-        text: bytes,
-        columns: list[str],
-        used: set[str],
-        lines: int,
-        numeric: Set[str] = frozenset(),
+        self, text: bytes, columns: list[str], used: set[str], lines: int
     ) -> pl.DataFrame | None:
         """The used columns; None if any line is bad."""
         if not lines:
             return pl.DataFrame(schema=dict.fromkeys(sorted(used), pl.String))
         has_quoted_blanks = "" in self.missing and self.quote and (self.quote * 2).encode() in text
-        try:
-            frame = pl.scan_csv(
+        for numeric in (self.numeric, ()) if b"\0" not in text else ():
+            parsed = pl.scan_csv(
                 text,
                 has_header=False,
                 schema={name: pl.Float64 if name in numeric else pl.String for name in columns},
@@ -167,20 +139,33 @@ class Delimited:
                 # Unquoted empty cells are null anyway; listing "" takes a fifth more time.
                 null_values=[""] if has_quoted_blanks else None,
                 missing_utf8_is_empty_string="" not in self.missing,
-            ).collect()
-        except pl.exceptions.PolarsError:
-            return None
-        # The parser silently fills short lines with nulls.
-        if len(frame) != lines or not self._columns_agree(text, len(columns), lines):
-            return None
-        # The parser returns many small chunks, which would slow all later steps.
-        return frame.select(sorted(used)).rechunk()
+            )
+            with suppress(pl.exceptions.PolarsError):
+                frame = parsed.collect()
+                # The parser silently fills short lines with nulls.
+                if len(frame) == lines and self._columns_agree(text, len(columns), lines):
+                    # It returns many small chunks, which would slow all later steps.
+                    return frame.select(sorted(used)).rechunk()
+        return None
 
     def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
         """Whether no line is short; the parser has refused long ones."""
-        if self.quote and self.quote.encode() in text:
-            return _arrow_counts(text, columns, self.separator, self.quote)
-        return count_bytes(text, ord(self.separator)) == (columns - 1) * lines
+        if not self.quote or self.quote.encode() not in text:
+            return count_bytes(text, ord(self.separator)) == (columns - 1) * lines
+        names = [str(i) for i in range(columns)]
+        options = pyarrow.csv.ParseOptions(
+            delimiter=self.separator, quote_char=self.quote, ignore_empty_lines=False
+        )
+        try:
+            pyarrow.csv.read_csv(
+                pyarrow.py_buffer(text),
+                pyarrow.csv.ReadOptions(column_names=names),
+                options,
+                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.binary())),
+            )
+        except pyarrow.ArrowInvalid:
+            return False
+        return True
 
     def _bad_lines(self, path: Path, block: Block, columns: int) -> list[BadRow]:
         """Lines that are not UTF-8 or have a wrong number of columns, found line by line."""
@@ -190,7 +175,7 @@ class Delimited:
             found = None
             try:
                 content = line.rstrip(b"\r").decode("utf-8")
-                cells = self._count_cells(content)
+                cells = len(self._cells(content))
                 if b"\0" in line:
                     found = "a NUL byte, a sign of a damaged file"
                 elif cells != columns:
@@ -206,12 +191,6 @@ class Delimited:
                 bad.append(BadRow(str(path), block.first_line + i, "", found, remedy, text))
         return bad
 
-    def _count_cells(self, line: str) -> int:
-        # Counting separators is faster than making a string of each cell.
-        if not self.quote or self.quote not in line:
-            return line.count(self.separator) + 1
-        return len(self._cells(line))
-
     def _cells(self, line: str) -> list[str]:
         if not self.quote or self.quote not in line:
             return line.split(self.separator)
@@ -222,18 +201,63 @@ def _first_line(block: Block) -> bytes:
     return block.data.partition(b"\n")[0].rstrip(b"\r")
 
 
-def _arrow_counts(text: bytes, columns: int, separator: str, quote: str) -> bool:
-    """Whether every line has that many cells, according to Arrow's stricter parser."""
-    names = [str(i) for i in range(columns)]
+_BATCH_ROWS = 1 << 18
+
+
+# Some rows of a file, the number of the first one, and the bytes read so far.
+_Batch = tuple[Path, pyarrow.RecordBatch, int, int]
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """Reads Parquet files."""
+
+    missing: Sequence[str]
+
+    def count(self, path: Path) -> Iterator[tuple[int, int]]:
+        """Rows and bytes of a file."""
+        with open_parquet(path) as file:
+            yield file.metadata.num_rows, os.path.getsize(path)
+
+    def names(self, path: Path, _: str) -> list[str]:
+        """Names of a file's columns."""
+        with open_parquet(path) as file:
+            return file.schema_arrow.names
+
+    def pieces(self, path: Path, used: set[str]) -> Iterator[_Batch]:
+        """See `Delimited.pieces`."""
+        with open_parquet(path) as file:
+            size = os.path.getsize(path)
+            total = max(file.metadata.num_rows, 1)
+            absent = sorted(used - set(file.schema_arrow.names))
+            if absent:
+                names = cut(", ".join(file.schema_arrow.names))
+                raise DataError(
+                    f"{path}: no column {absent[0]!r}; its columns are {names}; rename one, or "
+                    "correct the schema"
+                )
+            done = 0
+            for batch in file.iter_batches(_BATCH_ROWS, columns=sorted(used)):
+                first, done = done, done + len(batch)
+                yield path, batch, first, size * done // total
+
+    def rows(self, piece: _Batch, used: set[str]) -> RawRows:
+        """Rows of a piece, with the columns as they are stored."""
+        path, batch, first, position = piece
+        numbers = np.arange(first, first + len(batch))
+        frame = pl.from_arrow(batch)
+        frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+        frame, marks = without_marks(frame, self.missing)
+        return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Open a file. Raises a `DataError` if it is damaged, as is found here or while it is read."""
     try:
-        pyarrow.csv.read_csv(
-            pyarrow.py_buffer(text),
-            pyarrow.csv.ReadOptions(column_names=names),
-            pyarrow.csv.ParseOptions(
-                delimiter=separator, quote_char=quote, ignore_empty_lines=False
-            ),
-            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.binary())),
-        )
-    except pyarrow.ArrowInvalid:
-        return False
-    return True
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as failure:
+        raise DataError(
+            f"{path}: cannot be read as Parquet ({failure}); copy or download it again"
+        ) from None
