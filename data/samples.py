@@ -123,9 +123,19 @@ class Slice:
 
     def __init__(self, part: Part, start: int, stop: int) -> None:
         self.rows, self.device = stop - start, part.device
-        self.read = lambda rows: part.read(rows + start)
-        self.label = lambda rows: part.label(rows + start)
-        self.weight = lambda rows: part.weight(rows + start)
+        self._part, self._start = part, start
+
+    def read(self, rows: Tensor) -> Samples:
+        """See `Part`."""
+        return self._part.read(rows + self._start)
+
+    def label(self, rows: Tensor) -> Tensor:
+        """See `Part`."""
+        return self._part.label(rows + self._start)
+
+    def weight(self, rows: Tensor) -> Tensor | None:
+        """See `Part`."""
+        return self._part.weight(rows + self._start)
 
 
 @dataclass
