@@ -48,6 +48,11 @@ _MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return exit_status(lambda: _describe(options))
+
+
+def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {key.path} = {yaml_value(key.default)}" for key in all_keys(Split))
     parser = argparse.ArgumentParser(
         prog="stampede describe",
@@ -64,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--on-bad-row", choices=get_args(OnBadRow), default="error", help="default: error")
     split = "how to divide a log into parts, such as -s split=random"
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=split)
-    options = parser.parse_args(arguments)
-    return exit_status(lambda: _describe(options))
+    return parser
 
 
 def _describe(options: argparse.Namespace) -> None:

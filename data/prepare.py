@@ -225,6 +225,18 @@ class Spool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    # Intermixed: files may come before and after the options.
+    parser = _parser()
+    given = parser.parse_intermixed_args(arguments)
+    if given.verify is None:
+        if given.kind is None or not given.files or given.out is None:
+            parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
+        if given.kind not in get_args(Kind):
+            parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
+    return exit_status(lambda: _run(given))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede prepare",
         description="Turn a raw click log into arrays to train on.\nIds and ranges are learned "
@@ -243,14 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hour = "avazu: hour of the day and weekday as ids instead of the hour"
     add("--split-hour", action="store_true", help=hour)
     add("--verify", metavar="PREPARED", help="only check the files of a prepared folder")
-    # Intermixed: files may come before and after the options.
-    given = parser.parse_intermixed_args(arguments)
-    if given.verify is None:
-        if given.kind is None or not given.files or given.out is None:
-            parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
-        if given.kind not in get_args(Kind):
-            parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
-    return exit_status(lambda: _run(given))
+    return parser
 
 
 def _run(given: argparse.Namespace) -> None:

@@ -287,6 +287,11 @@ def _zipf_quantile(uniform: np.ndarray, size: np.ndarray, zipf: float) -> np.nda
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake."""
+    given = _parser().parse_args(arguments)
+    return exit_status(lambda: _write(given))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede synthetic",
         description="Write synthetic clicks as a log in Criteo's layout, a file for each day. From "
@@ -304,8 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--drift", type=float, default=0.05, metavar="X", help=drift)
     add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
     add("--seed", type=int, default=0, help="seed of the hidden model and the rows; default 0")
-    given = parser.parse_args(arguments)
-    return exit_status(lambda: _write(given))
+    return parser
 
 
 def _write(given: argparse.Namespace) -> None:
