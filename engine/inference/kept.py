@@ -24,7 +24,7 @@ from stampede.engine.checkpoint.manifest import DataEntry
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
 from stampede.engine.config.model import executed_source
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import RunFolderError
 from stampede.engine.reading import data_folder
 from stampede.engine.run_folder import RunFolder
 from stampede.files import make_folder, read_file, remove, write_file
@@ -206,14 +206,9 @@ def keep_network(config: Config, run: Path, *, replace: bool) -> None:
         TrainingStoppedError: it cannot be written.
     """
     copy, file = run / NETWORK, config.model.import_file
-    try:
-        if file and (replace or not copy.exists()):
+    if file and (replace or not copy.exists()):
+        with RunFolder(run).writing():
             write_file(copy, executed_source(file))
-    except OSError as failure:
-        raise TrainingStoppedError(
-            f"{copy}: cannot be written ({failure.strerror or failure}); make room there, or set "
-            "run.dir to another folder"
-        ) from None
 
 
 def check_executed(config: Config, run: Path) -> None:

@@ -91,7 +91,8 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
     inputs, names = described_inputs(about, most_ids)
     fields: list[Field] = []
     encoders: dict[int, dict[str, Any]] = {}
-    size = 0
+    model = dense_model(trained)
+    size = sum(weights.nbytes for weights in model.state_dict().values() if not weights.is_meta)
     for number, field in enumerate(about["fields"]):
         kind, name = _kind(field, most_ids), field["name"]
         if kind == "text":
@@ -107,8 +108,8 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
                 f"the tables and vocabularies have more than {MOST_BYTES:,} bytes, the limit of "
                 "an ONNX file; write --rows fp16 or int8, or leave out --format onnx"
             )
-    model = translated(Scoring(about, fields, dense_model(trained)).exported())
-    graph = model.graph
+    onnx_model = translated(Scoring(about, fields, model).exported())
+    graph = onnx_model.graph
     nodes = []
     for number, (name, value) in enumerate(zip(names, graph.input, strict=True)):
         kind = "LabelEncoder" if number in encoders else "Identity"
@@ -127,13 +128,13 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
         graph.ClearField(part)
         getattr(graph, part).extend(values)
     graph.name = about["network"]
-    model.producer_name, model.producer_version = "stampede", about["stampede"]
+    onnx_model.producer_name, onnx_model.producer_version = "stampede", about["stampede"]
     about = {"inputs": inputs, **about}
     # The graph holds the edges, which may be many.
     about["fields"] = [{k: v for k, v in f.items() if k != "edges"} for f in about["fields"]]
     texts = {key: one if isinstance(one, str) else to_json(one) for key, one in about.items()}
-    helper.set_model_props(model, texts)
-    return model, about
+    helper.set_model_props(onnx_model, texts)
+    return onnx_model, about
 
 
 def described_inputs(
