@@ -221,20 +221,16 @@ class Run:
             RunFolderError: the run has no checkpoint, or it is damaged.
             ValueError: there is no such `on_bad_value`.
         """
-        from stampede.engine.inference.prediction import OnBadValue, score, score_frame
-        from stampede.engine.inference.trained import Scorer
+        from stampede.engine.inference.prediction import OnBadValue, score
 
         if batch_size < 1:
             raise SettingsError(f"batch_size: found {batch_size}; write a number of at least 1")
         if on_bad_value not in get_args(OnBadValue):
             raise ValueError(f"on_bad_value: found {on_bad_value!r}; write 'error' or 'missing'")
         with libraries_quiet():
-            scorer = Scorer(self._model, batch_size)
-            if isinstance(data, pd.DataFrame | pl.DataFrame):
-                scores, missing = score_frame(self._trained, scorer, data, on_bad_value)
-            else:
-                names = [str(name) for name in (data if isinstance(data, list | tuple) else [data])]
-                scores, missing = score(self._trained, scorer, names, on_bad_value)
+            if not isinstance(data, pd.DataFrame | pl.DataFrame):
+                data = [str(name) for name in (data if isinstance(data, list | tuple) else [data])]
+            scores, missing = score(self._trained, self._model, data, batch_size, on_bad_value)
         if missing:
             told = ", ".join(f"{count:,} of {column}" for column, count in missing.items())
             warnings.warn(f"bad values treated as missing: {told}", stacklevel=2)

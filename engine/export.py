@@ -17,8 +17,7 @@ quiet_libraries()
 from stampede.data.errors import exit_status  # noqa: E402
 from stampede.engine.console import readable_bytes, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
-from stampede.engine.inference.delta import export_delta  # noqa: E402
-from stampede.engine.inference.packaging import RowType, export  # noqa: E402
+from stampede.engine.inference.packaging import RowType, export, export_delta  # noqa: E402
 from stampede.engine.inference.trained import (  # noqa: E402
     Trained,
     add_checkpoint_arguments,
@@ -51,14 +50,13 @@ def _export(given: argparse.Namespace) -> None:
 def _export_package(given: argparse.Namespace, trained: Trained, folder: Path) -> None:
     rows = given.rows or "fp32"
     export(trained, folder, rows, given.overwrite)
-    told = [
-        ("package", str(folder)),
-        ("model", f"{trained.config.model.name} of {trained.run}, epoch {trained.epoch}"),
-        ("tables", f"{len(trained.data.vocabulary_sizes)} tables in {rows}"),
-        ("size", _size(folder)),
-        ("to score", f"see the first lines of {folder / 'load.py'}"),
-    ]
-    print(table(told))
+    _tell(
+        package=folder,
+        model=f"{trained.config.model.name} of {trained.run}, epoch {trained.epoch}",
+        tables=f"{len(trained.data.vocabulary_sizes)} tables in {rows}",
+        size=_size(folder),
+        to_score=f"see the first lines of {folder / 'load.py'}",
+    )
 
 
 def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> None:
@@ -73,14 +71,13 @@ def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> 
     if not 0.0 <= given.tolerance < math.inf:
         raise RunFolderError(f"--tolerance: found {given.tolerance}; write a number of at least 0")
     delta = export_delta(trained, Path(given.since), folder, given.tolerance)
-    told = [
-        ("delta", str(folder)),
-        ("since", given.since),
-        ("rows", f"{delta.changed:,} of {delta.rows:,} changed or new; {delta.ids:,} ids"),
-        ("size", f"{_size(folder)}, the package {_size(Path(given.since))}"),
-        ("to apply", f"python {given.since}/update.py {given.since} {folder} --out NEW_PACKAGE"),
-    ]
-    print(table(told))
+    _tell(
+        delta=folder,
+        since=given.since,
+        rows=f"{delta.changed:,} of {delta.rows:,} changed or new; {delta.ids:,} ids",
+        size=f"{_size(folder)}, the package {_size(Path(given.since))}",
+        to_apply=f"python {given.since}/update.py {given.since} {folder} --out NEW_PACKAGE",
+    )
 
 
 def _export_onnx(given: argparse.Namespace, trained: Trained, path: Path) -> None:
@@ -100,14 +97,17 @@ def _export_onnx(given: argparse.Namespace, trained: Trained, path: Path) -> Non
     most_ids = MOST_IDS if given.most_ids is None else given.most_ids
     about = export_onnx(trained, path, rows, given.overwrite, most_ids)
     kinds = Counter(one["kind"] for one in about["inputs"])
-    told = [
-        ("file", str(path)),
-        ("model", f"{about['network']} of {trained.run}, epoch {trained.epoch}"),
-        ("tables", f"{len(about['fields'])} tables in {rows}"),
-        ("inputs", ", ".join(f"{count} {kind}" for kind, count in kinds.items())),
-        ("size", readable_bytes(path.stat().st_size)),
-    ]
-    print(table(told))
+    _tell(
+        file=path,
+        model=f"{about['network']} of {trained.run}, epoch {trained.epoch}",
+        tables=f"{len(about['fields'])} tables in {rows}",
+        inputs=", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+        size=readable_bytes(path.stat().st_size),
+    )
+
+
+def _tell(**said: object) -> None:
+    print(table((name.replace("_", " "), str(value)) for name, value in said.items()))
 
 
 def _size(folder: Path) -> str:

@@ -34,8 +34,7 @@ class _Chunk(NamedTuple):
 
     Attributes:
         ids: `[single-valued fields, n]` int32.
-        bag_ids: `[k]` int32, ids of multi-valued fields.
-        bag_rows: `[k]` int32, the row of each.
+        bag_ids, bag_rows: `[k]` int32, ids of multi-valued fields, and the row of each.
         numbers: `[n, numbers]` float32.
         label, weight: `[n]` float32.
     """
@@ -46,10 +45,6 @@ class _Chunk(NamedTuple):
     numbers: Tensor
     label: Tensor
     weight: Tensor
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self)
 
 
 class LogisticRegression:
@@ -72,26 +67,19 @@ class LogisticRegression:
         sizes = list(dataset.vocabulary_sizes.values())
         # Ids of all fields share one array, field after field.
         self._first_rows = np.cumsum([0, *sizes]).tolist()
-        self._kept: list[_Chunk] = []
-        self._places = self._placed()
-        # Weights of ids, of unseen ids (always 0), of numbers, and the bias.
-        self._weights = torch.zeros(self._known + 1 + dataset.numbers + 1)
-        self.iterations = 0
-
-    def _placed(self) -> Tensor:
-        """The place of every table row among the rows of the training part."""
         seen = torch.zeros(self._first_rows[-1], dtype=torch.bool)
-        for samples, _ in self._read(self._dataset.train):
+        for samples, _ in self._read(dataset.train):
             for ids in self._flat(samples):
                 seen[ids.reshape(-1)] = True
+        # The place of every table row among the rows of the training part.
         places = torch.cumsum(seen, 0, dtype=torch.int32) - 1
-        self._known = int(places[-1]) + 1
-        return torch.where(seen, places, self._known)
-
-    @property
-    def number_weights(self) -> Tensor:
-        """`[numbers]` float32."""
-        return self._weights[self._known + 1 : -1]
+        known = int(places[-1]) + 1
+        self._places = torch.where(seen, places, known)
+        # Weights of ids, of unseen ids (always 0), of numbers, and the bias.
+        self._weights = torch.zeros(known + 1 + dataset.numbers + 1)
+        self._numbers = slice(known + 1, -1)
+        self._kept: list[_Chunk] = []
+        self.iterations = 0
 
     @torch.no_grad()
     def fit(self) -> None:
@@ -168,7 +156,7 @@ class LogisticRegression:
     def _logits(self, chunk: _Chunk) -> Tensor:
         """`[n]` float32."""
         weights = self._weights
-        logits = weights[-1] + chunk.numbers @ self.number_weights
+        logits = weights[-1] + chunk.numbers @ weights[self._numbers]
         for ids in chunk.ids:
             logits += weights.index_select(0, ids)
         return logits.index_add_(0, chunk.bag_rows, weights.index_select(0, chunk.bag_ids))
@@ -178,20 +166,18 @@ class LogisticRegression:
         for ids in chunk.ids:
             sums.index_add_(0, ids, values)
         sums.index_add_(0, chunk.bag_ids, values.index_select(0, chunk.bag_rows))
-        sums[self._known + 1 : -1] += values @ numbers
+        sums[self._numbers] += values @ numbers
         sums[-1] += values.sum()
 
     def _training(self) -> Iterator[_Chunk]:
         for chunk in self._kept:
             self._on_chunk()
             yield chunk
-        room = _KEPT_BYTES - sum(chunk.bytes for chunk in self._kept)
         first = sum(len(chunk.label) for chunk in self._kept)
-        all_kept = True
+        room = _KEPT_BYTES - sum(tensor.nbytes for chunk in self._kept for tensor in chunk)
         for chunk in self._chunks(self._dataset.train, first):
-            room -= chunk.bytes
-            all_kept = all_kept and room >= 0
-            if all_kept:
+            room -= sum(tensor.nbytes for tensor in chunk)
+            if room >= 0:
                 self._kept.append(chunk)
             yield chunk
 

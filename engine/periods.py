@@ -48,7 +48,7 @@ PICTURE = "periods.png"
 # File in a period's run folder with what `train` prints.
 OUTPUT = "output.txt"
 
-# A file is complete once its size has not changed for this long.
+# A file is complete once its size has not changed for this long; how often to look.
 _AT_REST_SECONDS, _POLL_SECONDS = 5.0, 1.0
 
 # Time of a file whose time cannot be read (yet): later than all others.
@@ -111,7 +111,6 @@ def train_incrementally(
 
     Args:
         path: YAML file; `data.path` names the files of the log.
-        overrides: `section.key=value`.
         on_bad_file: for a file that cannot be read, or comes before a trained one: `error`, or
             `skip` to note it and leave it out.
         follow: whether to wait for more files, until SIGTERM or SIGINT.
@@ -215,49 +214,25 @@ class _Periods:
 
     def _next(self, follow: bool) -> Period | None:
         """The period to train, noted in the ledger; None if there is no new file."""
-        ledger = self._read()
+        trained = self._read().trained
         # The last period may have been killed before its line was written.
-        if ledger.trained and not self._is_told(ledger.trained[-1]):
-            return self._begun_before(ledger, follow)
-        for period in self._new_files(ledger, follow):
-            # A file without a time does not limit later ones.
-            known = [one for one in ledger.trained if one.time != _LATEST]
-            last = known[-1] if known else None
-            if last is not None and self._place(period) < self._place(last):
-                late = (
-                    f"{period.file}: comes before {last.file}, which was already trained on; "
-                    "leave it out with --on-bad-file skip"
-                )
-                if self.on_bad_file == "error":
-                    raise DataError(late)
-                self._leave_out(period, late)
-                ledger = self._read()
-                continue
-            self._write(Ledger(periods=[*ledger.periods, period]))
-            return period
+        if trained and not self._is_told(trained[-1]):
+            begun = trained[-1]
+            return None if follow and not self._is_at_rest(Path(begun.file)) else begun
+        # A file without a time does not limit later ones.
+        last = next((one for one in reversed(trained) if one.time != _LATEST), None)
+        for period in self._new_files(follow):
+            if last is None or self._place(period) >= self._place(last):
+                self._write([*self._read().periods, period])
+                return period
+            late = (
+                f"{period.file}: comes before {last.file}, which was already trained on; "
+                "leave it out with --on-bad-file skip"
+            )
+            if self.on_bad_file == "error":
+                raise DataError(late)
+            self._leave_out(period, late)
         return None
-
-    def _begun_before(self, ledger: Ledger, follow: bool) -> Period | None:
-        """The last period of the ledger, whose file may have changed since; None while it is still
-        being written.
-        """
-        period = ledger.trained[-1]
-        run, file = RunFolder(self.folder.path / period.name), Path(period.file)
-        if run.summary.exists() or any(run.checkpoints.glob("*")) or not file.is_file():
-            return period
-        size = file.stat().st_size
-        if follow and size != period.bytes and not self._is_at_rest(file, size):
-            return None
-        return self._noted(ledger, period, bytes=size, time=self._time(file, size))
-
-    def _noted(self, ledger: Ledger, period: Period, **found: int | None) -> Period:
-        """Note a file's new size or time."""
-        changed = period.model_copy(update=found)
-        if changed == period:
-            return period
-        periods = [changed if one.file == period.file else one for one in ledger.periods]
-        self._write(Ledger(periods=periods))
-        return changed
 
     def _place(self, period: Period) -> tuple[int, list[Any]]:
         """The sort key of periods."""
@@ -274,13 +249,13 @@ class _Periods:
             self._times[file, size] = _LATEST if found is None else found
         return self._times[file, size]
 
-    def _new_files(self, ledger: Ledger, follow: bool) -> list[Period]:
+    def _new_files(self, follow: bool) -> list[Period]:
         """Files that are not in the ledger, in order, up to one that is still being written.
 
         Raises:
             DataError: there is no file, or a trained file has changed.
         """
-
+        ledger = self._read()
         taken = {path: one for one in ledger.periods for path in (one.file, one.leads_to)}
         try:
             files = [Path(os.path.abspath(file)) for file in expand(self.whole.data.path)]
@@ -288,15 +263,14 @@ class _Periods:
             if follow:
                 return []
             raise
-        number, new = len(ledger.trained) + 1, []
+        new = []
         for file in files:
-            size, leads_to = file.stat().st_size, os.path.realpath(file)
-            before = taken.get(str(file)) or taken.get(leads_to)
+            about = {"file": str(file), "leads_to": os.path.realpath(file)}
+            size = file.stat().st_size
+            before = taken.get(about["file"]) or taken.get(about["leads_to"])
             if before is None:
-                time = self._time(file, size)
-                new.append(
-                    Period(number=number, file=str(file), leads_to=leads_to, bytes=size, time=time)
-                )
+                about |= {"bytes": size, "time": self._time(file, size)}
+                new.append(Period(number=len(ledger.trained) + 1, **about))
             elif before.number and before.bytes != size:
                 raise DataError(
                     f"{file}: was trained on with {before.bytes:,} bytes and has {size:,} "
@@ -304,11 +278,13 @@ class _Periods:
                 )
         new.sort(key=self._place)
         if follow:
-            at_rest = [self._is_at_rest(Path(one.file), one.bytes) for one in new]
+            at_rest = [self._is_at_rest(Path(one.file)) for one in new]
             new = new[: [*at_rest, False].index(False)]
         return new
 
-    def _is_at_rest(self, file: Path, size: int) -> bool:
+    def _is_at_rest(self, file: Path) -> bool:
+        """Whether a file is complete: its size has not changed for a while, or it is gone."""
+        size = file.stat().st_size if file.is_file() else 0
         before, since = self._sizes.get(file, (-1, 0.0))
         if before != size:
             self._sizes[file] = (size, time.monotonic())
@@ -339,13 +315,12 @@ class _Periods:
             self.here.on_main(lambda: self._leave_out(period, reason))
             return False
         finally:
-            self._keep_output(run, printed.getvalue())
+            if self.here.is_main:
+                self._keep_output(run, printed.getvalue())
         return True
 
     def _keep_output(self, run: Path, printed: str) -> None:
-        """Append a run's output to its file, even if the run failed; errors here are ignored."""
-        if not self.here.is_main:
-            return
+        """Append a run's output to its file, even if the run failed."""
         if run.is_dir():
             with suppress(OSError):
                 append(run / OUTPUT, printed.encode())
@@ -371,17 +346,17 @@ class _Periods:
         return load_config(self.path, [*self.overrides, *given], self.here.world_size)
 
     def _finish(self, period: Period, seconds: Mapping[str, float]) -> None:
-        """Note a period's result and delete what later periods do not need; safe to repeat.
-
-        Args:
-            seconds: spent in this process, by part.
-        """
+        """Note a period's result and delete what later periods do not need; safe to repeat."""
         run = self.folder.path / period.name
         summary = json.loads((run / "summary.json").read_bytes())
         if not self._is_told(period):
-            # The file may have grown since it was noted in the ledger.
             read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
-            self._noted(self._read(), period, bytes=read)
+            if read != period.bytes:
+                # The file grew after it was noted in the ledger.
+                found = {"bytes": read, "time": self._time(Path(period.file), read)}
+                other = period.model_copy(update=found)
+                periods = self._read().periods
+                self._write([other if one.file == period.file else one for one in periods])
             scored = summary["last"]["test"]
             names = [prefix + name for prefix in ("", NEW_IDS) for name in _METRICS]
             # All ids of the first are new: their scores say nothing, even after a warm start.
@@ -422,13 +397,12 @@ class _Periods:
         )
 
     def _leave_out(self, period: Period, reason: str) -> None:
-        ledger = self._read()
-        others = [one for one in ledger.periods if one.file != period.file]
+        others = [one for one in self._read().periods if one.file != period.file]
         left_out = period.model_copy(update={"number": 0, "reason": reason})
         run = self.folder.path / period.name
         if run.exists():
             delete_folder(run)
-        self._write(Ledger(periods=[*others, left_out]))
+        self._write([*others, left_out])
         step = max([0, *(line["step"] for line in self.folder.lines())])
         self.folder.log({"kind": "left_out", "step": step, "file": period.file, "reason": reason})
         print(f"left out: {reason}", file=sys.stderr, flush=True)
@@ -440,8 +414,9 @@ class _Periods:
         with reading(self._ledger_file, RunFolderError, remedy):
             return Ledger.model_validate_json(self._ledger_file.read_bytes())
 
-    def _write(self, ledger: Ledger) -> None:
-        self._write_file(self._ledger_file, ledger.model_dump_json(indent=1) + "\n")
+    def _write(self, periods: list[Period]) -> None:
+        text = Ledger(periods=periods).model_dump_json(indent=1)
+        self._write_file(self._ledger_file, text + "\n")
 
     def _write_file(self, path: Path, content: str | bytes) -> None:
         with self.folder.writing():

@@ -24,11 +24,11 @@ from stampede.engine.checkpoint.manifest import DataEntry
 from stampede.engine.config import Config
 from stampede.engine.config.data import PreparedSection, RawSection
 from stampede.engine.config.model import executed_source
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import RunFolderError
 from stampede.engine.reading import data_folder
 from stampede.engine.run_folder import RunFolder
 from stampede.files import make_folder, read_file, remove, write_file
-from stampede.settings import SettingsError, read_yaml
+from stampede.settings import SettingsError
 
 INPUTS, NETWORK = "inputs", "network.py"
 
@@ -37,10 +37,9 @@ MISSING, UNSEEN = "<missing>", "<rare or unseen>"
 
 
 def keep_inputs(config: Config, run: Path, *, replace: bool) -> None:
-    """Keep a run's schema, vocabularies and ranges in its folder.
+    """Keep a run's schema, vocabularies and ranges in its folder, as hard links where possible.
 
-    The prepared data may be deleted afterwards. Synthetic clicks have nothing to keep. Files are
-    hard-linked where possible.
+    The prepared data may be deleted afterwards. Synthetic clicks have nothing to keep.
 
     Args:
         replace: whether the run starts from scratch; otherwise existing files stay.
@@ -78,21 +77,15 @@ def kept_inputs(run: Path) -> Path | None:
 
 
 def inputs_folder(config: Config, run: Path) -> Path | None:
-    """The prepared folder, perhaps without rows, that describes a run's inputs.
-
-    Returns:
-        None for a run on synthetic clicks.
+    """The prepared folder, perhaps without rows, of the inputs; None for synthetic clicks.
 
     Raises:
         RunFolderError: the run kept no inputs, and its prepared data are gone.
     """
     if not isinstance(config.data, RawSection | PreparedSection):
         return None
-    kept = kept_inputs(run)
-    if kept is not None:
-        return kept
     try:
-        return own_folder(config, run)
+        return kept_inputs(run) or own_folder(config, run)
     except (DataError, SettingsError) as failure:
         raise RunFolderError(
             f"{run}: the run kept no vocabularies ({run / INPUTS} is missing), and its prepared "
@@ -112,25 +105,15 @@ def own_folder(config: Config, run: Path) -> Path:
             raise DataError(f"{folder}: no such folder; write the path of the prepared data")
         return folder
     except (DataError, SettingsError) as failure:
-        keys = ("path", "schema_file", "cache", "validation_path", "test_path")
-        relative = []
-        for key in keys:
-            given = getattr(config.data, key, "")
-            paths = [given] if isinstance(given, str) else given
-            if any(path and not Path(path).is_absolute() for path in paths):
-                relative.append(f"data.{key}: {given}")
-        if not relative:
-            raise
         raise type(failure)(
-            f"{failure}\n{RunFolder(run).config_file} has paths relative to the folder where the "
-            f"run was started ({', '.join(relative)}), but this is {Path.cwd()}; run the command "
-            "there"
+            f"{failure}\nrelative paths in {RunFolder(run).config_file} are relative to the folder "
+            f"where the run was started; this is {Path.cwd()}"
         ) from None
 
 
 def remedy(kept: Path) -> str:
     """Advice if the folder that `inputs_folder` found is damaged."""
-    if kept.name.partition(".")[0] != INPUTS:
+    if kept.name != INPUTS:
         return f"delete {kept} and prepare the data again"
     return (
         f"delete {kept} to use the run's prepared data instead, if they are intact; or train again"
@@ -140,10 +123,9 @@ def remedy(kept: Path) -> str:
 def meanings_of_rows(
     folder: Path | None, sizes: Mapping[str, int], advice: str | None = None
 ) -> dict[str, RowMeanings]:
-    """What the rows of all tables stand for, by field.
+    """What the rows of all tables stand for, by field; without a folder, the ids are rows.
 
     Args:
-        folder: a prepared folder, perhaps without rows; without one, the ids are rows.
         sizes: rows of each field's table.
         advice: if the folder is damaged; by default, `remedy`'s.
 
@@ -156,10 +138,7 @@ def meanings_of_rows(
 
 
 def row_names(kept: Path | None, field: str, rows: int) -> list[str] | range:
-    """Readable names of the rows of a field's table.
-
-    Returns:
-        Ids of a vocabulary or edges of buckets; row numbers for hashed ids and ids that are rows.
+    """Ids or edges of buckets, by row; row numbers for hashes and ids that are rows.
 
     Raises:
         DataError: the folder that `inputs_folder` found is damaged.
@@ -191,7 +170,23 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
         RunFolderError, DataError: they differ, or are damaged.
     """
     manifest = read_manifest(folder, remedy)
-    _check_same_inputs(manifest, data, folder, model)
+    fields, wanted = {one.name: one.rows for one in manifest.fields}, data.vocabulary_sizes
+    difference = ""
+    for name, rows in wanted.items():
+        if fields.get(name) != rows:
+            has = f"has {fields[name]:,} rows" if name in fields else "is absent"
+            difference = f"the table of {name!r} {has}, but it has {rows:,} rows in {model}"
+            break
+    else:
+        if list(fields) != list(wanted):
+            names = ", ".join(wanted)
+            difference = f"the id fields are {', '.join(fields)}, but in {model} they are {names}"
+        elif len(manifest.numbers) != data.numbers:
+            difference = f"{len(manifest.numbers)} numbers, but {data.numbers} in {model}"
+    if difference:
+        raise DataError(
+            f"{folder}: {difference}. Score the raw files, or prepare them with `stampede apply`"
+        )
     expected = data.vocabulary_sha256
     if expected and vocabulary_fingerprint(folder, remedy) != expected:
         raise RunFolderError(
@@ -199,25 +194,6 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
             f"SHA-256 differs), so its ids cannot be decoded; {remedy}"
         )
     return manifest
-
-
-def _check_same_inputs(found: Manifest, data: DataEntry, where: Path, model: Path) -> None:
-    fields, wanted = {entry.name: entry.rows for entry in found.fields}, data.vocabulary_sizes
-    difference = ""
-    for name, rows in wanted.items():
-        if fields.get(name) != rows:
-            has = f"has {fields[name]:,} rows" if name in fields else "is absent"
-            difference = f"the table of {name!r} {has}, but it has {rows:,} rows in {model}"
-            break
-    if not difference and list(fields) != list(wanted):
-        names = ", ".join(wanted)
-        difference = f"the id fields are {', '.join(fields)}, but in {model} they are {names}"
-    if not difference and len(found.numbers) != data.numbers:
-        difference = f"{len(found.numbers)} numbers, but {data.numbers} in {model}"
-    if difference:
-        raise DataError(
-            f"{where}: {difference}. Score the raw files, or prepare them with `stampede apply`"
-        )
 
 
 def keep_network(config: Config, run: Path, *, replace: bool) -> None:
@@ -230,38 +206,30 @@ def keep_network(config: Config, run: Path, *, replace: bool) -> None:
         TrainingStoppedError: it cannot be written.
     """
     copy, file = run / NETWORK, config.model.import_file
-    try:
-        if file and (replace or not copy.exists()):
+    if file and (replace or not copy.exists()):
+        with RunFolder(run).writing():
             write_file(copy, executed_source(file))
-    except OSError as failure:
-        raise TrainingStoppedError(
-            f"{copy}: cannot be written ({failure.strerror or failure}); make room there, or set "
-            "run.dir to another folder"
-        ) from None
 
 
 def check_executed(config: Config, run: Path) -> None:
-    """Refuse to continue if the executed network file is not the one the run kept.
-
-    Raises:
-        RunFolderError: the files differ.
-    """
+    """Refuse to continue if the executed network file is not the one the run kept."""
     if config.model.import_file:
         _check(config.model.import_file, executed_source(config.model.import_file), run / NETWORK)
 
 
-def check_unexecuted(run: Path, config_file: Path) -> None:
+def check_unexecuted(run: Path, file: object) -> None:
     """Refuse a changed or missing network file before it is executed.
 
     The run's copy does not replace a missing file, which may import files beside it. Runs without a
     copy are not checked.
 
+    Args:
+        file: `model.import` of the run; the check of all keys refuses anything but text.
+
     Raises:
         RunFolderError: the file differs from the run's copy, or is missing.
-        SettingsError: the configuration cannot be read.
     """
-    file, copy = imported_by(config_file), run / NETWORK
-    # The check of all keys refuses anything but text.
+    copy = run / NETWORK
     if not isinstance(file, str) or not copy.is_file():
         return
     try:
@@ -276,12 +244,6 @@ def check_unexecuted(run: Path, config_file: Path) -> None:
             f"{file}: cannot be read ({failure.strerror or failure}); check its permissions"
         ) from None
     _check(file, found, copy)
-
-
-def imported_by(config_file: Path) -> object:
-    """The value of `model.import` in a configuration; nothing is executed."""
-    model = read_yaml(config_file, "a run keeps it in its folder").get("model")
-    return model.get("import") if isinstance(model, dict) else None
 
 
 def _check(file: str, found: bytes, copy: Path) -> None:

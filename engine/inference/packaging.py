@@ -1,18 +1,19 @@
-"""Export: a folder with everything that scoring needs, and a loader that runs without stampede."""
+"""Exports packages, folders that score without stampede, and the changes since an earlier one."""
 
 from __future__ import annotations
 
 import errno
 import operator
+import shutil
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import polars as pl
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
@@ -32,6 +33,7 @@ from stampede.engine.inference.kept import (
     meanings_of_rows,
     remedy,
 )
+from stampede.engine.inference.package import update
 from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
 from stampede.engine.inference.package.update import PACKAGE, sealed
 from stampede.engine.inference.trained import Trained, dense_model
@@ -48,7 +50,7 @@ _INT8 = 127
 _CHUNK = 1 << 20
 
 # Of the example input. Not 1: torch.export would take it for a fixed size.
-_SAMPLES = 4
+SAMPLES = 4
 
 
 def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> None:
@@ -107,29 +109,27 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
 def described_model(
     trained: Trained, rows: RowType
 ) -> tuple[dict[str, Any], dict[str, RowMeanings]]:
-    """The description of a model, and what the rows of its tables stand for, by field.
-
-    The description says how the inputs are made from columns: `fields` and `numbers` in the model's
-    order.
+    """How a model's inputs are made from columns, and what rows of its tables mean, by field.
 
     Raises:
         RunFolderError, DataError: the run's vocabularies belong to another model, or are damaged.
     """
     data, kept = trained.data, inputs_folder(trained.config, trained.run)
-    names, dtype = [f"I{i + 1}" for i in range(data.numbers)], "float32"
+    # Without a schema, ids are rows and numbers are transformed already.
+    numbers = {f"I{i + 1}": NumberField(transform=[]) for i in range(data.numbers)}
+    dtype, ranges, missing, time = "float32", {}, [""], None
     if kept is not None:
         manifest = check_trained_with(kept, data, trained.checkpoint, remedy(kept))
-        names, dtype = manifest.numbers, manifest.numbers_dtype
+        numbers = {name: NumberField(transform=[]) for name in manifest.numbers}
+        dtype = manifest.numbers_dtype
+        if (kept / LEARNED_FOLDER).is_dir():
+            saved = read_saved(kept / LEARNED_FOLDER, remedy(kept))
+            schema, ranges = saved.schema_, saved.ranges
+            numbers, missing = schema.numbers, schema.missing
+            if any(isinstance(field, TimePart) for field in schema.ids.values()):
+                time = schema.time.model_dump()
     meanings = meanings_of_rows(kept, data.vocabulary_sizes)
-    # Without a schema, ids are rows and numbers are transformed already.
-    numbers = {name: NumberField(transform=[]) for name in names}
-    ranges, missing, time = dict.fromkeys(names, NumberRange()), [""], None
-    if kept is not None and (kept / LEARNED_FOLDER).is_dir():
-        saved = read_saved(kept / LEARNED_FOLDER, remedy(kept))
-        schema, ranges = saved.schema_, saved.ranges
-        numbers, missing = schema.numbers, schema.missing
-        if any(isinstance(field, TimePart) for field in schema.ids.values()):
-            time = schema.time.model_dump()
+    statistics = ("low", "high", "mean", "deviation")
     about = {
         "stampede": metadata.version("stampede"),
         "torch": torch.__version__,
@@ -146,7 +146,7 @@ def described_model(
                 "column": field.column or name,
                 "fill": field.fill,
                 "transform": field.transform,
-                **{key: getattr(ranges[name], key) for key in ("low", "high", "mean", "deviation")},
+                **{key: getattr(ranges.get(name, NumberRange()), key) for key in statistics},
             }
             for name, field in numbers.items()
         ],
@@ -227,21 +227,16 @@ def stored_rows(weights: FieldWeights, kind: RowType, field: str) -> dict[str, T
 
 def _half(values: Tensor, field: str) -> Tensor:
     halves = values.to(torch.float16, memory_format=torch.contiguous_format)
-    if not bool(torch.isfinite(halves).all()):
-        largest = values.abs().max().item()
+    if not halves.isfinite().all():
         raise RunFolderError(
-            f"field {field}: a weight of {largest:g} is too large for fp16, or not finite; write "
-            "--rows fp32"
+            f"field {field}: a weight of {values.abs().max():g} is too large for fp16, or not "
+            "finite; write --rows fp32"
         )
     return halves
 
 
 class DensePart(nn.Module):
-    """From looked-up rows and numbers to logits.
-
-    Args:
-        model: its tables are removed.
-    """
+    """From looked-up rows and numbers to logits; the model's tables are removed."""
 
     def __init__(self, model: CTRModel) -> None:
         super().__init__()
@@ -261,26 +256,30 @@ class DensePart(nn.Module):
 
 
 def export_dense_part(model: CTRModel) -> ExportedProgram:
-    """Export the dense part as a program of torch operators, for any number of samples.
-
-    Args:
-        model: with trained dense layers, on the CPU and in evaluation mode; its tables are removed.
+    """The dense part of a model, whose tables are removed, for any number of samples.
 
     Raises:
         RunFolderError: torch cannot export it; this happens with users' own networks.
     """
     fields, columns = len(model.front.fields), model.front.columns.dim + 1
-    inputs = (torch.zeros(_SAMPLES, fields, columns), torch.zeros(_SAMPLES, model.numbers))
+    inputs = (torch.zeros(SAMPLES, fields, columns), torch.zeros(SAMPLES, model.numbers))
     samples = Dim("samples", min=1)
     shapes = {"rows": {0: samples}, "numbers": {0: samples}}
+    return exported(DensePart(model), inputs, shapes, model.network)
+
+
+def exported(
+    module: nn.Module, inputs: tuple[Any, ...], shapes: dict[str, Any], network: nn.Module
+) -> ExportedProgram:
+    """A module with a network as a program of torch operators; `shapes` are the dynamic ones."""
     try:
         with torch.no_grad():
             # Without `strict`, torch.export takes `len(embeddings)` in a network for fixed.
-            return torch.export.export(DensePart(model), inputs, dynamic_shapes=shapes, strict=True)
+            return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=True)
     except Exception as failure:
         reason = ": ".join([type(failure).__name__, *str(failure).strip().splitlines()[:1]])
         raise RunFolderError(
-            f"torch.export cannot export the network {type(model.network).__name__}: {reason}; its "
+            f"torch.export cannot export the network {type(network).__name__}: {reason}; its "
             "forward must not branch on tensor values"
         ) from failure
 
@@ -312,14 +311,12 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
     steps, needed = [], {output}
     for node in reversed(nodes):
         schema = getattr(node.target, "_schema", None)
-        changes_an_argument = schema is not None and schema.is_mutable
         # Skip unused results, and assertions, which return nothing.
-        if node not in needed and not changes_an_argument:
+        if node not in needed and not (schema is not None and schema.is_mutable):
             continue
         needed.update(node.all_input_nodes)
-        name = str(node.target).removeprefix("aten.")
-        if node.target in ARITHMETIC.values() or node.target is operator.getitem:
-            name = node.target.__name__
+        is_of_python = node.target in (*ARITHMETIC.values(), operator.getitem)
+        name = node.target.__name__ if is_of_python else str(node.target).removeprefix("aten.")
         try:
             find_operator(name)
             step = {"name": node.name, "operator": name, "arguments": described(node.args)}
@@ -333,3 +330,133 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
         steps.append(step)
     trained = [name for name in weights if tensors[name].requires_grad]
     return {"steps": steps[::-1], "output": output.name, "trained": trained}, weights
+
+
+class Delta(NamedTuple):
+    """Rows of all tables, those that are new or have new values, and ids that are or have."""
+
+    rows: int
+    changed: int
+    ids: int
+
+
+def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 0.0) -> Delta:
+    """Write the differences from a package; the folder appears once it is complete.
+
+    `delta.json` identifies the base package; `package.json` describes the updated package.
+    `changes/` holds the changed rows of tables and ids of vocabularies. The dense part is complete.
+
+    Args:
+        base: a package made by `export` or `update.py`; tables are stored as in it.
+        tolerance: a row is unchanged if no value moved by more than this.
+
+    Raises:
+        RunFolderError: the base is not a package or has other fields, or the folder exists or
+            cannot be written.
+    """
+    try:
+        before = update.load.checked(base)
+    except ValueError as failure:
+        raise RunFolderError(
+            f"{failure}; write a package made by `stampede export` or update.py"
+        ) from None
+    found: list[Delta] = []
+
+    def fill(unfinished: Path) -> None:
+        # Inside the unfinished folder, so that a killed process leaves nothing else behind.
+        whole, made = unfinished / "whole", unfinished / "made"
+        export(trained, whole, before["rows"], overwrite=False)
+        after = update.load.read_about(whole)
+        why = _incomparable(before, after)
+        if why:
+            raise RunFolderError(f"{base}: {why}; export a full package once")
+        found.append(_write_changes(base, whole, unfinished, list(after["files"]), tolerance))
+        try:
+            # Apply the delta as a server will. With a tolerance, the result differs from a full
+            # export and gets its own description.
+            update.patch(base, unfinished, made, checked=tolerance == 0.0)
+        except ValueError as failure:
+            raise RunFolderError(
+                f"the delta would not reproduce a full export ({failure}); export a full package "
+                "once"
+            ) from None
+        shutil.copyfile(made / PACKAGE, unfinished / PACKAGE)
+        for done in (whole, made):
+            shutil.rmtree(done)
+
+    if not make_folder(folder, fill, RunFolderError):
+        raise RunFolderError(f"{folder}: already exists; write another folder")
+    return found[0]
+
+
+def _incomparable(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Why there can be no delta between two packages; empty if there can."""
+    names = [[field["name"] for field in about["fields"]] for about in (before, after)]
+    if names[0] != names[1]:
+        return "its fields differ from the model's"
+    for name, entry in after["files"].items():
+        if name.endswith(".py") and before["files"].get(name) != entry:
+            return (
+                f"its {name} is from another version of stampede, and a delta does not update "
+                "programs"
+            )
+    return ""
+
+
+def _write_changes(
+    base: Path, whole: Path, delta: Path, names: list[str], tolerance: float
+) -> Delta:
+    rows = changed_rows = changed_ids = 0
+    tables, vocabularies, sizes = {}, {}, {}
+    (delta / "changes").mkdir()
+    for name in names:
+        kind, _, file = name.partition("/")
+        if kind == "tables":
+            old, new = load_file(base / name), load_file(whole / name)
+            changed = _changed(old, new, tolerance)
+            rows, changed_rows = rows + len(new["first_order"]), changed_rows + len(changed)
+            values = {key: tensor[changed].contiguous() for key, tensor in new.items()}
+            size = torch.tensor(len(new["first_order"]))
+            tables[name] = f"changes/{file}"
+            save({**values, "rows": changed, "size": size}, delta / tables[name])
+        elif kind == "vocabularies":
+            old, new = (pl.read_parquet(one / name)["value"] for one in (base, whole))
+            lines = _changed_lines(old, new)
+            changed_ids, sizes[name] = changed_ids + len(lines), len(new)
+            vocabularies[name] = f"changes/{file}"
+            save(lines, delta / vocabularies[name])
+        elif not name.endswith(".py"):
+            shutil.copyfile(whole / name, delta / name)
+    about = {
+        "format": update.FORMAT,
+        "base": update.package_digest(base),
+        "tables": tables,
+        "vocabularies": vocabularies,
+        "sizes": sizes,
+    }
+    (delta / update.DELTA).write_text(to_json(about, indent=1), encoding="utf-8")
+    shutil.copyfile(whole / PACKAGE, delta / PACKAGE)
+    return Delta(rows, changed_rows, changed_ids)
+
+
+def _changed(old: dict[str, Tensor], new: dict[str, Tensor], tolerance: float) -> Tensor:
+    """Rows of a table that moved by more than a tolerance or are new, `[n]` int64."""
+    size, common = len(new["first_order"]), min(len(new["first_order"]), len(old["first_order"]))
+    moved = torch.ones(size, dtype=torch.bool)
+    if tolerance:
+        then, now = (update.load.looked_up(table, slice(common)) for table in (old, new))
+        moved[:common] = (now - then).abs().amax(1) > tolerance
+        return moved.nonzero().squeeze(1)
+    moved[:common] = False
+    for name, tensor in new.items():
+        # Bits, as minus zero equals zero.
+        bits = [t[:common].contiguous().view(torch.uint8) for t in (old[name], tensor)]
+        moved[:common] |= (bits[0] != bits[1]).view(common, -1).any(1)
+    return moved.nonzero().squeeze(1)
+
+
+def _changed_lines(old: pl.Series, new: pl.Series) -> pl.DataFrame:
+    """Lines of a vocabulary that are new or hold a new id."""
+    lines = new.to_frame().with_row_index("line")
+    then = pl.concat([old, pl.Series("value", [None] * max(0, len(new) - len(old)), pl.String)])
+    return lines.filter(then.head(len(new)).ne_missing(new))

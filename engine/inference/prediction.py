@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow
+import pyarrow.parquet
 import torch
 
 from stampede.data import DataError, Part
@@ -36,11 +38,12 @@ from stampede.engine.inference.kept import (
     own_folder,
     remedy,
 )
-from stampede.engine.inference.score_file import score_file
-from stampede.engine.inference.trained import Scored, Scorer, Trained, whole_model
+from stampede.engine.inference.trained import Scored, Trained, new_output, scored, whole_model
 from stampede.engine.metrics import PartMetrics, probability
 from stampede.engine.processes import choose_device
 from stampede.engine.reading import open_dataset
+from stampede.files import hidden, remove
+from stampede.models import CTRModel
 
 OnBadValue = Literal["error", "missing"]
 
@@ -51,20 +54,18 @@ OWN_DATA = "@run"
 _PART: PartName = "test"
 _PIECE = 1 << 18
 
+_FILE = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """How rows are scored.
+    """How rows are scored; see `stampede predict --help`.
 
     Attributes:
         part: of prepared data; None: the test part. Raw files have no parts.
-        on_bad_row: of raw files.
         on_bad_value: of raw files; `missing` treats a bad input value as missing, so its row is
             scored.
         with_label: whether label and weight are read if present.
-        batch_size: samples scored at a time.
-        device: `auto`, `cpu` or `cuda`.
-        overwrite: whether an existing output is replaced.
     """
 
     part: PartName | None = None
@@ -80,8 +81,8 @@ class Prediction(NamedTuple):
     """A summary of what was scored.
 
     Attributes:
-        rows, bad_rows: numbers of rows scored and left out.
-        bad_rows_file: with the rows left out; None if there are none.
+        bad_rows: number of rows left out.
+        bad_rows_file: with these rows; None if there are none.
         bad_values: numbers of values treated as missing, by column.
         seconds: of scoring, without loading the model.
         metrics: `auc` and `logloss` if there are labels; a value is None if undefined.
@@ -100,54 +101,96 @@ def predict(
 ) -> Prediction:
     """Score rows, in order, in bounded memory; the file appears once it is complete.
 
+    Its columns: `file`, for rows of files; `row`, int64, see `Piece.rows`; `score`, double, as
+    floats cannot tell large logits apart; `label` and `weight`, float, if present. Rows left out
+    are listed beside it.
+
     Args:
         inputs: raw files or globs of them; one prepared folder; or `OWN_DATA`.
-        output: a `.parquet` file, see `ScoreFile`.
+        output: a `.parquet` file.
 
     Raises:
         DataError: the inputs cannot be used, or do not match the training's.
         RunFolderError: the run cannot be used, or the output cannot be written.
         SettingsError: there is no such device.
     """
-    with score_file(output, options.overwrite) as file:
-        remedy = "--on-bad-row skip to leave such rows out"
-        if options.on_bad_value == "error":
-            remedy += ", --on-bad-value missing to treat bad input values as missing"
-        bad_rows = BadRows(options.on_bad_row, file.unfinished_bad_rows, remedy)
-        rows = _rows(trained, inputs, options, bad_rows)
-        if any(Path(name).resolve() == output.resolve() for name in rows.files):
-            raise RunFolderError(f"{output}: is also an input; write another name for the output")
-        model = whole_model(trained, choose_device(options.device, "--device"))
-        scorer = Scorer(model, options.batch_size)
-        about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
-        file.begin(rows.files, rows.has_label, rows.has_weight, about)
-        started = time.perf_counter()
-        metrics = PartMetrics(()) if rows.has_label else None
-        for piece in _with_progress(rows):
-            columns = Scored(*map(np.concatenate, zip(*scorer.scored(piece.part), strict=True)))
-            if metrics is not None:
-                metrics.add(*columns)
-            file.append(piece.file, piece.rows, *columns)
-        found = metrics.result() if metrics and file.rows else {}
-        seconds = time.perf_counter() - started
+    if output.suffix != ".parquet":
+        raise RunFolderError(f"{output}: scores are written as Parquet; write a NAME.parquet")
+    bad_rows_file = output.with_suffix(".bad_rows.jsonl")
+    aside = hidden(bad_rows_file, "tmp")
+    advice = "--on-bad-row skip to leave such rows out"
+    if options.on_bad_value == "error":
+        advice += ", --on-bad-value missing to treat bad input values as missing"
+    bad_rows = BadRows(options.on_bad_row, aside, advice)
+    try:
+        with new_output(output, options.overwrite) as unfinished:
+            # Left by a process that was killed.
+            remove(aside)
+            rows = _rows(trained, inputs, options, bad_rows)
+            if any(Path(name).resolve() == output.resolve() for name in rows.files):
+                raise RunFolderError(
+                    f"{output}: is also an input; write another name for the output"
+                )
+            model = whole_model(trained, choose_device(options.device, "--device"))
+            started = time.perf_counter()
+            count, metrics = _write(trained, model, rows, unfinished, options.batch_size)
+            seconds = time.perf_counter() - started
+            # The bad rows of an output that was replaced.
+            bad_rows_file.unlink(missing_ok=True)
+            if aside.exists():
+                os.replace(aside, bad_rows_file)
+    finally:
+        remove(aside)
     return Prediction(
-        rows=file.rows,
+        rows=count,
         bad_rows=bad_rows.count,
-        bad_rows_file=file.bad_rows if bad_rows.count else None,
+        bad_rows_file=bad_rows_file if bad_rows.count else None,
         bad_values=dict(bad_rows.values),
         seconds=seconds,
-        metrics={name: found[name] for name in ("auc", "logloss") if name in found},
+        metrics={name: metrics[name] for name in ("auc", "logloss") if name in metrics},
     )
 
 
+def _write(
+    trained: Trained, model: CTRModel, rows: Rows, path: Path, batch_size: int
+) -> tuple[int, dict[str, Any]]:
+    """Write the scores, row group by row group; returns their number and the metrics."""
+    files = pyarrow.array(rows.files, pyarrow.string())
+    columns = [("file", _FILE)] if rows.files else []
+    columns += [("row", pyarrow.int64()), ("score", pyarrow.float64())]
+    columns += [("label", pyarrow.float32())] * rows.has_label
+    columns += [("weight", pyarrow.float32())] * rows.has_weight
+    about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
+    schema = pyarrow.schema(columns, metadata=about)
+    metrics, count = PartMetrics(()), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for piece in _with_progress(rows):
+            batches = zip(*scored(model, piece.part, batch_size), strict=True)
+            found = Scored(*map(np.concatenate, batches))
+            values = {"row": piece.rows, "score": probability(found.logits), **found._asdict()}
+            if rows.files:
+                indices = np.full(len(piece.rows), piece.file, dtype=np.int32)
+                values["file"] = pyarrow.DictionaryArray.from_arrays(indices, files)
+            if rows.has_label:
+                metrics.add(*found)
+            writer.write_table(pyarrow.table([values[n] for n in schema.names], schema=schema))
+            count += len(piece.rows)
+    return count, metrics.result() if rows.has_label and count else {}
+
+
 def score(
-    trained: Trained, scorer: Scorer, inputs: list[str], on_bad_value: OnBadValue = "error"
+    trained: Trained,
+    model: CTRModel,
+    data: list[str] | pd.DataFrame | pl.DataFrame,
+    batch_size: int,
+    on_bad_value: OnBadValue = "error",
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Probabilities of a click, `[n]` float64, of all rows in order; labels are not read.
 
     Args:
-        scorer: of the same model.
-        inputs, on_bad_value: as for `predict`.
+        model: with its tables.
+        data: a frame, or inputs as for `predict`.
 
     Returns:
         The probabilities, and the number of values treated as missing, by column.
@@ -155,30 +198,28 @@ def score(
     Raises:
         DataError, RunFolderError: as for `predict`.
     """
+    options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
+    if not isinstance(data, list):
+        bad_rows = BadRows("error", remedy='on_bad_value="missing" to treat it as missing')
+        return _score_frame(trained, model, data, batch_size, bad_rows, options)
     bad_rows = BadRows(
         "error",
         remedy='on_bad_value="missing" to treat bad values as missing, or `stampede predict '
         "--on-bad-row skip` to leave such rows out",
     )
-    options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
-    rows = _rows(trained, inputs, options, bad_rows)
-    return _probabilities(scorer, _with_progress(rows)), dict(bad_rows.values)
+    pieces = _with_progress(_rows(trained, data, options, bad_rows))
+    return _probabilities(model, pieces, batch_size), dict(bad_rows.values)
 
 
-def score_frame(
+def _score_frame(
     trained: Trained,
-    scorer: Scorer,
+    model: CTRModel,
     frame: pd.DataFrame | pl.DataFrame,
-    on_bad_value: OnBadValue = "error",
+    batch_size: int,
+    bad_rows: BadRows,
+    options: PredictionOptions,
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Score the rows of a frame; see `score`.
-
-    The frame is written to a temporary Parquet file, so that its values are read like a log's.
-
-    Raises:
-        DataError: it lacks a column, or a value cannot be read.
-        RunFolderError: the run cannot be used.
-    """
+    """Score a frame by way of a Parquet file, so that its values are read like a log's."""
     learned, manifest = _learned(trained, "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
     used = [column for column in frame.columns if column in schema.used_columns()]
@@ -191,10 +232,8 @@ def score_frame(
         file = Path(folder) / "frame.parquet"
         try:
             frame.select(used).write_parquet(file)
-            bad_rows = BadRows("error", remedy='on_bad_value="missing" to treat it as missing')
-            options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
             rows = _rows_of_files([str(file)], learned, manifest.numbers_dtype, bad_rows, options)
-            return _probabilities(scorer, rows.pieces()), dict(bad_rows.values)
+            return _probabilities(model, rows.pieces, batch_size), dict(bad_rows.values)
         except DataError as failure:
             said = str(failure).replace(f"{file}: line", "the frame: row")
             raise DataError(said.replace(str(file), "the frame")) from None
@@ -233,13 +272,12 @@ class Rows(NamedTuple):
     """Rows to be scored.
 
     Attributes:
-        pieces: makes the pieces, in order; call it once.
         size: of all rows, as bytes of files or a number of rows.
         files: names of raw files.
         has_label, has_weight: whether the rows have these columns.
     """
 
-    pieces: Callable[[], Iterator[Piece]]
+    pieces: Iterator[Piece]
     size: int
     files: tuple[str, ...]
     has_label: bool
@@ -248,14 +286,14 @@ class Rows(NamedTuple):
 
 def _with_progress(rows: Rows) -> Iterator[Piece]:
     with RowProgress("scoring", rows.size) as progress:
-        for piece in rows.pieces():
+        for piece in rows.pieces:
             yield piece
             progress.advance_to(piece.position, len(piece.rows))
 
 
-def _probabilities(scorer: Scorer, pieces: Iterator[Piece]) -> np.ndarray:
-    found = [probability(one.logits) for piece in pieces for one in scorer.scored(piece.part)]
-    return np.concatenate([np.zeros(0), *found])
+def _probabilities(model: CTRModel, pieces: Iterator[Piece], batch_size: int) -> np.ndarray:
+    batches = (batch for piece in pieces for batch in scored(model, piece.part, batch_size))
+    return np.concatenate([np.zeros(0), *(probability(batch.logits) for batch in batches)])
 
 
 def _rows(
@@ -311,11 +349,8 @@ def _rows_of_folder(trained: Trained, folder: Path, options: PredictionOptions) 
 
 
 def _rows_of_part(part: Part, with_label: bool, has_weight: bool) -> Rows:
-    def pieces() -> Iterator[Piece]:
-        for start in range(0, part.rows, _PIECE):
-            stop = min(start + _PIECE, part.rows)
-            yield Piece(Slice(part, start, stop), np.arange(start, stop), 0, stop)
-
+    bounds = ((at, min(at + _PIECE, part.rows)) for at in range(0, part.rows, _PIECE))
+    pieces = (Piece(Slice(part, *both), np.arange(*both), 0, both[1]) for both in bounds)
     return Rows(pieces, part.rows, (), with_label, with_label and has_weight)
 
 
@@ -330,11 +365,8 @@ def _rows_of_files(
         learned.schema, expand(patterns), options.with_label, options.on_bad_value == "missing"
     )
     encode = partial(_encoded, learned=learned, numbers_dtype=numbers_dtype)
-
-    def pieces() -> Iterator[Piece]:
-        chunks = (chunk for chunk in log.chunks(bad_rows) if len(chunk.numbers))
-        return computed_ahead(encode, chunks, 2, threads=2)
-
+    chunks = (chunk for chunk in log.chunks(bad_rows) if len(chunk.numbers))
+    pieces = computed_ahead(encode, chunks, 2, threads=2)
     has_label, has_weight = (one is not None for one in (log.schema.label, log.schema.weight))
     return Rows(pieces, log.bytes, tuple(map(str, log.files)), has_label, has_weight)
 

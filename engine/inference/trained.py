@@ -5,40 +5,37 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from stampede.data import Batch, GlobalBatches, Part
+from stampede.data import GlobalBatches, Part
 from stampede.engine.checkpoint.manifest import TABLES, DataEntry, read_manifest
 from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
 from stampede.engine.checkpoint.tensors import check_finite, check_same_network, read_tensors
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.kept import check_unexecuted, imported_by
+from stampede.engine.inference.kept import check_unexecuted
 from stampede.engine.job import build_model, move_dense
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import TILE_ROWS
+from stampede.files import new_file
 from stampede.models import CTRModel
-from stampede.settings import shown
+from stampede.settings import read_yaml, shown
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A checkpoint and its run.
+    """The folders of a run and of its checkpoint, and what it was trained on.
 
     Attributes:
-        run: the run folder.
-        checkpoint: folder of the checkpoint.
         epoch: epochs trained.
-        config: of the run.
-        data: rows of each field's table, numeric inputs, and a checksum of the id encodings.
         held: keeps the run from deleting the checkpoint, see `being_read`.
     """
 
@@ -92,13 +89,15 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         )
     verify(checkpoint)
     manifest = read_manifest(checkpoint)
-    imported = imported_by(run.config_file)
+    # Before anything is executed.
+    section = read_yaml(run.config_file, "a run keeps it in its folder").get("model")
+    imported = section.get("import") if isinstance(section, dict) else None
     if imported and not allow_import:
         raise RunFolderError(
             f"{run.config_file}: its network is Python code, {shown(imported)}, which would be "
             "executed; write --allow-import if you trust it and this run folder"
         )
-    check_unexecuted(run.path, run.config_file)
+    check_unexecuted(run.path, imported)
     config = load_config_of_run(run.config_file)
     if lacking := sorted(open_keys(config)):
         raise RunFolderError(
@@ -106,8 +105,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         )
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
-    epoch = manifest.progress.epoch
-    return Trained(run.path, checkpoint, epoch, config, manifest.data, held)
+    return Trained(run.path, checkpoint, manifest.progress.epoch, config, manifest.data, held)
 
 
 def dense_model(trained: Trained) -> CTRModel:
@@ -123,11 +121,7 @@ def dense_model(trained: Trained) -> CTRModel:
 
 
 def whole_model(trained: Trained, device: torch.device) -> CTRModel:
-    """The trained model with its tables, on one device.
-
-    Raises:
-        RunFolderError: the checkpoint is damaged.
-    """
+    """The trained model with its tables, on one device; raises as `dense_model`."""
     model = dense_model(trained)
     # Only the tables: buffers outside the checkpoint would be lost.
     model.front.to_empty(device=device)
@@ -149,43 +143,43 @@ def _read(trained: Trained, model: CTRModel, tables: bool) -> None:
 
 
 class Scored(NamedTuple):
-    """Samples in the order of their part, `[n]` float32 each.
-
-    Attributes:
-        logits: of a click.
-        label: 0 or 1.
-        weight: of the sample in metrics.
-    """
+    """Samples in the order of their part, `[n]` float32 each."""
 
     logits: np.ndarray
     label: np.ndarray
     weight: np.ndarray
 
 
-class Scorer:
-    """Scores parts of data sets.
+@torch.no_grad()
+def scored(model: CTRModel, part: Part, batch_size: int) -> Iterator[Scored]:
+    """All rows of a part, in order, batch by batch, by a model with its tables."""
+    device = model.bias.device
+    for batch in GlobalBatches(part, model.front.fields, batch_size, 0, 1).epoch(0):
+        moved = batch.to(device, non_blocking=True)
+        rows = model.front.lookup(moved.sparse)
+        size = TILE_ROWS if device.type == "cpu" else max(len(rows), 1)
+        tiles = zip(rows.split(size), moved.dense.split(size), strict=True)
+        logits = torch.cat([model.logits(tile, dense).float() for tile, dense in tiles])
+        columns = (logits, batch.label, batch.weight)
+        yield Scored(*(column.cpu().numpy() for column in columns))
 
-    Args:
-        model: with its tables.
-        batch_size: samples looked up at a time.
+
+@contextmanager
+def new_output(path: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield a path to write to; it is renamed to `path` if the block succeeds, else removed.
+
+    Raises:
+        RunFolderError: the file already exists, or cannot be written.
     """
-
-    def __init__(self, model: CTRModel, batch_size: int) -> None:
-        self._model = model
-        self._batch_size = batch_size
-        self._device = model.bias.device
-
-    @torch.no_grad()
-    def scored(self, part: Part) -> Iterator[Scored]:
-        """All rows of a part, in order, batch by batch."""
-        batches = GlobalBatches(part, self._model.front.fields, self._batch_size, 0, 1)
-        for batch in batches.epoch(0):
-            logits = self._logits(batch.to(self._device, non_blocking=True))
-            columns = (logits, batch.label, batch.weight)
-            yield Scored(*(column.cpu().numpy() for column in columns))
-
-    def _logits(self, batch: Batch) -> Tensor:
-        rows = self._model.front.lookup(batch.sparse)
-        size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
-        tiles = zip(rows.split(size), batch.dense.split(size), strict=True)
-        return torch.cat([self._model.logits(tile, dense).float() for tile, dense in tiles])
+    try:
+        if path.is_dir():
+            raise RunFolderError(f"{path}: is a folder; write the name of a file")
+        if path.exists() and not overwrite:
+            raise RunFolderError(f"{path}: already exists; write --overwrite, or another name")
+        with new_file(path) as unfinished:
+            yield unfinished
+    except OSError as failure:
+        raise RunFolderError(
+            f"{path}: cannot be written ({failure.strerror or failure}); make room, or write "
+            "another file"
+        ) from None

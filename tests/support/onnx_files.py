@@ -4,12 +4,10 @@ import json
 
 import numpy as np
 import pandas as pd
-from onnx import TensorProto
 from onnx.checker import check_model
-from onnx.helper import make_tensor_value_info
 from onnxruntime import InferenceSession
 
-from stampede.engine.inference.onnx_file import Graph
+from stampede.engine.inference.onnx_file import translated
 
 
 def onnx_session(model):
@@ -47,14 +45,8 @@ def onnx_inputs(session, columns, rows):
     return found
 
 
-def dense_session(program, numbers):
-    """The dense part of a model, see `export_dense_part`, in onnxruntime: rows and numbers."""
-    graph = Graph()
-    for name, dims in (("rows", ["n", None, None]), ("numbers", ["n", numbers])):
-        found = make_tensor_value_info(graph.name(name), TensorProto.FLOAT, dims)
-        graph.model.graph.input.append(found)
-    logit = graph.add_program(program, ["rows", "numbers"])
-    graph.model.graph.output.append(make_tensor_value_info(logit, TensorProto.FLOAT, ["n"]))
-    graph.model.graph.name = "dense"
-    check_model(graph.model, full_check=True)
-    return onnx_session(graph.model.SerializeToString())
+def dense_session(program):
+    """The dense part of a model, see `export_dense_part`, in onnxruntime."""
+    model = translated(program)
+    check_model(model, full_check=True)
+    return onnx_session(model.SerializeToString())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -48,20 +48,13 @@ _TYPES = (
 )  # fmt: skip
 
 
-class _Value(NamedTuple):
-    """An input, or the result of an earlier step."""
-
-    name: str
-
-
 class _Step(NamedTuple):
-    """An operator with its arguments, and the values that are not needed after it."""
+    """An operator; in its arguments, `{"value": NAME}` is an input or an earlier step's result."""
 
     name: str
     operator: Callable[..., Any]
     arguments: list[Any]
     named: dict[str, Any]
-    done_with: set[str]
 
 
 class Dense:
@@ -88,41 +81,38 @@ class Dense:
             for name, weight in weights.items()
         }
         self._output = graph["output"]
-        self._steps = [
-            _Step(
-                step["name"],
-                find_operator(step["operator"]),
-                self._argument(step["arguments"]),
-                {name: self._argument(one) for name, one in step.get("named", {}).items()},
-                set(),
-            )
-            for step in graph["steps"]
-        ]
-        needed = {self._output}
-        for step in reversed(self._steps):
-            used = {*_names([step.arguments, *step.named.values()]), step.name}
-            step.done_with.update(used - needed)
-            needed |= used
+        self._steps: list[_Step] = []
+        # The last step that needs each value, after which its memory is free.
+        self._last_use: dict[str, str] = {}
+        for step in graph["steps"]:
+            name = step["name"]
+            self._last_use[name] = name
+            found = find_operator(step["operator"])
+            arguments = self._decoded(step["arguments"], name)
+            named = {key: self._decoded(one, name) for key, one in step.get("named", {}).items()}
+            self._steps.append(_Step(name, found, arguments, named))
+        self._last_use[self._output] = ""
 
     def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
         """Logits of samples."""
         values: dict[str, Any] = {"rows": rows, "numbers": numbers}
         for step in self._steps:
-            named = {name: _filled(one, values) for name, one in step.named.items()}
+            named = {key: _filled(one, values) for key, one in step.named.items()}
             values[step.name] = step.operator(*_filled(step.arguments, values), **named)
-            for name in step.done_with:
+            for name in [name for name in values if self._last_use.get(name) == step.name]:
                 del values[name]
         return values[self._output]
 
-    def _argument(self, given: Any) -> Any:
-        """Decode an argument that `argument` described."""
+    def _decoded(self, given: Any, step: str) -> Any:
+        """An argument of a step that `argument` described."""
         if isinstance(given, list):
-            return [self._argument(one) for one in given]
+            return [self._decoded(one, step) for one in given]
         if not isinstance(given, dict):
             return given
         ((kind, name),) = given.items()
         if kind == "value":
-            return _Value(name)
+            self._last_use[name] = step
+            return given
         if kind == "weight" and name in self._weights:
             return self._weights[name]
         if kind == "type" and name in _TYPES:
@@ -172,16 +162,7 @@ def argument(given: Any) -> Any:
     raise ValueError(f"packages do not support the argument {given!r}")
 
 
-def _names(given: Any) -> Iterator[str]:
-    """Names of the values in nested lists of arguments."""
-    if isinstance(given, _Value):
-        yield given.name
-    elif isinstance(given, list):
-        for one in given:
-            yield from _names(one)
-
-
 def _filled(given: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(given, _Value):
-        return values[given.name]
+    if isinstance(given, dict):
+        return values[given["value"]]
     return [_filled(one, values) for one in given] if isinstance(given, list) else given

@@ -45,17 +45,7 @@ class Encoded(NamedTuple):
 
 
 class BadValues:
-    """How values that cannot be used are treated.
-
-    Args:
-        policy: `error` refuses the first; `missing` treats them as missing.
-
-    Attributes:
-        counts: of values treated as missing so far, by column.
-
-    Raises:
-        ValueError: the policy is unknown.
-    """
+    """Refuses values that cannot be used, or counts them by column, as the policy says."""
 
     def __init__(self, policy: str) -> None:
         if policy not in ("error", "missing"):
@@ -64,11 +54,7 @@ class BadValues:
         self.counts: dict[str, int] = {}
 
     def found(self, bad: pl.Series, values: pl.Series, column: str, remedy: str) -> None:
-        """Count the values where `bad` is true; the caller makes them null.
-
-        Raises:
-            ValueError: the policy is `error`, and there is a bad value.
-        """
+        """Count or refuse the values where `bad` is true; the caller makes them null."""
         if not bad.any():
             return
         if not self.are_missing:
@@ -81,11 +67,7 @@ class BadValues:
 
 
 class Encoder:
-    """Turns raw samples into the model's inputs.
-
-    Args:
-        folder: the package.
-        about: its `package.json`; None to read it.
+    """Turns raw samples into the inputs of the model of a package.
 
     Attributes:
         columns: the columns that the inputs are made from.
@@ -106,11 +88,7 @@ class Encoder:
         self.columns = list(dict.fromkeys(used + timed))
 
     def __call__(self, samples: Samples, bad_values: BadValues | None = None) -> Encoded:
-        """Encode samples; a bad value is an error unless `bad_values` says otherwise.
-
-        Raises:
-            ValueError: a column is absent, or a value cannot be used.
-        """
+        """Encode samples; raises a ValueError if a column is absent, or a value cannot be used."""
         bad_values = bad_values or BadValues("error")
         frame = self._frame(samples, self.columns)
         found = [self._ids(field, frame, bad_values) for field in self._about["fields"]]
@@ -172,16 +150,16 @@ class Encoder:
             frame = frame.with_columns(pl.col(column).cast(pl.String))
         if isinstance(frame.schema[column], pl.List | pl.Array) and not field["multi"]:
             raise ValueError(f"column {column}: found lists; write one id per sample")
-        frame = frame.with_columns(self._without_fractions(field, frame[column], bad_values))
-        kind = frame.schema[column]
-        separator, most = field["separator"], field["max_ids"]
-        texts = formulas.id_texts(column, kind, separator, most, self._about["missing"])
-        cells = frame.select(texts).to_series()
+        ids = self._without_fractions(field, frame[column], bad_values)
+        texts = formulas.id_texts(
+            column, ids.dtype, field["separator"], field["max_ids"], self._about["missing"]
+        )
+        cells = ids.to_frame().select(texts).to_series()
         if encode not in ("vocabulary", "hash"):
             cells = _whole_numbers(cells, field, bad_values)
-        lengths = None
-        if field["multi"]:
-            lengths, cells = formulas.flattened(cells)
+        if not field["multi"]:
+            return self._rows_of(field, cells), None
+        lengths, cells = formulas.flattened(cells)
         return self._rows_of(field, cells), lengths
 
     def _without_fractions(
@@ -230,13 +208,11 @@ class _Vocabulary:
     """Finds rows of ids by a 64-bit hash, which is unique within the vocabulary.
 
     An unknown id collides with a known one with probability size / 2^64.
-
-    Attributes:
-        is_of_floats: whether the log's ids were floats, as in some Parquet files.
     """
 
     def __init__(self, path: Path, field: Mapping[str, Any]) -> None:
         values = pl.read_parquet(path, glob=False).to_series()
+        # As in some Parquet files.
         self.is_of_floats = bool(values.str.contains(r"^-?\d+\.\d+(e-?\d+)?$").any())
         self._unseen_row, self._seed = field["unseen_row"], 0
         while values.hash(self._seed).n_unique() < len(values):
@@ -275,13 +251,13 @@ def _scaled(values: pl.Series, number: Mapping[str, Any]) -> np.ndarray:
 
 
 def _whole_numbers(texts: pl.Series, field: Mapping[str, Any], bad_values: BadValues) -> pl.Series:
-    """Parse ids that are already rows, given as text or lists of text."""
-    size = field["size"]
+    """Ids that are already rows, as text or lists of text, without blanks."""
+    last = field["size"] - 1
 
     def is_row(value: pl.Expr) -> pl.Expr:
-        return value.str.strip_chars().cast(pl.Int64, strict=False).is_between(0, size - 1)
+        return value.str.strip_chars().cast(pl.Int64, strict=False).is_between(0, last)
 
-    remedy = f"write whole numbers from 0 to {size - 1}"
+    remedy = f"write whole numbers from 0 to {last}"
     texts = _good_alone(texts, is_row, field["column"], remedy, bad_values)
     if isinstance(texts.dtype, pl.List):
         return texts.list.eval(pl.element().str.strip_chars())
@@ -321,11 +297,7 @@ def _without(values: pl.Series, bad: pl.Series) -> pl.Series:
 
 
 def _table_of(samples: Samples, columns: list[str]) -> pl.DataFrame:
-    """The wanted columns.
-
-    Raises:
-        ValueError: a column is absent, or a value is neither text nor number nor list.
-    """
+    """The wanted columns; raises a ValueError if one is absent, or holds something else."""
     if type(samples).__module__.partition(".")[0] == "pandas":
         # Without the pyarrow that polars would need.
         samples = {
@@ -333,9 +305,7 @@ def _table_of(samples: Samples, columns: list[str]) -> pl.DataFrame:
             for name in columns
             if name in samples.columns
         }
-    if isinstance(samples, pl.DataFrame | Mapping):
-        given = list(samples.columns if isinstance(samples, pl.DataFrame) else samples)
-    else:
+    elif not isinstance(samples, pl.DataFrame | Mapping):
         samples = list(samples)
         if other := [sample for sample in samples if not isinstance(sample, Mapping)]:
             raise ValueError(
@@ -343,10 +313,10 @@ def _table_of(samples: Samples, columns: list[str]) -> pl.DataFrame:
                 "values, or all samples as a mapping of columns to lists or as a polars or pandas "
                 "table"
             )
-        given = [name for name in columns if all(name in sample for sample in samples)]
-        samples = {name: [sample[name] for sample in samples] for name in given}
-    absent = [name for name in columns if name not in given]
-    if absent:
+        shared = [name for name in columns if all(name in sample for sample in samples)]
+        samples = {name: [sample[name] for sample in samples] for name in shared}
+    given = samples.columns if isinstance(samples, pl.DataFrame) else samples
+    if absent := [name for name in columns if name not in given]:
         raise ValueError(f"no column {absent[0]!r}; the model needs {', '.join(columns)}")
     series = [_series(name, samples[name]) for name in columns]
     if len({len(column) for column in series}) > 1:

@@ -43,11 +43,7 @@ _CHANGED = "its content has changed (SHA-256 differs)"
 
 
 def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
-    """Load the model of a package.
-
-    Args:
-        folder: the package; by default this file's.
-        device: for tables and dense layers.
+    """Load the model of a package, by default this file's, onto a device.
 
     Raises:
         ValueError: it is not a package, has another format, or is damaged.
@@ -56,11 +52,7 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
 
 
 def checked(folder: Path) -> dict[str, Any]:
-    """The content of `package.json`, after a comparison of all files with their SHA-256.
-
-    Raises:
-        ValueError: names the first file that differs.
-    """
+    """The content of `package.json`, after a comparison of all files with their SHA-256."""
     about = read_about(folder)
 
     def difference(name: str) -> str:
@@ -84,11 +76,7 @@ def checked(folder: Path) -> dict[str, Any]:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The content of `package.json`, after a comparison with its own SHA-256.
-
-    Raises:
-        ValueError: it is absent, damaged, or of another format.
-    """
+    """The content of `package.json`, after a comparison with its own SHA-256."""
     try:
         text = (folder / "package.json").read_bytes()
         about = json.loads(text)
@@ -193,24 +181,24 @@ class Model:
             ValueError: a field is absent, an id is not a row of its table, lengths do not sum to
                 the number of ids, numbers of samples differ, or a number is not finite.
         """
-        lengths = lengths or {}
-        rows: list[np.ndarray] = []
-        counts: list[np.ndarray | None] = []
+        lengths = {
+            name: _whole_numbers(f"lengths of {name}", n) for name, n in (lengths or {}).items()
+        }
+        rows = []
         for field in self.about["fields"]:
-            name, size, count = field["name"], field["rows"], None
+            name, size = field["name"], field["rows"]
             if name not in ids:
                 raise ValueError(f"no ids of {name!r}; the fields are {', '.join(self.fields)}")
             found = _whole_numbers(name, ids[name])
-            if name in lengths:
-                count = _whole_numbers(f"lengths of {name}", lengths[name])
             if len(found) and not 0 <= found.min() <= found.max() < size:
                 raise ValueError(f"field {name}: an id is not a row from 0 to {size - 1}")
-            if count is not None and count.sum() != len(found):
+            if name in lengths and lengths[name].sum() != len(found):
                 raise ValueError(
-                    f"lengths of {name}: their sum is {count.sum()}, but there are {len(found)} ids"
+                    f"lengths of {name}: their sum is {lengths[name].sum()}, but there are "
+                    f"{len(found)} ids"
                 )
             rows.append(found)
-            counts.append(count)
+        counts = [lengths.get(name) for name in self.fields]
         sizes = {len(a) if n is None else len(n) for a, n in zip(rows, counts, strict=True)}
         if numbers is None:
             numbers = np.empty((max(sizes), 0))
@@ -221,37 +209,34 @@ class Model:
             raise ValueError(
                 f"numbers: write finite numbers, transformed, [n, {len(self.numbers)}]"
             )
-        encoded = self._encode.Encoded(rows, counts, numbers)
-        return _probability(self._logits(encoded, batch_size))
+        return _probability(self._logits(self._encode.Encoded(rows, counts, numbers), batch_size))
 
     @torch.no_grad()
     def _logits(self, encoded: Encoded, batch_size: int) -> np.ndarray:
         if batch_size < 1:
             raise ValueError(f"batch_size: found {batch_size}; write a number of at least 1")
         numbers = torch.from_numpy(encoded.numbers)
-        ends = [None if lengths is None else np.cumsum(lengths) for lengths in encoded.lengths]
+        # Where the ids of each sample start, and end.
+        bounds = [None if n is None else np.append(0, np.cumsum(n)) for n in encoded.lengths]
+        fields = list(zip(self._tables, encoded.ids, bounds, strict=True))
         found = [np.empty(0, np.float32)]
         for start in range(0, len(numbers), batch_size):
-            stop = min(start + batch_size, len(numbers))
-            rows = [
-                self._looked_up(field, encoded, ends[field], start, stop)
-                for field in range(len(self.fields))
-            ]
-            logits = self._dense(torch.stack(rows, 1), numbers[start:stop].to(self._device))
+            batch = slice(start, start + batch_size)
+            rows = torch.stack([self._looked_up(*field, batch) for field in fields], 1)
+            logits = self._dense(rows, numbers[batch].to(self._device))
             found.append(logits.cpu().numpy())
         return np.concatenate(found)
 
     def _looked_up(
-        self, field: int, encoded: Encoded, ends: np.ndarray | None, start: int, stop: int
+        self, table: dict[str, Tensor], ids: np.ndarray, bounds: np.ndarray | None, batch: slice
     ) -> Tensor:
         """Embedding and first-order weight of some samples of a field, `[n, dim + 1]`."""
-        table, ids, lengths = self._tables[field], encoded.ids[field], encoded.lengths[field]
-        if lengths is None:
-            return looked_up(table, torch.from_numpy(ids[start:stop]).to(self._device))
-        first, last = ends[start] - lengths[start], ends[stop - 1]
-        rows = looked_up(table, torch.from_numpy(ids[first:last]).to(self._device))
-        counts = torch.from_numpy(lengths[start:stop]).to(self._device)
-        return torch.segment_reduce(rows, "sum", lengths=counts, axis=0, initial=0.0)
+        if bounds is None:
+            return looked_up(table, torch.from_numpy(ids[batch]).to(self._device))
+        bounds = bounds[batch.start : batch.stop + 1]
+        rows = looked_up(table, torch.from_numpy(ids[bounds[0] : bounds[-1]]).to(self._device))
+        lengths = torch.from_numpy(np.diff(bounds)).to(self._device)
+        return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
 
 
 def looked_up(table: Mapping[str, Tensor], rows: Tensor | slice) -> Tensor:

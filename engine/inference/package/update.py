@@ -86,14 +86,7 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
 
 
 def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
-    """Apply one delta to a package.
-
-    Args:
-        checked: whether the result must match the delta's description.
-
-    Raises:
-        ValueError: the delta has another base, or is damaged.
-    """
+    """Apply one delta to a package; if `checked`, the result must match its description."""
     try:
         about = json.loads((delta / DELTA).read_bytes())
         found, base = about["format"], about["base"]
@@ -148,11 +141,7 @@ def _contents(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def package_digest(package: Path) -> str:
-    """SHA-256 of a package's content, independent of the library versions that wrote its files.
-
-    Raises:
-        ValueError: it is not a package.
-    """
+    """SHA-256 of a package's content, independent of the library versions that wrote its files."""
     about = load.read_about(package)
     text = json.dumps({**about, "files": _contents(about), "sha256": ""}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -194,11 +183,7 @@ def content_digest(path: Path) -> str:
 
 
 def patched(table: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A table's tensors with some rows replaced or added.
-
-    Args:
-        changes: `rows` `[n]` int64, their new values `[n, ...]` by tensor, and the new `size`.
-    """
+    """A table's tensors, of the new `size`, with new values of some `rows`."""
     found = {}
     for name, values in table.items():
         whole = torch.zeros(int(changes["size"]), *values.shape[1:], dtype=values.dtype)
@@ -223,34 +208,25 @@ def _link(source: Path, target: Path) -> None:
 
 
 def publish(folder: str | Path, package: str) -> None:
-    """Name the package that servers load from now on.
-
-    Args:
-        folder: with packages and `current.json`, which is replaced atomically.
-        package: name of a folder in it.
-    """
+    """Name the package of a folder that servers load from now on; `current.json` is replaced."""
     file = Path(folder) / CURRENT
     unfinished = file.with_name(f".{CURRENT}.tmp")
     unfinished.write_text(json.dumps({"package": package}) + "\n", encoding="utf-8")
     os.replace(unfinished, file)
 
 
-def current(folder: str | Path) -> Path:
-    """The package that `publish` named.
+def load_current(folder: str | Path, device: str = "cpu") -> Any:
+    """The model of the package that `publish` named; see `load`.
 
     Raises:
-        ValueError: none was.
+        ValueError: it named none, or the package is damaged.
     """
     file = Path(folder) / CURRENT
     try:
-        return file.parent / json.loads(file.read_bytes())["package"]
+        package = file.parent / json.loads(file.read_bytes())["package"]
     except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{file}: names no package ({failure})") from None
-
-
-def load_current(folder: str | Path, device: str = "cpu") -> Any:
-    """The model of the package that `publish` named; see `load`."""
-    return load.load(current(folder), device)
+    return load.load(package, device)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

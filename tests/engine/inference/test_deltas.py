@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from stampede.engine import export
-from stampede.engine.inference import delta as delta_module
+from stampede.engine.inference import packaging
 from stampede.engine.inference.package import update
 from support.packages import loaded
 from support.periods import period, train, write_job, write_log
@@ -139,39 +138,28 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path):
         assert words in refused(export.main, tmp_path, *given)
 
 
-def test_a_reader_scores_with_the_old_or_the_new_model_only(days, full, deltas, tmp_path):
-    models, delta = tmp_path / "models", deltas[2]
-    full = copied(full[1], models / "day_1")
+def test_a_server_takes_the_package_that_is_published(days, full, deltas, tmp_path):
+    models = tmp_path / "models"
+    first = copied(full[1], models / "day_1")
     update.publish(models, "day_1")
     log = pl.read_csv(days / "log2.csv", infer_schema=False).drop("click")
-    expected = {"day_1": loaded(full).score(log)}
-    found, failed, done = [], [], threading.Event()
     # The package's own update.py, which uses the load.py beside it.
-    spec = importlib.util.spec_from_file_location("served", full / "update.py")
+    spec = importlib.util.spec_from_file_location("served", first / "update.py")
     served = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(served)
-
-    def serve():
-        try:
-            while not done.is_set() or len(found) < 3:
-                found.append(served.load_current(models).score(log))
-        except Exception as failure:
-            failed.append(failure)
-
-    reader = threading.Thread(target=serve)
-    reader.start()
+    model = served.load_current(models)
+    before = model.score(log)
     # As a server applies it, without stampede.
-    command = [sys.executable, full / "update.py", full, delta, "--out", models / "day_2"]
+    command = [sys.executable, first / "update.py", first, deltas[2], "--out", models / "day_2"]
     subprocess.run([*command, "--publish"], check=True, capture_output=True)
-    done.set()
-    reader.join()
-    assert not failed and len(found) >= 3
-    expected["day_2"] = loaded(models / "day_2").score(log)
-    found.append(served.load_current(models).score(log))
-    assert not np.array_equal(*expected.values())
-    for scores in found:
-        assert any(np.array_equal(scores, of_day) for of_day in expected.values())
-    assert np.array_equal(found[-1], expected["day_2"])
+    after = served.load_current(models).score(log)
+    # A loaded model does not change.
+    np.testing.assert_array_equal(model.score(log), before)
+    assert not np.array_equal(after, before)
+    np.testing.assert_array_equal(after, loaded(full[2]).score(log))
+    (models / update.CURRENT).unlink()
+    with pytest.raises(ValueError, match="names no package"):
+        served.load_current(models)
 
 
 def test_other_versions_of_libraries_may_apply_a_delta(days, full, deltas, tmp_path, monkeypatch):
@@ -203,8 +191,8 @@ def test_no_program_is_taken_from_a_delta(full, deltas, tmp_path):
 def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_path, monkeypatch):
     base = copied(full[1], tmp_path / "full1")
     # As if a bug left a row out.
-    changed = delta_module._changed
-    monkeypatch.setattr(delta_module, "_changed", lambda *a: changed(*a)[1:])
+    changed = packaging._changed
+    monkeypatch.setattr(packaging, "_changed", lambda *a: changed(*a)[1:])
     given = (export.main, tmp_path, period(days, 2), tmp_path / "delta", "--since", base)
     assert "differs from the export after the update" in refused(*given)
     monkeypatch.undo()
@@ -219,5 +207,5 @@ def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_p
 
 def test_a_vocabulary_may_get_shorter():
     old, new = pl.Series("value", ["a", "b", "c"]), pl.Series("value", ["a", "x"])
-    changed = delta_module._changed_lines(old, new)
+    changed = packaging._changed_lines(old, new)
     assert update.patched_vocabulary(old, changed, 2).to_list() == ["a", "x"]

@@ -56,7 +56,7 @@ def test_every_network_is_exported_for_any_number_of_samples(name, numbers, opti
     for parameter in model.network.parameters():
         nn.init.normal_(parameter, 0.0, std, generator)
     exported = export_dense_part(model)
-    program, session = from_json(exported), dense_session(exported, numbers)
+    program, session = from_json(exported), dense_session(exported)
     part = DensePart(model)
     taken = {one.name for one in session.get_inputs()}
     for samples in (1, 33):
@@ -65,7 +65,7 @@ def test_every_network_is_exported_for_any_number_of_samples(name, numbers, opti
         with torch.no_grad():
             expected = part(rows, given)
             assert torch.equal(program(rows, given), expected)
-        inputs = {"rows": rows.numpy(), "numbers": given.numpy()}
+        inputs = {"inside/rows": rows.numpy(), "inside/numbers": given.numpy()}
         found = session.run(None, {key: one for key, one in inputs.items() if key in taken})[0]
         # Of logits up to 300 the last bits differ.
         largest = max(1.0, expected.abs().amax())
@@ -133,7 +133,7 @@ def test_what_a_network_may_be_written_with():
     model.network = Plain().eval()
     nn.init.normal_(model.network.norm.running_mean)
     exported = export_dense_part(model)
-    program, session = from_json(exported), dense_session(exported, 2)
+    program, session = from_json(exported), dense_session(exported)
     for samples in (1, 33):
         rows, given = torch.randn(samples, 2, 11), torch.randn(samples, 2)
         with torch.no_grad():
@@ -141,7 +141,9 @@ def test_what_a_network_may_be_written_with():
             assert torch.equal(found, exported.module()(rows, given))
             # In evaluation nn.MultiheadAttention itself takes a kernel that rounds differently.
             assert torch.allclose(found, DensePart(model)(rows, given), atol=1e-5)
-        written = session.run(None, {"rows": rows.numpy(), "numbers": given.numpy()})[0]
+        written = session.run(None, {"inside/rows": rows.numpy(), "inside/numbers": given.numpy()})[
+            0
+        ]
         np.testing.assert_allclose(written, found, atol=1e-5, rtol=0)
 
 
@@ -159,11 +161,13 @@ def test_what_a_network_in_onnx_may_have_besides():
     model = CTRModel("deepfm", {"a": 7, "b": 5}, 2, 10, [8], 0).eval()
     model.network = Branching()
     exported = export_dense_part(model)
-    session, rows = dense_session(exported, 2), torch.randn(9, 2, 11)
+    session, rows = dense_session(exported), torch.randn(9, 2, 11)
     for given in (torch.ones(9, 2), -torch.ones(9, 2)):
         with torch.no_grad():
             expected = exported.module()(rows, given)
-        written = session.run(None, {"rows": rows.numpy(), "numbers": given.numpy()})[0]
+        written = session.run(None, {"inside/rows": rows.numpy(), "inside/numbers": given.numpy()})[
+            0
+        ]
         np.testing.assert_allclose(written, expected, atol=1e-5, rtol=0)
 
 
@@ -177,7 +181,7 @@ def test_what_onnx_does_not_support_is_named():
     model.network = Singular()
     words = "written as ONNX: torch.onnx cannot translate aten._linalg_svd.default; use"
     with pytest.raises(RunFolderError, match=words):
-        dense_session(export_dense_part(model), 2)
+        dense_session(export_dense_part(model))
 
 
 class Rare(nn.Module):

@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from stampede.engine import export as command
 from stampede.engine.inference import onnx_file
-from stampede.engine.inference.onnx_file import Inputs
+from stampede.engine.inference.onnx_file import Field, described_inputs
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
 from support.jobs import run_small
@@ -258,19 +258,12 @@ def about(rows=10**6, **field):
 
 
 def test_a_bag_without_a_row_of_missing_values_is_a_sum():
-    inputs = Inputs(about(rows=3, multi=True), {}, 10)
-    rows = np.arange(15, dtype=np.float32).reshape(3, 5)
-    value = inputs.looked_up(
-        inputs._about["fields"][0], {"embedding": rows[:, :4], "first_order": rows[:, 4]}
-    )
-    graph = inputs.graph.model.graph
-    graph.name = "bag"
-    graph.output.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, ["n", 5]))
-    session = onnx_session(inputs.graph.model.SerializeToString())
-    bags = np.array([[2, 1, 2], [-1, -1, 3], [-1, 1, -7]])
-    (found,) = session.run(None, {"C1": bags})
-    np.testing.assert_array_equal(found, [rows[1] + 2 * rows[2], rows[0] * 0, rows[1]])
-    assert session.run(None, {"C1": bags[:, :0]})[0].tolist() == [[0] * 5] * 3
+    rows = torch.arange(15.0).reshape(3, 5)
+    field = about(rows=3, multi=True)["fields"][0]
+    field = Field(field, "row", {"embedding": rows[:, :4], "first_order": rows[:, 4]})
+    bags = torch.tensor([[2, 1, 2], [-1, -1, 3], [-1, 1, -7]])
+    assert torch.equal(field(bags), torch.stack([rows[1] + 2 * rows[2], rows[0] * 0, rows[1]]))
+    assert not field(bags[:, :0]).any()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +276,7 @@ def test_a_bag_without_a_row_of_missing_values_is_a_sum():
     ],
 )
 def test_columns_named_as_outputs_and_many_buckets(field, key, expected):
-    (described,) = Inputs(about(**field), {}, 10).described
+    (described,), _ = described_inputs(about(**field), 10)
     assert described[key] == expected
 
 

@@ -124,7 +124,7 @@ def test_values_are_freed_when_no_later_step_needs_them():
     ]
     steps[0]["arguments"] = [{"value": "rows"}, {"value": "numbers"}]
     dense = Dense({"steps": steps, "output": "s4", "trained": []}, {}, torch.device("cpu"))
-    assert [step.done_with for step in dense._steps] == [
-        {"rows", "numbers"}, {"s1"}, {"s2"}, {"s3"},
-    ]  # fmt: skip
+    assert dense._last_use == {
+        "rows": "s1", "numbers": "s1", "s1": "s2", "s2": "s3", "s3": "s4", "s4": "",
+    }  # fmt: skip
     assert dense(torch.ones(2), torch.ones(2)).tolist() == [5, 5]
