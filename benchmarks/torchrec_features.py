@@ -46,7 +46,6 @@ from stampede.optim import CowClipAdam, Helen, cowclip_sharders
 from support import bags, foreign, managed_collision, processors, programs, torchrec_models
 from support import two_tables as two
 from support.gathering import whole_tables
-from support.golden_dlrm import train_golden
 from support.parity import Case, Table, run_cases, train_sharded
 from support.parity_cases import SUMS, odd_widths
 from support.parity_reference import deviation, train_reference
@@ -162,7 +161,7 @@ def _loop(kind: str) -> float:
 
 WORKS: dict[str, Callable[[], float]] = {
     "TorchRec's golden DLRM example: planner, `TrainPipelineSparseDist`, `KeyedOptimizerWrapper`": (
-        lambda: run_ranks(RANKS, train_golden, ("fp32", "fp32"))[0][0]
+        lambda: run_ranks(RANKS, torchrec_models.train_golden, ("fp32", "fp32"))[0][0]
     ),
     "`TrainPipelineSparseDistLite` (beside a plain loop)": partial(
         _loop, "TrainPipelineSparseDistLite"
