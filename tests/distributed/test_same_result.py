@@ -17,7 +17,7 @@ from stampede.optim import CowClipTables
 from support.jobs import assert_same_training, losses_and_weights, run_small
 from support.ranks import run_ranks
 from support.reading import prepared, run_prepared
-from support.soak.runs import same_end
+from support.soak import same_end
 from support.stopping import stopped_on_last_rank, undisturbed_runs
 from support.warm_starts import tensors_of
 
