@@ -47,7 +47,6 @@ from stampede.optim import CowClipAdam, Helen, cowclip_sharders
 from support import bags, foreign, managed_collision, processors, programs, torchrec_models
 from support import two_tables as two
 from support.gathering import whole_tables
-from support.golden_dlrm import train_golden
 from support.parity import Case, Table, run_cases, train_sharded
 from support.parity_cases import PLANS as EVERY_PLAN
 from support.parity_cases import SUMS, every_plan, odd_widths
@@ -189,7 +188,7 @@ def _loop(kind: str) -> float:
 
 WORKS: dict[str, Callable[[], float]] = {
     "TorchRec's golden DLRM example: planner, `TrainPipelineSparseDist`, `KeyedOptimizerWrapper`": (
-        lambda: run_ranks(RANKS, train_golden, ("fp32", "fp32"))[0][0]
+        lambda: run_ranks(RANKS, torchrec_models.train_golden, ("fp32", "fp32"))[0][0]
     ),
     "`TrainPipelineSparseDistLite` (beside a plain loop)": partial(
         _loop, "TrainPipelineSparseDistLite"

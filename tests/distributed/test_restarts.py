@@ -3,24 +3,20 @@
 A checkpoint that was still being written when they died does not count: the one before does.
 """
 
-import os
 import re
-import subprocess
-import sys
 import time
-from subprocess import PIPE
 
 import pytest
 
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest, verify
-from support.jobs import SMALL, run_small, without_times
+from support.forked import ended, torchrun
+from support.jobs import SMALL, assert_same_lines, check_weights, run_small
 from support.monitored import logged
 from support.paths import ROOT
 from support.ranks import run_ranks
 from support.stopping import undisturbed_runs
 from support.waiting import HANG
-from support.weights import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -36,44 +32,21 @@ def undisturbed(tmp_path_factory):
     return undisturbed_runs(tmp_path_factory, LONG)
 
 
-def start(folder, fault, *overrides, ranks=2, restarts=2, torchrun=("--standalone",), seconds="5"):
-    """The launcher with a fault, under torchrun, which gives workers so many seconds to end.
-
-    Workers are forked, or most of the time would go into their imports.
-
-    Args:
-        seconds: None for torchrun's own number, 30.
-    """
+def start(folder, fault, *overrides, **options):
+    """The launcher with a fault under torchrun; the options are those of `support.forked`'s."""
     (folder / "small.yaml").write_text("")
-    # torchrun knows no other way in all its versions.
-    timeout = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    left_out = ("RANK", "WORLD_SIZE", timeout)
-    environment = {key: value for key, value in os.environ.items() if key not in left_out}
-    if seconds is not None:
-        environment[timeout] = seconds
-    command = [
-        sys.executable, str(ROOT / "tests/support/forking_torchrun.py"), *torchrun,
-        "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
-        str(ROOT / "tests/support/failing_launch.py"), fault,
-        str(folder / "small.yaml"), f"run.dir={folder}", *SMALL, *LONG, *overrides,
-    ]  # fmt: skip
-    return subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment, cwd=ROOT)
+    given = [fault, folder / "small.yaml", f"run.dir={folder}", *SMALL, *LONG, *overrides]
+    options = {"ranks": 2, "restarts": 2, **options}
+    return torchrun(ROOT / "tests/support/failing_launch.py", given, **options)
 
 
 def train(*arguments, **options):
     """The same, to its end."""
-    with start(*arguments, **options) as process:
-        try:
-            output = process.communicate(timeout=HANG)
-        except subprocess.TimeoutExpired:
-            # It ends its workers; a kill would leave them behind.
-            process.terminate()
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, *output)
+    return ended(start(*arguments, **options), HANG)
 
 
 def same_run(one, other):
-    assert without_times(one) == without_times(other)
+    assert_same_lines(one, other)
     check_weights(one, other)
 
 
@@ -153,9 +126,9 @@ def test_a_worker_that_gets_no_memory_says_so_and_nobody_waits(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("torchrun", [(), ("--standalone",), ("--master_port", "29617")])
-def test_every_rendezvous_forgets_the_killed(tmp_path, undisturbed, ranks, torchrun):
-    done = train(tmp_path, f"kill:{ranks - 1}:14", ranks=ranks, torchrun=torchrun)
+@pytest.mark.parametrize("options", [(), ("--standalone",), ("--master_port", "29617")])
+def test_every_rendezvous_forgets_the_killed(tmp_path, undisturbed, ranks, options):
+    done = train(tmp_path, f"kill:{ranks - 1}:14", ranks=ranks, options=options)
     went_on(done, tmp_path, undisturbed(ranks), [12, 9])
 
 

@@ -3,6 +3,8 @@
 With `train.reproducible` to the last bit, in float64 to 1e-10, and else nearly.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +17,8 @@ from stampede.optim import CowClipTables
 from support.jobs import assert_same_training, losses_and_weights, run_small
 from support.ranks import run_ranks
 from support.reading import prepared, run_prepared
-from support.soak.runs import same_end
-from support.stopping import stopped_on_last_rank
+from support.soak import same_end
+from support.stopping import stopped_on_last_rank, undisturbed_runs
 from support.warm_starts import tensors_of
 
 
@@ -106,16 +108,7 @@ OFF = "train.reproducible=false"
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A function that gives the run folder of one process by further overrides."""
-    made = {}
-
-    def run(*overrides):
-        if overrides not in made:
-            folder = tmp_path_factory.mktemp("alone")
-            run_ranks(1, run_small, folder, [*REPRODUCIBLE, *overrides])
-            made[overrides] = folder / "small"
-        return made[overrides]
-
-    return run
+    return partial(undisturbed_runs(tmp_path_factory, REPRODUCIBLE), 1)
 
 
 @pytest.mark.parametrize("ranks, nodes, plan, overrides", [

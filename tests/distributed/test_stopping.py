@@ -1,16 +1,16 @@
 """Signals to one rank of several, and runs that go on with other ranks, plans and kernels."""
 
 import shutil
+from functools import cache
 
 import pytest
 
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.optim import native
-from support.jobs import run_small, without_times
+from support.jobs import assert_same_lines, check_weights, run_small
 from support.ranks import run_ranks
-from support.stopping import run_without_kernels, stopped_on_last_rank
-from support.weights import check_weights
+from support.stopping import run_without_kernels, stopped_on_last_rank, undisturbed_runs
 
 pytestmark = pytest.mark.slow
 
@@ -23,26 +23,22 @@ TOLERANCE = 2e-5
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """On two ranks."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run_ranks(2, run_small, folder, LONG, 2)
-    return folder / "small"
+    return undisturbed_runs(tmp_path_factory, LONG)(2)
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """A function that copies the run of some ranks that a signal has stopped into a folder."""
-    made = {}
 
-    def copy_to(folder, ranks):
-        if ranks not in made:
-            made[ranks] = tmp_path_factory.mktemp("stopped")
-            said = run_ranks(ranks, stopped_on_last_rank, made[ranks], LONG, ranks, 5)
-            assert len(set(said)) == 1 and "SIGTERM after step 5" in said[0]
-            saved = newest(made[ranks] / "small/checkpoints")
-            assert read_manifest(saved).progress.step == 5
-        shutil.copytree(made[ranks] / "small", folder / "small")
+    @cache
+    def run(ranks):
+        folder = tmp_path_factory.mktemp("stopped")
+        said = run_ranks(ranks, stopped_on_last_rank, folder, LONG, ranks, 5)
+        assert len(set(said)) == 1 and "SIGTERM after step 5" in said[0]
+        assert read_manifest(newest(folder / "small/checkpoints")).progress.step == 5
+        return folder / "small"
 
-    return copy_to
+    return lambda folder, ranks: shutil.copytree(run(ranks), folder / "small")
 
 
 @pytest.mark.parametrize("before, plan, after", [
@@ -56,7 +52,7 @@ def test_a_signal_to_one_rank_stops_all_and_any_ranks_and_plan_go_on(
     run_ranks(after, run_small, tmp_path, overrides, after)
     same = (before, plan, after) == (2, "row_wise", 2)
     if same:
-        assert without_times(tmp_path / "small") == without_times(undisturbed)
+        assert_same_lines(tmp_path / "small", undisturbed)
     check_weights(tmp_path / "small", undisturbed, 0 if same else TOLERANCE)
 
 

@@ -5,8 +5,8 @@
 
 import pytest
 
-from support.soak.faults import KINDS, Base, inject
-from support.soak.runs import write_results
+from support.faults import KINDS, Base, inject
+from support.soak import write_results
 
 RESULTS = {}
 

@@ -8,9 +8,16 @@ from random import Random
 import pytest
 
 from support.jobs import SMALL
-from support.soak.killing import STAGES, killed_runs, killed_workers, random_moment, table
-from support.soak.launching import Launched, Torchrun
-from support.soak.runs import same_end, write_results
+from support.soak import (
+    STAGES,
+    Launched,
+    killed_runs,
+    killed_workers,
+    random_moment,
+    same_end,
+    table,
+    write_results,
+)
 from support.stopping import undisturbed_runs
 
 EVERY = 4
@@ -84,9 +91,7 @@ def test_one_process(tmp_path, count):
 
     def kill(folder, moments):
         goes_on = arguments(folder, "checkpoint.resume=auto")
-        return killed_runs(
-            lambda _: Launched(tmp_path / "said", goes_on), folder / "small", moments
-        )
+        return killed_runs(tmp_path / "said", goes_on, folder / "small", moments)
 
     seen = in_rounds(Random(count), count, whole.seconds, 1, tmp_path, expected, kill)
     if count > len(STAGES):
@@ -95,20 +100,18 @@ def test_one_process(tmp_path, count):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks, count", [(2, 12), (4, 6)])
-@pytest.mark.parametrize("what", ["a worker", "everything"])
-def test_under_torchrun(tmp_path, undisturbed, ranks, count, what):
-    said = tmp_path / "torchrun"
+@pytest.mark.parametrize("what", ["a worker of torchrun", "everything"])
+def test_several_processes(tmp_path, undisturbed, ranks, count, what):
+    said = tmp_path / "said"
 
     def kill(folder, moments):
-        if what == "a worker":
+        if what == "a worker of torchrun":
             return killed_workers(said, arguments(folder), folder / "small", ranks, moments)
         goes_on = arguments(folder, "checkpoint.resume=auto")
-        return killed_runs(
-            lambda count: Torchrun(said, goes_on, count), folder / "small", moments, (ranks,)
-        )
+        return killed_runs(said, goes_on, folder / "small", moments, (ranks,))
 
     seen = in_rounds(Random(ranks), count, 4, ranks, tmp_path, undisturbed(ranks), kill)
-    RESULTS[f"{ranks} processes of torchrun, {what} killed"] = seen
+    RESULTS[f"{ranks} processes, {what} killed"] = seen
 
 
 @pytest.mark.soak
@@ -118,10 +121,7 @@ def test_other_ranks_go_on(tmp_path, tmp_path_factory):
 
     def kill(folder, moments):
         goes_on = arguments(folder, "checkpoint.resume=auto", reproducible)
-        return killed_runs(
-            lambda count: Torchrun(tmp_path / "torchrun", goes_on, count),
-            folder / "small", moments, RANKS,
-        )  # fmt: skip
+        return killed_runs(tmp_path / "said", goes_on, folder / "small", moments, RANKS)
 
     seen = in_rounds(Random(8), 12, 4, max(RANKS), tmp_path, alone, kill)
     RESULTS["another number of processes after each kill, reproducible"] = seen

@@ -81,12 +81,11 @@ def values_of(path):
     return values
 
 
-def sign(path, values, *, files=True):
+def sign(path, values):
     """Write a manifest with checksums that are right, as someone may who means harm."""
-    if files:
-        for entry in values["files"]:
-            file = path / entry["name"]
-            entry.update(bytes=file.stat().st_size, sha256=_sha256(file.read_bytes()))
+    for entry in values["files"]:
+        file = path / entry["name"]
+        entry.update(bytes=file.stat().st_size, sha256=_sha256(file.read_bytes()))
     digest = _sha256(json.dumps(values, sort_keys=True).encode())
     (path / "manifest.json").write_text(json.dumps({**values, "sha256": digest}))
 

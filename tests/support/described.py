@@ -22,9 +22,9 @@ time: {column: seen}
 """
 
 
-def made_up(rows, seed=0):
+def made_up(rows):
     """A log with missing values, rare ids, cells of several ids, and a label rate that rises."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     frame = pd.DataFrame({"clicked": (draw.random(rows) < np.linspace(0.1, 0.5, rows)).astype(int)})
     frame["site"] = pd.Series(draw.zipf(1.5, rows) % 300).map("s{}".format)
     frame["site"] = frame["site"].mask(draw.random(rows) < 0.1)

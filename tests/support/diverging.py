@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 
 from stampede.engine import trainer
-from support.jobs import run_small, without_times
+from support.jobs import check_weights, run_small, without_times
 from support.stopping import Setting
-from support.weights import check_weights
 
 # 8 steps an epoch, at a dense rate of 5e-4 for a batch of 256.
 LONG = ["train.epochs=2", "evaluate.every=3", "optim.dense.schedule.warmup=0"]

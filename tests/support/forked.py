@@ -46,6 +46,47 @@ def run_program(
     return subprocess.CompletedProcess([str(path), *arguments], process.exitcode, *output)
 
 
+def torchrun(
+    program: Path,
+    arguments: Sequence[object],
+    ranks: int,
+    restarts: int = 0,
+    options: Sequence[str] = ("--standalone",),
+    seconds: int | None = 5,
+) -> subprocess.Popen[str]:
+    """A torchrun that runs a program in workers that are forked: their imports would take longest.
+
+    Args:
+        options: of torchrun.
+        seconds: that it gives workers to end; None for its own number, 30.
+    """
+    # torchrun knows no other way in all its versions.
+    timeout = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    left_out = ("RANK", "WORLD_SIZE", timeout)
+    environment = {key: value for key, value in os.environ.items() if key not in left_out}
+    if seconds is not None:
+        environment[timeout] = str(seconds)
+    command = [
+        sys.executable, str(Path(__file__).with_name("forking_torchrun.py")), *options,
+        "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
+        str(program), *map(str, arguments),
+    ]  # fmt: skip
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], **streams)
+
+
+def ended(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """What a torchrun has said, and its exit status."""
+    with process:
+        try:
+            output = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            # It ends its workers; a kill would leave them behind.
+            process.terminate()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, *output)
+
+
 def _run(path, arguments, cwd, said):
     for number, file in enumerate(said, 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)

@@ -11,6 +11,7 @@ from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
 from stampede.engine.evaluate import evaluate
+from stampede.engine.inference.trained import open_trained, whole_model
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
@@ -102,6 +103,22 @@ def assert_same_training(one: Trained, other: Trained) -> None:
     torch.testing.assert_close(other.dense, one.dense, rtol=1e-3, atol=1e-5)
 
 
+def check_weights(one: Path, other: Path, tolerance: float = 0.0) -> None:
+    """Check that all tables and layers of two runs' newest checkpoints are the same.
+
+    Args:
+        tolerance: of the largest weight of a tensor.
+    """
+    one, other = (
+        whole_model(open_trained(run, "newest"), torch.device("cpu")).state_dict()
+        for run in (one, other)
+    )
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        bound = tolerance * float(other[name].abs().max())
+        assert torch.allclose(value, other[name], rtol=0, atol=bound), name
+
+
 def lines(run: Path):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -114,3 +131,16 @@ def untimed(values):
 def without_times(run: Path):
     """Lines without what no two runs have in common."""
     return [untimed(line) for line in lines(run)]
+
+
+def assert_same_lines(run: Path, other: Path) -> None:
+    """Check that two runs have logged the same; names the keys that differ, with both values."""
+    ours, theirs = without_times(run), without_times(other)
+    for number, (mine, its) in enumerate(zip(ours, theirs, strict=False)):
+        keys = [
+            key for key in {**mine, **its}
+            if (key in mine, mine.get(key)) != (key in its, its.get(key))
+        ]  # fmt: skip
+        differing = "".join(f"\n  {key}: {mine.get(key)!r}, {its.get(key)!r}" for key in keys)
+        assert not keys, f"line {number}, {its.get('kind')} {its.get('part', '')}:{differing}"
+    assert len(ours) == len(theirs), f"{len(ours)} lines, {len(theirs)}"

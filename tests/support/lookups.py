@@ -66,9 +66,9 @@ def random_lookup(
     )
 
 
-def random_gradient(lookup, dim, seed=0, scale=1.0):
+def random_gradient(lookup, dim, scale=1.0):
     """Of the lookup's output."""
-    draw = torch.Generator().manual_seed(seed + 1)
+    draw = torch.Generator().manual_seed(1)
     shape = (lookup.batch, lookup.features * dim) if lookup.pooled else (lookup.occurrences, dim)
     return (torch.randn(shape, generator=draw) * scale).to(lookup.indices.device)
 

@@ -38,6 +38,7 @@ SETTINGS = {"lr": 1e-2, "l2": 1e-3}
 CLIP = {"ratio": 0.05, "bound": 1e-3}
 # The first table has two features: TorchRec names the tables it evicts from by their positions.
 FEATURES = {"table_0": ["feature_0", "feature_2"], "table_1": ["feature_1"]}
+NAMES = ["feature_0", "feature_2", "feature_1"]
 
 
 class SparseArch(nn.Module):
@@ -113,7 +114,7 @@ def train(pooled, rows, moved, by_hand, steps=8):
     for step in range(steps):
         evicted.clear()
         looked_up, where = model(batch(step, rank, pooled))
-        loss = sum(loss_of(one, pooled) for one in looked_up.values())
+        loss = sum(loss_of(v if pooled else v.values()) for v in looked_up.values())
         loss.backward()
         begin_anew(reference, gathered(dict(evicted)))
         follow(reference, gathered(where.to_dict()), pooled)
@@ -126,8 +127,7 @@ def train(pooled, rows, moved, by_hand, steps=8):
     model.eval()
     every = torch.arange(INPUT)
     lengths = torch.ones(3 * len(every), dtype=torch.long)
-    names = [feature for features in FEATURES.values() for feature in features]
-    _, where = model(KeyedJaggedTensor(names, every.repeat(3), lengths=lengths))
+    _, where = model(KeyedJaggedTensor(NAMES, every.repeat(3), lengths=lengths))
     mapped = {name: entry.values().tolist() for name, entry in where.to_dict().items()}
     return {"deviation": worst / movement, "mapped": mapped, "waited": any(waited)}
 
@@ -135,17 +135,15 @@ def train(pooled, rows, moved, by_hand, steps=8):
 def batch(step, rank, pooled):
     """This rank's samples; the ids of later steps drive out some of those of earlier ones."""
     draw = torch.Generator().manual_seed(10 * step + rank)
-    names = [feature for features in FEATURES.values() for feature in features]
-    ids = torch.randint(0, INPUT, (len(names) * 16, 3), generator=draw)
+    ids = torch.randint(0, INPUT, (len(NAMES) * 16, 3), generator=draw)
     # Some come on every rank, and some in every step.
     ids[:, 0] = (ids[:, 0] % 12) * 331
     ids[:, 1] = ids[:, 1] // 16 + step * 250
-    return KeyedJaggedTensor(names, ids.flatten() % INPUT, lengths=torch.full((len(ids),), 3))
+    return KeyedJaggedTensor(NAMES, ids.flatten() % INPUT, lengths=torch.full((len(ids),), 3))
 
 
-def loss_of(looked_up, pooled):
+def loss_of(values):
     """The mean over this rank's 16 samples."""
-    values = looked_up if pooled else looked_up.values()
     return (values.square().sum() + values.sum()) / 16
 
 
@@ -191,7 +189,7 @@ def follow(reference, where, pooled):
                 values = weights[table][rows]
                 if pooled:
                     values = values.view(16, 3, -1).sum(1)
-                loss = loss + (values.square().sum() + values.sum()) / 16 / len(where)
+                loss = loss + loss_of(values) / len(where)
                 counts[table] += torch.bincount(rows, minlength=len(counts[table]))
     grads = torch.autograd.grad(loss, list(weights.values()))
     reference.step(dict(zip(weights, grads, strict=True)), counts)
@@ -228,11 +226,11 @@ def planned(model, sharders):
     return planner.collective_plan(model, sharders, dist.group.WORLD)
 
 
+@process_group()
 def train_all(runs):
     """Several of them in one set of processes."""
     results = []
-    with process_group():
-        for way, arguments in runs:
-            with computed(way):
-                results.append(train(*arguments))
+    for way, arguments in runs:
+        with computed(way):
+            results.append(train(*arguments))
     return results

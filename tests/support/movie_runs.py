@@ -32,10 +32,10 @@ def train_on_movies(folder: Path, *overrides: str, world_size: int = 1) -> Path:
     return folder / config.run.name
 
 
-def prepare_movies(folder: Path, form: str = "csv", rows: int = ROWS, schema: str = MOVIES) -> Path:
+def prepare_movies(folder: Path, rows: int = ROWS, schema: str = MOVIES) -> Path:
     """What `train_on_movies` needs in its folder: the log, its schema, a configuration."""
     folder.mkdir(exist_ok=True)
-    write_movies(folder / f"log.{form}", movies(rows))
+    write_movies(folder / "log.csv", movies(rows))
     (folder / "schema.yaml").write_text(schema)
     (folder / "movies.yaml").write_text("")
     return folder

@@ -2,57 +2,34 @@
 
 import math
 
-import torch
-
-from support.parity import DEFAULTS, example_loss, global_batch
-from support.reference import ReferenceTables
+from support.parity import DEFAULTS, Holder, build_collection, global_batch, sharded_loss
+from support.unsharded import Unsharded
 
 
-def train_reference(case, start, meanwhile=None, gradient_factor=1, **changes):
+def train_reference(case, start, meanwhile=None, gradient_factor=1, force_counts=None, **changes):
     """The same in float64; `changes` make it another rule, for negative tests.
 
     Args:
         meanwhile: called with the tables and the number of each step, after it.
         gradient_factor: what all gradients are multiplied by.
+        force_counts: as if every row of a batch had occurred so often.
     """
     settings = {**DEFAULTS, **case.arguments, "rule": case.rule, **changes}
-    force_counts = settings.pop("force_counts", None)
     settings.pop("on_nonfinite", None)
     if case.rule not in ("adam", "rowwise_adam"):
         settings.setdefault("eps", 1e-8)
-    tables = ReferenceTables(start, **settings)
+    model = Unsharded(Holder(build_collection(case, "cpu")), None, force_counts, **settings)
+    paths = {name: path for path, (_, name) in model.parts.items()}
+    model.copy_tables({path: start[name] for name, path in paths.items()})
     for step in range(1, case.steps + 1):
         batch = global_batch(case, step)
-        weights = {n: w.clone().requires_grad_() for n, w in tables.weights.items()}
-        counts = {n: torch.zeros(len(w), dtype=torch.int64) for n, w in weights.items()}
-        loss = torch.zeros((), dtype=torch.float64)
-        for name, spec in zip(case.names, case.tables, strict=True):
-            for feature in case.features[name]:
-                ids, lengths, scales, targets = batch[feature]
-                counts[name] += torch.bincount(ids, minlength=spec.rows)
-                rows = weights[name][ids]
-                bags = torch.arange(case.batch).repeat_interleave(lengths)
-                if case.sequence:
-                    loss = loss + example_loss(rows, targets[bags])
-                    continue
-                if case.weighted:
-                    rows = rows * scales.double()[:, None]
-                pooled = torch.zeros(case.batch, spec.dim, dtype=torch.float64)
-                pooled = pooled.index_add(0, bags, rows)
-                if spec.mean:
-                    pooled = pooled / lengths.clamp_min(1)[:, None]
-                loss = loss + example_loss(pooled, targets)
-        loss = loss * gradient_factor / case.batch
-        grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-        grads = {
-            n: torch.zeros_like(w) if g is None else g
-            for (n, w), g in zip(weights.items(), grads, strict=True)
-        }
-        if force_counts is not None:
-            counts = {n: (c > 0) * force_counts for n, c in counts.items()}
-        tables.step(grads, counts)
+        model.step(lambda plain, b=batch: sharded_loss(case, plain, b) * gradient_factor)
         if meanwhile is not None:
-            meanwhile(tables, step)
+            meanwhile(model.reference, step)
+    tables = model.reference
+    for kind in ("weights", "first", "second"):
+        values = getattr(tables, kind)
+        setattr(tables, kind, {name: values[path] for name, path in paths.items()})
     return tables
 
 

@@ -13,20 +13,20 @@ SCHEMA = """\
 format: csv
 label: click
 ids:
-  user: {{min_count: {min_count}}}
-  ad: {{min_count: {min_count}}}
-  site: {{encode: hash, buckets: 7}}
+  user: {min_count: 1}
+  ad: {min_count: 1}
+  site: {encode: hash, buckets: 7}
 numbers:
-  price: {{transform: [standard]}}
+  price: {transform: [standard]}
 """
 
 FIELDS, DIM = ("user", "ad", "site"), 4
 
 
-def write_job(folder, min_count=1):
+def write_job(folder):
     """A configuration of a small job on `log*.csv`; its path."""
     folder.mkdir(exist_ok=True)
-    (folder / "schema.yaml").write_text(SCHEMA.format(min_count=min_count))
+    (folder / "schema.yaml").write_text(SCHEMA)
     path = folder / "ads.yaml"
     path.write_text(
         f"data: {{kind: table, schema_file: {folder}/schema.yaml, path: '{folder}/log*.csv'}}\n"

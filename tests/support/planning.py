@@ -27,6 +27,6 @@ def costs_of(config, plan, world_size):
     return work, plan_costs(work, list(work.placed_shards(plan)))
 
 
-def gpus(world_size, gigabytes, node=None):
+def gpus(world_size, gigabytes):
     """A cluster."""
-    return Cluster(world_size, node or min(8, world_size), "cuda", int(gigabytes * 1e9))
+    return Cluster(world_size, min(8, world_size), "cuda", int(gigabytes * 1e9))

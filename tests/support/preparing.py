@@ -48,13 +48,13 @@ def sequential_parts(rows, test, validation):
     return np.repeat([0, 1, 2], [kept, trained - kept, rows - trained])
 
 
-def check_criteo(folder, frame, parts, min_count=1):
+def check_criteo(folder, frame, parts):
     train = parts == 0
     dense = numbers_by_pandas(frame, train)
     manifest = manifest_of(folder)
     ids = {}
     for entry, name in zip(manifest["fields"], IDS, strict=True):
-        ids[name], rows = rows_by_pandas(frame[name], train, min_count)
+        ids[name], rows = rows_by_pandas(frame[name], train)
         assert (entry["name"], entry["rows"]) == (name, rows)
         assert (entry["missing_row"], entry["unseen_row"]) == (0, 1)
     for number, part in enumerate(PARTS):

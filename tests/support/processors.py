@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
@@ -19,7 +18,6 @@ from support.parity import (
     Holder,
     Table,
     build_collection,
-    example_loss,
     global_batch,
     local_batch,
     local_part,
@@ -27,7 +25,7 @@ from support.parity import (
     shard,
     sharded_loss,
 )
-from support.unsharded import process_group
+from support.unsharded import Unsharded, process_group
 from support.updated_tables import computed
 
 CPU = torch.device("cpu")
@@ -86,17 +84,8 @@ def train(case, behind, ours):
                     parameter.fill_(value)
     dense = torch.optim.SGD(positions.values(), lr=DENSE_LR)
     for step in range(1, case.steps + 1):
-        batch = local_batch(global_batch(case, step), local_part(case))
-        features = KeyedJaggedTensor(
-            keys=list(batch),
-            values=torch.cat([entry[0] for entry in batch.values()]),
-            lengths=torch.cat([entry[1] for entry in batch.values()]),
-        )
         dense.zero_grad()
-        looked_up, loss = model(features)
-        for feature, (_, lengths, _, targets) in batch.items():
-            loss = loss + example_loss(looked_up[feature], targets) / len(lengths)
-        loss.backward()
+        loss_of(case, model, local_batch(global_batch(case, step), local_part(case))).backward()
         if step == 1:
             grads = {n.split(".")[-1]: p.grad.clone() for n, p in positions.items()}
         dense.step()
@@ -106,34 +95,30 @@ def train(case, behind, ours):
     return {"grads": grads, "end": {**found, **gathered(tables)}}
 
 
+def loss_of(case, model, batch):
+    beside = []
+
+    def lookup(features):
+        looked_up, other = model(features)
+        beside.append(other)
+        return looked_up
+
+    return sharded_loss(case, lookup, batch) + beside[0]
+
+
 def reference(case):
     """The same in float64: gradients after the first step, and everything at the end."""
-    values = {}
-    for (table, names), spec in zip(case.features.items(), case.tables, strict=True):
-        values[table] = torch.full((spec.rows, spec.dim), FIRST[table], dtype=torch.float64)
-        # TorchRec's position weights begin at one.
-        values |= {name: torch.ones(LONGEST, dtype=torch.float64) for name in names}
+    plain = Unsharded(Model(case, is_beside=False), DENSE_LR, rule="sgd", lr=LR)
+    for path, values in plain.weights.items():
+        values.fill_(FIRST[path.split(".")[-2]])
+    positions = {n.split(".")[-1]: p for n, p in plain.model.named_parameters() if "position" in n}
     for step in range(1, case.steps + 1):
-        leaves = {name: value.requires_grad_() for name, value in values.items()}
-        loss = 0.0
         batch = global_batch(case, step)
-        for table, names in case.features.items():
-            for feature in names:
-                ids, lengths, _, targets = batch[feature]
-                bags = torch.arange(case.batch).repeat_interleave(lengths)
-                position = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[bags]
-                rows = leaves[table][ids] * leaves[feature][position][:, None]
-                pooled = rows.new_zeros(case.batch, rows.shape[1]).index_add(0, bags, rows)
-                loss = loss + example_loss(pooled, targets) / case.batch
-        found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        plain.step(lambda model, b=batch: loss_of(case, model, b))
         if step == 1:
-            grads = {name: grad for name, grad in found.items() if name not in case.names}
-        with torch.no_grad():
-            values = {
-                name: value - (LR if name in case.names else DENSE_LR) * found[name]
-                for name, value in leaves.items()
-            }
-    return {"grads": grads, "end": values}
+            grads = {name: p.grad.clone() for name, p in positions.items()}
+    tables = {path.split(".")[-2]: values for path, values in plain.weights.items()}
+    return {"grads": grads, "end": {**{n: p.detach() for n, p in positions.items()}, **tables}}
 
 
 def train_all(cases, others=False):

@@ -25,6 +25,7 @@ from support.parity import (
     shard,
     sharded_loss,
 )
+from support.torchrec_models import batch_of
 from support.unsharded import process_group
 
 CPU = torch.device("cpu")
@@ -51,6 +52,7 @@ def checkpoint_of(model):
     }
 
 
+@process_group()
 def save_and_load(to_save, into, to_load, source):
     """Train each case of `to_save`, save it in the folder `into`, and take one more step.
 
@@ -59,9 +61,8 @@ def save_and_load(to_save, into, to_load, source):
     Returns:
         By case saved or loaded, what it was at that time, and after the step.
     """
-    with process_group():
-        saved = [_save(case, f"{into}/{index}") for index, case in enumerate(to_save)]
-        return saved, [_load(case, f"{source}/{index}") for index, case in enumerate(to_load)]
+    saved = [_save(case, f"{into}/{index}") for index, case in enumerate(to_save)]
+    return saved, [_load(case, f"{source}/{index}") for index, case in enumerate(to_load)]
 
 
 def _save(case, folder):
@@ -85,6 +86,7 @@ def _load(case, folder):
     return at_load, everything(model)
 
 
+@process_group()
 def update_with_nans():
     """A backward whose gradients are NaN in the last sample of the last rank, then a good one.
 
@@ -92,8 +94,7 @@ def update_with_nans():
         For `error` and for `skip_row`: the error, the rows skipped on this rank, and the tables
         at the start and after each backward.
     """
-    with process_group():
-        return [_with_nans(nan_case(choice)) for choice in ("error", "skip_row")]
+    return [_with_nans(nan_case(choice)) for choice in ("error", "skip_row")]
 
 
 def _with_nans(case):
@@ -139,6 +140,7 @@ MIXED = Case(
 )
 
 
+@process_group()
 def train_in_pipelines(kinds, models=tuple(MODELS), case=MIXED):
     """TorchRec's test models in a plain loop, as kind None, and in its train pipelines.
 
@@ -148,11 +150,9 @@ def train_in_pipelines(kinds, models=tuple(MODELS), case=MIXED):
     Returns:
         By model and kind: the tables (on rank 0 only), the dense weights, the number of steps.
     """
-    with process_group():
-        return {
-            name: {kind: _in_pipeline(name, kind, case) for kind in (None, *kinds)}
-            for name in models
-        }
+    return {
+        name: {kind: _in_pipeline(name, kind, case) for kind in (None, *kinds)} for name in models
+    }
 
 
 def _in_pipeline(name, kind, case):
@@ -202,16 +202,7 @@ def torchrecs_model(name, case):
     model = getattr(theirs, name)(tables, weighted_tables=weighted)
 
     def inputs(count):
-        for step in range(count):
-            _, parts = theirs.ModelInput.generate(
-                batch_size=32 // dist.get_world_size(),
-                world_size=dist.get_world_size(),
-                num_float_features=10,
-                tables=tables,
-                weighted_tables=weighted,
-                pooling_avg=4,
-                random_seed=step,
-            )
-            yield parts[dist.get_rank()]
+        here = {"ranks": dist.get_world_size(), "rank": dist.get_rank()}
+        return (batch_of(tables, weighted, step, **here) for step in range(count))
 
     return shard(model, case), inputs

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,9 @@ def before_step(patch, number, action):
     patch.setattr(trainer, "train_step", disturbed)
 
 
-def ask_to_stop(number=signal.SIGTERM):
+def ask_to_stop():
     """What a scheduler does."""
-    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_disturbed(folder: Path, overrides: list[str], step: int, action=ask_to_stop):
@@ -72,14 +73,15 @@ def run_without_kernels(folder: Path, overrides: list[str], world_size: int) -> 
 
 
 def undisturbed_runs(tmp_path_factory, overrides):
-    """A function that gives the folder of a run that nothing happens to by its number of ranks."""
-    made = {}
+    """A function that gives the folder of a run that nothing happens to.
 
-    def run(ranks):
-        if ranks not in made:
-            folder = tmp_path_factory.mktemp(f"undisturbed_{ranks}")
-            run_ranks(ranks, run_small, folder, overrides, ranks)
-            made[ranks] = folder / "small"
-        return made[ranks]
+    Its arguments are the number of ranks, and further overrides.
+    """
+
+    @cache
+    def run(ranks, *more):
+        folder = tmp_path_factory.mktemp(f"undisturbed_{ranks}")
+        run_ranks(ranks, run_small, folder, [*overrides, *more], ranks)
+        return folder / "small"
 
     return run

@@ -1,5 +1,7 @@
 """TorchRec's own models and small ones of its parts, trained with the two changed lines."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -9,14 +11,22 @@ from torchrec import (
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
+    KeyedJaggedTensor,
     PoolingType,
 )
-from torchrec.distributed import DistributedModelParallel
+from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES
+from torchrec.datasets.random import RandomRecDataset
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.test_utils import test_model as theirs
 from torchrec.models.deepfm import SimpleDeepFMNNWrapper
-from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.modules.mlp import MLP
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -205,28 +215,118 @@ def train(model, optimizer, batch):
     return float(loss.detach())
 
 
-def train_on_ranks(name, steps=5):
+def references_of(plain, start, **options):
+    """The model in float64 from the tables of a sharded one, with the clip and without."""
+    references = [
+        Unsharded(plain, dense_lr=0.1, **clip, **SETTINGS, **options)
+        for clip in ({"granularity": "cowclip", **CLIP}, {})
+    ]
+    for reference in references:
+        reference.copy_tables(start)
+    return references
+
+
+@process_group()
+def train_on_ranks(name):
     """On rank 0: how far the tables are from float64, and from it without a clip."""
-    with process_group():
-        torch.manual_seed(0)
-        build, bags, weighted = MODELS[name]
-        plain = build(bags, weighted)
-        references = [
-            Unsharded(plain, dense_lr=0.1, **clip, **SETTINGS)
-            for clip in ({"granularity": "cowclip", **CLIP}, {})
-        ]
-        means = [b.name for b in bags if getattr(b, "pooling", None) == PoolingType.MEAN]
-        model, optimizer = shard(plain, means)
-        start = whole_tables(model)
-        ranks = {"ranks": dist.get_world_size()}
-        for step in range(steps):
-            train(model, optimizer, batch_of(bags, weighted, step, **ranks, rank=dist.get_rank()))
-        found = whole_tables(model)
-        if dist.get_rank():
-            return None
-        for reference in references:
-            reference.copy_tables(start)
-            for step in range(steps):
-                batch = batch_of(bags, weighted, step, double=True, **ranks)
-                reference.step(lambda model, batch=batch: model(batch)[0])
-        return [relative_deviation(found, one.weights, start) for one in references]
+    torch.manual_seed(0)
+    build, bags, weighted = MODELS[name]
+    plain = build(bags, weighted)
+    before = copy.deepcopy(plain)
+    means = [b.name for b in bags if getattr(b, "pooling", None) == PoolingType.MEAN]
+    model, optimizer = shard(plain, means)
+    start = whole_tables(model)
+    ranks = {"ranks": dist.get_world_size()}
+    for step in range(5):
+        train(model, optimizer, batch_of(bags, weighted, step, **ranks, rank=dist.get_rank()))
+    found = whole_tables(model)
+    if dist.get_rank():
+        return None
+    references = references_of(before, start)
+    for step in range(5):
+        batch = batch_of(bags, weighted, step, double=True, **ranks)
+        for one in references:
+            one.step(lambda model, batch=batch: model(batch)[0])
+    return [relative_deviation(found, one.weights, start) for one in references]
+
+
+# TorchRec's golden training example (examples/golden_training). In its first table rows wait for
+# their steps.
+GOLDEN_RANKS, GOLDEN_STEPS = 2, 5
+GOLDEN_ROWS = [70_000, *[40] * (len(DEFAULT_CAT_NAMES) - 1)]
+
+
+def golden_dlrm(device):
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t_{name}", num_embeddings=rows, embedding_dim=10, feature_names=[name]
+        )
+        for name, rows in zip(DEFAULT_CAT_NAMES, GOLDEN_ROWS, strict=True)
+    ]
+    bags = EmbeddingBagCollection(configs, device=device)
+    return DLRMTrain(DLRM(bags, len(DEFAULT_INT_NAMES), [16, 10], [16, 1], dense_device=CPU))
+
+
+def golden_batches(rank):
+    return RandomRecDataset(
+        keys=DEFAULT_CAT_NAMES,
+        batch_size=32,
+        hash_sizes=GOLDEN_ROWS,
+        ids_per_feature=1,
+        num_dense=len(DEFAULT_INT_NAMES),
+        manual_seed=rank,
+        num_batches=GOLDEN_STEPS,
+    )
+
+
+@process_group()
+def train_golden(precisions):
+    """The example's calls; on rank 0: how far tables are from float64, with and without clip."""
+    torch.manual_seed(0)
+    plain = golden_dlrm(CPU)
+    train_model = golden_dlrm(torch.device("meta"))
+    dense = {k: v for k, v in plain.state_dict().items() if ".embedding_bags." not in k}
+    train_model.load_state_dict(dense, strict=False)
+    apply_optimizer_in_backward(  # line 1
+        CowClipAdam,
+        train_model.model.sparse_arch.parameters(),
+        {**SETTINGS, "clip": CowClip(**CLIP)},
+    )
+    registry = get_qcomm_codecs_registry(QCommsConfig(*map(CommType, precisions)))
+    model = DistributedModelParallel(
+        module=train_model,
+        device=CPU,
+        sharders=cowclip_sharders(qcomm_codecs_registry=registry),  # line 2
+    )
+    non_fused_optimizer = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        lambda params: torch.optim.Adagrad(params, lr=0.1),
+    )
+    train_pipeline = TrainPipelineSparseDist(model, non_fused_optimizer, CPU)
+    start = whole_tables(model)
+    train_iterator = iter(golden_batches(dist.get_rank()))
+    for _ in range(GOLDEN_STEPS):
+        train_pipeline.progress(train_iterator)
+    found = whole_tables(model)
+    if dist.get_rank():
+        return None
+    references = references_of(plain, start, dense=torch.optim.Adagrad)
+    for parts in zip(*map(golden_batches, range(GOLDEN_RANKS)), strict=True):
+        features = stacked([part.sparse_features for part in parts])
+        numbers = torch.cat([part.dense_features for part in parts]).double()
+        labels = torch.cat([part.labels for part in parts]).double()
+        for one in references:
+            one.step(
+                lambda model, given=(numbers, features), labels=labels: model.loss_fn(
+                    model.model(*given).squeeze(-1), labels
+                )
+            )
+    return [relative_deviation(found, one.weights, start) for one in references]
+
+
+def stacked(parts):
+    """The features of all ranks' batches."""
+    keys = parts[0].keys()
+    ids = [part[key].values() for key in keys for part in parts]
+    lengths = [part[key].lengths() for key in keys for part in parts]
+    return KeyedJaggedTensor(keys, torch.cat(ids), lengths=torch.cat(lengths))

@@ -47,13 +47,13 @@ def shard(model, sharders=None, **settings):
     return DistributedModelParallel(model, device=CPU, sharders=sharders)
 
 
-def features(seed=0, weights=None, keys=("fa", "fb")):
+def features(seed=0, weights=None):
     draw = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 4, (8 * len(keys),), generator=draw)
+    lengths = torch.randint(1, 4, (16,), generator=draw)
     ids = torch.randint(0, 12, (int(lengths.sum()),), generator=draw)
     if weights is not None:
         weights = weights(len(ids))
-    return KeyedJaggedTensor(list(keys), ids, lengths=lengths, weights=weights)
+    return KeyedJaggedTensor(["fa", "fb"], ids, lengths=lengths, weights=weights)
 
 
 def weights_of(model):

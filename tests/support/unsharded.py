@@ -90,7 +90,7 @@ class Unsharded:
         self.reference = ReferenceTables(self.parameters(), **settings)
         tables = {id(table) for table in self.parameters().values()}
         others = [p for p in model.parameters() if id(p) not in tables]
-        self.dense = dense(others, lr=dense_lr)
+        self.dense = dense(others, lr=dense_lr) if others else None
 
     def parameters(self):
         """The tables by path."""
@@ -103,13 +103,15 @@ class Unsharded:
     @torch.no_grad()
     def copy_tables(self, whole):
         """Take over the tables of a sharded model, by path."""
-        for path, parameter in self.parameters().items():
-            self.weights[path].copy_(whole[path])
-            parameter.copy_(whole[path])
+        for path, weights in self.weights.items():
+            weights.copy_(whole[path])
 
     def step(self, loss_of):
         """One step; `loss_of(model)` is the loss of the global batch, which is returned."""
         parameters = self.parameters()
+        with torch.no_grad():
+            for path, parameter in parameters.items():
+                parameter.copy_(self.weights[path])
         self.model.zero_grad()
         for plain, name in self.parts.values():
             plain.counts[name].zero_()
@@ -119,11 +121,9 @@ class Unsharded:
         if self.force_counts is not None:
             counts = {path: (c > 0) * self.force_counts for path, c in counts.items()}
         self.reference.step({path: p.grad for path, p in parameters.items()}, counts)
-        with torch.no_grad():
-            for path, parameter in parameters.items():
-                parameter.copy_(self.weights[path])
-        self.dense.step()
-        return float(loss)
+        if self.dense is not None:
+            self.dense.step()
+        return float(loss.detach())
 
 
 def relative_deviation(found, expected, start):

@@ -77,9 +77,9 @@ def tensors_of(checkpoint, random=False):
     return found
 
 
-def rows_of_ids(folder, overrides=()):
+def rows_of_ids(folder):
     """By field of a run on movies: by text, the row of each id of a vocabulary."""
-    config = load_config(folder / "movies.yaml", [*job(folder), *overrides])
+    config = load_config(folder / "movies.yaml", job(folder))
     data = data_folder(config)
     found = {}
     for entry in read_prepared(data).fields:

@@ -11,7 +11,7 @@ import pytest
 from stampede.engine.errors import RunFolderError
 from stampede.engine.sweep.run import run_sweep, start_trial
 from stampede.engine.sweep.spec import load_sweep
-from support.jobs import without_times
+from support.jobs import assert_same_lines
 from support.sweeping import Started, rows_of, sweep, swept, write_sweep
 from support.waiting import HANG, wait_for
 
@@ -87,7 +87,7 @@ def test_a_trial_ends_with_its_sweep_and_is_continued(tmp_path):
     assert not (run / "summary.json").exists()
     run_sweep(load_sweep(path, folder=out), Started())
     assert "continuing after step" in (out / "trials/25-seed1.log").read_text()
-    assert without_times(run) == without_times(tmp_path / "whole/out/trials/25-seed1")
+    assert_same_lines(run, tmp_path / "whole/out/trials/25-seed1")
 
 
 def test_ctrl_c_ends_a_sweep_and_its_trial(tmp_path):

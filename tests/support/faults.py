@@ -27,9 +27,7 @@ from stampede.engine.checkpoint.saving import Checkpoints
 from support.diverging import poisoned
 from support.permissions import read_only
 from support.reading import OVERRIDES, prepared
-from support.soak.killing import random_moment, reached
-from support.soak.launching import Launched
-from support.soak.runs import continued_after, newest_step, same_end
+from support.soak import Launched, Place, continued_after, newest_step, random_moment, same_end
 from support.stopping import Setting, before_step
 from support.waiting import wait_for
 
@@ -61,29 +59,29 @@ class Base:
     """What all cases share: the data, a run that was killed, and runs that nothing happened to."""
 
     def __init__(self, folder):
-        self.folder, self._undisturbed = folder, {}
+        self.folder = folder
         prepared(folder / "data", train=_ROWS)
         (folder / "small.yaml").write_text("")
-        arguments = [*self.arguments("data", "stopped"), "checkpoint.asynchronous=false"]
         killing = partial(at_step, STOPPED_AFTER + 1, signal.raise_signal, signal.SIGKILL)
-        assert Launched(folder / "said", arguments, disturbance=killing).end().status == 137
+        launched = self.launch("stopped", "checkpoint.asynchronous=false", disturbance=killing)
+        assert launched.end().status == 137
         assert newest_step(folder / "stopped/small") == 16
 
-    def arguments(self, data, runs):
+    def launch(self, runs, *overrides, data="data", said="said", **options):
         data, runs = self.folder / data, self.folder / runs
-        return [
+        arguments = [
             self.folder / "small.yaml", "data.kind=prepared", f"data.path={data}",
-            f"run.dir={runs}", *JOB,
+            f"run.dir={runs}", *JOB, *overrides,
         ]  # fmt: skip
+        return Launched(self.folder / said, arguments, **options)
 
     def undisturbed(self, ranks):
         """The run that nothing happened to."""
-        if ranks not in self._undisturbed:
-            runs = self.folder / f"undisturbed_{ranks}"
-            ended = Launched(self.folder / "said", self.arguments("data", runs), ranks).end()
+        run = self.folder / f"undisturbed_{ranks}/small"
+        if not run.exists():
+            ended = self.launch(run.parent, ranks=ranks).end()
             assert ended.status == 0, ended.said
-            self._undisturbed[ranks] = runs / "small"
-        return self._undisturbed[ranks]
+        return run
 
 
 class Case:
@@ -101,9 +99,9 @@ class Case:
             self.runs.mkdir()
         self.run = self.runs / "small"
 
-    def launch(self, *overrides, said="said", **disturbance):
-        arguments = [*self.base.arguments(self.data, self.runs), *overrides]
-        return Launched(self.base.folder / said, arguments, self.kind.ranks, **disturbance)
+    def launch(self, *overrides, **options):
+        given = {"data": self.data, "ranks": self.kind.ranks, **options}
+        return self.base.launch(self.runs, *overrides, **given)
 
     def a_step(self, first=2):
         """A step that this run has yet to take."""
@@ -274,32 +272,30 @@ def rank_without_samples(case):
     )
 
 
-@kind("SIGTERM", 18)
-def sigterm(case):
-    yield _signalled(case, signal.SIGTERM)
-
-
-@kind("SIGINT", 18)
-def sigint(case):
-    yield _signalled(case, signal.SIGINT)
-
-
-def _signalled(case, number):
+def signalled(case, number):
     stage = case.draw.choice(["start", "training", "training", "evaluation", "save"])
     moment = random_moment(case.draw, stage)
+    if stage != "start":
+        yield Fault(128 + number, disturbance=partial(at_moment, moment, number), loses=False)
+        return
 
     def send(launched):
-        if stage == "start":
-            # The launcher has begun; before, it is Python that the signal meets.
-            lock, pid = case.runs / ".small.lock", str(launched.pid())
-            assert wait_for(lambda: lock.exists() and lock.read_text().strip() == pid)
-            time.sleep(moment.delay / 5)
-        else:
-            assert reached(launched, case.run, moment)
-        os.kill(launched.pid(), number)
-        os.kill(launched.pid(), signal.SIGCONT)
+        # The launcher has begun; before, it is Python that the signal meets.
+        lock, pid = case.runs / ".small.lock", str(launched.pid)
+        assert wait_for(lambda: lock.exists() and lock.read_text().strip() == pid)
+        time.sleep(moment.delay / 5)
+        os.kill(launched.pid, number)
 
-    return Fault(128 + number, meanwhile=send, loses=False)
+    yield Fault(128 + number, meanwhile=send, loses=False)
+
+
+for _number in (signal.SIGTERM, signal.SIGINT):
+    kind(_number.name, 18)(partial(signalled, number=_number))
+
+
+def at_moment(moment, number):
+    """A signal to this process."""
+    return Place.here.at(moment, partial(os.kill, os.getpid(), number))
 
 
 @kind("rank that hangs", 6, ranks=2)
@@ -333,16 +329,19 @@ def exception_in_a_rank(case):
 
 @kind("second job in the same folder", 8)
 def second_job(case):
+    """While the first one stands still."""
     moment = random_moment(case.draw, case.draw.choice(["training", "evaluation"]))
 
     def start(first):
-        assert reached(first, case.run, moment)
+        stat = Path(f"/proc/{first.pid}/stat")
+        assert wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
         try:
             return case.launch(said="second").end()
         finally:
-            os.kill(first.pid(), signal.SIGCONT)
+            os.kill(first.pid, signal.SIGCONT)
 
-    yield Fault(2, "is being written by another run", meanwhile=start)
+    stopping = partial(at_moment, moment, signal.SIGSTOP)
+    yield Fault(2, "is being written by another run", disturbance=stopping, meanwhile=start)
 
 
 @kind("disk full", 20, begun=True)
