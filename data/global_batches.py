@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from stampede.data.errors import DataError
 from stampede.data.order import Order
 from stampede.data.parallel import computed_ahead, run_tasks
-from stampede.data.samples import Batch, Part, Samples
+from stampede.data.samples import Batch, Part, Samples, aligned
 
 # Positions whose rows are sorted together. A constant, as it decides the order within a batch;
 # small enough that two cores share a batch of 65536.
@@ -176,7 +176,7 @@ class GlobalBatches:
             weight = _ones(len(read.label), self._part.device)
         batch = Batch(
             sparse=self._jagged(read, padding),
-            dense=_padded(read.dense, padding),
+            dense=aligned(_padded(read.dense, padding)),
             label=_padded(read.label.float(), padding),
             weight=_padded(weight, padding),
             global_samples=samples,

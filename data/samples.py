@@ -15,6 +15,17 @@ from torchrec.streamable import Pipelineable
 # Rows whose labels are read at a time.
 _CHUNK, _FEW = 1 << 20, 1 << 16
 
+# Alignment of torch's allocator, in bytes.
+_ALIGNED = 64
+
+
+def aligned(values: Tensor) -> Tensor:
+    """The values, copied if they are not aligned as freshly allocated memory.
+
+    Otherwise the rounding of matrix products depends on where a slice, or numpy's array, lies.
+    """
+    return values.clone() if values.data_ptr() % _ALIGNED else values
+
 
 @dataclass(frozen=True)
 class Bag:

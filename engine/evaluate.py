@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
+from stampede.data.samples import aligned
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config, EvaluateSection
 from stampede.engine.config.optim import PlateauSection
@@ -23,7 +24,6 @@ from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
-from stampede.engine.step import aligned
 from stampede.engine.training_run import TrainingRun
 
 T = TypeVar("T")

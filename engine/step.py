@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stampede.data import Batch
+from stampede.data.samples import aligned
 from stampede.engine.errors import DivergedError
 from stampede.engine.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.engine.job import Job
@@ -25,9 +26,6 @@ from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 # Samples of a tile that passes through the dense layers on a CPU. Tiles reuse freed memory, which
 # is more likely in cache than a whole batch's. `train.reproducible` uses the batch's own tiles.
 TILE_ROWS = 8192
-
-# Alignment of torch's allocator, in bytes.
-_ALIGNED = 64
 
 
 class SentBatch(NamedTuple):
@@ -309,14 +307,6 @@ def _dense_pass(
         for parameter, one in zip(parameters, found, strict=True):
             parameter.grad = one
     return total, torch.zeros_like(rows) if grad is None else grad
-
-
-def aligned(values: Tensor) -> Tensor:
-    """The values, copied if they are not aligned as freshly allocated memory.
-
-    Otherwise the rounding of matrix products depends on where a slice lies in memory.
-    """
-    return values.clone() if values.data_ptr() % _ALIGNED else values
 
 
 def _grad(parameter: Tensor) -> Tensor:

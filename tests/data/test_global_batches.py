@@ -34,6 +34,13 @@ def test_tiles_hold_the_same_samples_in_the_same_order_on_any_ranks(rows):
     assert tiles(4) == tiles(2) == tiles(1)
 
 
+def test_numbers_are_aligned_wherever_they_were_read_to():
+    # Otherwise the bits of an evaluation would depend on what else a process has in memory.
+    part = SyntheticClicks(scale=0.0005).dataset(200, 9).train
+    held = [batch.dense for batch in GlobalBatches(part, FIELDS, 7, rank=0, world_size=1)]
+    assert {dense.data_ptr() % 64 for dense in held} == {0}
+
+
 def test_padding_of_synthetic_clicks_has_no_ids_and_no_weight():
     part = SyntheticClicks(scale=0.0005).dataset(9, 9).train
     first, last = GlobalBatches(part, FIELDS, 8, rank=3, world_size=4)
