@@ -1,9 +1,7 @@
 """What comes before and after training: the preparation of a log, and exact metrics.
 
 python benchmarks/around_training.py preparation --rows 1000000 5000000 20000000
-python benchmarks/around_training.py reading
 OMP_NUM_THREADS=1 python benchmarks/around_training.py metrics
-python benchmarks/around_training.py prediction
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 from pathlib import Path
@@ -155,12 +156,12 @@ def tables(found: dict) -> str:
         ours, shown = trainer in floors.PRECISIONS, f"{int(batch):,}"
         # The MLP alone in that precision, and SparseAdam with the default allocator.
         alone = floors.mlp_samples_per_second(measured, trainer if ours else "fp32", int(batch))
-        peer = speeds[f"{batch} sparse_adam"]
+        peer = speeds.get(f"{batch} sparse_adam", math.nan)
         who = " ".join([f"stampede {trainer}" if ours else trainer, *kind])
         row = [shown, who, f"{speed:,.0f}", f"{speed / peer:.2f}", BARS.get(name, "")]
         rows.append([*row, f"{speed / alone:.2f}", f"{alone / peer:.2f}"])
         if kind == ["touched"]:
-            ratio = speed / speeds[f"{batch} {trainer} all"]
+            ratio = speed / speeds.get(f"{batch} {trainer} all", math.nan)
             bar = ", bar 1.15" if batch == "65536" else ""
             said = f"`rows: all` takes {ratio:.2f} times as long as `touched`"
             beside.append(f"- batch {shown}, {trainer}: {said}{bar}")
@@ -189,7 +190,7 @@ def tables(found: dict) -> str:
         wrapped(alone),
         markdown([*heads, "MLP alone / SparseAdam"], rows),
         "\n".join(beside),
-        wrapped(setting),
+        *([wrapped(setting)] if kept else []),
     ]
     return "\n\n".join(parts)
 

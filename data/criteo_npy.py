@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -82,10 +82,10 @@ def import_criteo_npy(
                 f"sizes: found {', '.join(map(str, sizes))}; write one number of 1 or more for all "
                 f"fields, or {fields} of them"
             )
-    largest = _check(sets.values(), fields, None if modulo else sizes)
+    largest = _check(folder, sets, fields, None if modulo else sizes)
     rows = sizes or [id + 1 for id in largest]
     ids_dtype = "int32" if max(rows) <= 2**31 else "int64"
-    contiguous = all(_CONTIGUOUS in Path(one["sparse"].filename).name for one in sets.values())
+    contiguous = all(_CONTIGUOUS in _path(folder, name, "sparse").name for name in sets)
 
     def fill(unfinished: Path) -> None:
         writers = {part: PartWriter(unfinished, part, _SHARD_ROWS) for part in parts}
@@ -158,6 +158,11 @@ def _open(folder: Path, name: str, paths: dict[str, Path]) -> _Arrays:
     return arrays | {"labels": labels.reshape(-1)}
 
 
+def _path(folder: Path, name: str, array: str) -> Path:
+    """The file, which may be a link to one of another name."""
+    return next(folder.glob(f"{name}_{array}*.npy"))
+
+
 def _parts(folder: Path, sets: dict[str, _Arrays]) -> dict[PartName, list[_Arrays]]:
     """The sets of each part, days in order."""
     widths = sorted({(one["dense"].shape[1], one["sparse"].shape[1]) for one in sets.values()})
@@ -187,11 +192,13 @@ def _blocks(arrays: _Arrays) -> Iterator[tuple[int, _Arrays]]:
         yield first, {name: array[first : first + BLOCK_ROWS] for name, array in arrays.items()}
 
 
-def _check(sets: Iterable[_Arrays], fields: int, sizes: Sequence[int] | None) -> list[int]:
+def _check(
+    folder: Path, sets: Mapping[str, _Arrays], fields: int, sizes: Sequence[int] | None
+) -> list[int]:
     """Check all values; returns the largest id of each field."""
     limits = np.array(sizes or [np.iinfo(np.int64).max] * fields)
     largest = np.zeros(fields, dtype=np.int64)
-    for arrays in sets:
+    for name, arrays in sets.items():
         for start, block in _blocks(arrays):
             ids = block["sparse"]
             for array, bad, remedy in (
@@ -203,7 +210,7 @@ def _check(sets: Iterable[_Arrays], fields: int, sizes: Sequence[int] | None) ->
                     row, *column = np.argwhere(bad)[0].tolist()
                     where = f"row {start + row}" + "".join(f", column {i}" for i in column)
                     raise DataError(
-                        f"{arrays[array].filename}: {where} (from 0): found "
+                        f"{_path(folder, name, array)}: {where} (from 0): found "
                         f"{block[array][(row, *column)]}; {remedy}"
                     )
             largest = np.maximum(largest, ids.max(axis=0))

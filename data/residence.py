@@ -8,12 +8,14 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from stampede.data.order import BLOCK_ROWS, Order, Shuffle
 from stampede.data.prepared.reader import Shard, ShardedPart
+from stampede.data.prepared.verify import damaged
 from stampede.data.samples import Dataset, Part
 
 # Share of the GPU memory that is free when training begins; activations need the rest.
@@ -154,6 +156,10 @@ def _read_once(part: ShardedPart) -> None:
     buffer = bytearray(_CHUNK)
     for shard in part.shards:
         for array in shard.maps.values():
-            with open(array.filename, "rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
+            try:
+                with open(array.filename, "rb", buffering=0) as file:
+                    while file.readinto(buffer):
+                        pass
+            except OSError as failure:
+                said = f"cannot be read ({failure.strerror})"
+                raise damaged(Path(array.filename), said) from None

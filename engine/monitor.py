@@ -299,7 +299,10 @@ class StepTrace:
             self._profile.stop()
             if self._first <= self._step:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._profile.export_chrome_trace(str(self._file))
+                # By its ending torch knows that it is to be compressed.
+                unfinished = self._file.with_name(f".{self._file.name}")
+                self._profile.export_chrome_trace(str(unfinished))
+                os.replace(unfinished, self._file)
                 self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
         # Free its events.
         self._profile = None

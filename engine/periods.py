@@ -353,7 +353,8 @@ class _Periods:
             read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
             if read != period.bytes:
                 # The file grew after it was noted in the ledger.
-                found = {"bytes": read, "time": self._time(Path(period.file), read)}
+                time = self._time(Path(period.file), read)
+                found = {"bytes": read, "time": period.time if time == _LATEST else time}
                 other = period.model_copy(update=found)
                 periods = self._read().periods
                 self._write([other if one.file == period.file else one for one in periods])

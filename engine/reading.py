@@ -94,6 +94,11 @@ class Reader:
             RunFolderError, DataError: settings or data give another order of rows.
         """
         settings, order = state.get("settings"), state.get("order")
+        if order and order["shuffle"] == "none" and self._order.shuffle == "rotate":
+            raise RunFolderError(
+                "an earlier version of stampede began this run, which read synthetic rows in the "
+                "same order in every epoch; train from scratch with another run.name"
+            )
         if settings and order and Order(**order).deciding() != self._order.deciding():
             now = {key: getattr(self._section, key) for key in settings}
             raise RunFolderError(

@@ -232,7 +232,11 @@ class RunFolder:
         """Write `summary.json` and `curve.png`."""
         with self.writing():
             write_file(self.summary, to_json(summary, indent=2) + "\n")
-            write_file(self.curve, draw_curve(self.lines(), title))
+            try:
+                write_file(self.curve, draw_curve(self.lines(), title))
+            # A line that was there before the run was continued must not cost its results.
+            except (ValueError, LookupError, TypeError) as failure:
+                tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
 
     def _close_events(self) -> None:
         writer, self._events = self._events, None

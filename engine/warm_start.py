@@ -85,6 +85,9 @@ class Source:
 def open_source(init_from: str, run: Path) -> Source:
     """Open and verify what `checkpoint.init_from` names, without executing any of its code.
 
+    That is a checkpoint, or a run folder, which stands for its best epoch's checkpoint, or its
+    newest before the first evaluation.
+
     Raises:
         RunFolderError, DataError: it is missing or damaged, or its vocabularies are missing.
     """

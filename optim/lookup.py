@@ -102,6 +102,9 @@ class Lookup:
 
     def bags(self) -> Tensor:
         """`[occurrences]` int64, the bag of each id, counted by feature, then by sample."""
+        if not self.offsets.numel():
+            # Rows without a batch, see `of_rows`.
+            return torch.zeros_like(self.indices, dtype=torch.int64)
         lengths = self.offsets.diff()
         numbers = torch.arange(len(lengths), device=lengths.device)
         # Told the size, a GPU is not waited for.

@@ -83,9 +83,14 @@ class CowClipOptimizer(TableOptimizer):
         """Add a group, checking its settings as the constructor does."""
         super().add_param_group(param_group)
         added = self.param_groups[-1]
-        self.update_settings(added)
+        try:
+            self.update_settings(added)
+            for param in added["params"]:
+                self._check_table(param, added["padding_idx"])
+        except ValueError:
+            self.param_groups.pop()
+            raise
         for param in added["params"]:
-            self._check_table(param, added["padding_idx"])
             follow(param)
 
     @classmethod

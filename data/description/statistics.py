@@ -77,7 +77,7 @@ def read_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path
                 frame.write_parquet(folder / f"{rows:015d}.parquet", compression="lz4")
             rows += len(frame)
             progress.advance_to(chunk.position, len(frame))
-            if len(chunk.numbers) < len(read.numbers):
+            if limit and rows + bad_rows.count >= sum(counts):
                 break
     if not rows:
         log.check_rows()

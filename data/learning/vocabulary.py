@@ -277,8 +277,8 @@ def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFra
 class RowsOfIds:
     """Finds the rows of ids, String or null: `[n]` int64.
 
-    It keeps a 64-bit hash of each id, not the text. No two ids of the vocabulary share a hash; an
-    unseen id shares one with a probability of size / 2^64.
+    It keeps a 64-bit hash of each id, not the text. An unseen id shares the hash of a known one
+    with a probability of size / 2^64.
     """
 
     def __init__(self, values: pl.Series) -> None:

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stampede.data.errors import DataError
 from stampede.data.schema.schema import MOST_ROWS, FieldName
@@ -55,6 +55,15 @@ class ShardEntry(Section):
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]
     files: dict[str, FileEntry]
+
+    @field_validator("files", mode="before")
+    @classmethod
+    def _without_times(cls, files: Any) -> Any:
+        """Drop the file times that older versions wrote."""
+        for entry in files.values() if isinstance(files, dict) else ():
+            if isinstance(entry, dict):
+                entry.pop("mtime_ns", None)
+        return files
 
 
 class Manifest(Section):

@@ -43,6 +43,8 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
             raise DataError(f"{pattern}: no such file or glob; write the path of the click log")
         for file in sorted(map(Path, matches), key=naturally):
             if file.is_dir():
+                if (file / "manifest.json").exists():
+                    raise DataError(f"{file}: is a prepared folder; write the files of the log")
                 raise DataError(f"{file}: is a folder; write its files, such as {file}/*.csv")
             if file in found:
                 raise DataError(f"{file}: is given twice; name each file once")

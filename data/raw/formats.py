@@ -142,6 +142,9 @@ class Delimited:
             )
             with suppress(pl.exceptions.PolarsError):
                 frame = parsed.collect()
+                # As text, other spellings than those that mean missing are refused.
+                if any(frame[name].is_nan().any() for name in numeric if name in frame.columns):
+                    continue
                 # The parser silently fills short lines with nulls.
                 if len(frame) == lines and self._columns_agree(text, len(columns), lines):
                     # It returns many small chunks, which would slow all later steps.

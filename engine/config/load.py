@@ -34,8 +34,11 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     try:
         return check_config(values, path, world_size)
     except SettingsError as mistake:
-        # Name the overrides whose keys are in the sentences.
-        wrong = [text for text in overrides if text.partition("=")[0] in str(mistake)]
+        # `model.hidden.0: ...`, `data.path, data.schema_file: ...`
+        heads = re.findall(r"^  ([\w., ]+): ", str(mistake), re.M)
+        keys = [f"{key}." for head in heads for key in head.split(", ")]
+        given_keys = {text: text.partition("=")[0] + "." for text in overrides}
+        wrong = [t for t, given in given_keys.items() if any(k.startswith(given) for k in keys)]
         given = f"{path} with {cut(' '.join(wrong))}:" if wrong else f"{path}:"
         raise SettingsError(str(mistake).replace(f"{path}:", given, 1)) from None
 

@@ -333,11 +333,11 @@ def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 class Delta(NamedTuple):
-    """Rows of all tables, those that are new or have new values, and ids that are or have."""
+    """Sizes of a delta."""
 
-    rows: int
-    changed: int
-    ids: int
+    rows: int  # of all tables after the update
+    changed: int  # rows that are new or have new values
+    ids: int  # lines of vocabularies that are new or have new ids
 
 
 def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 0.0) -> Delta:

@@ -479,6 +479,10 @@ def _embedding_norms(settings: Sequence[Setting]) -> Picture:
                 found = []
                 for field in shown:
                     of_field = read_field(path, field).embedding.norm(dim=1)
+                    if not of_field.isfinite().all():
+                        raise RunFolderError(
+                            f"{path}: field {field!r} holds weights that are not finite"
+                        )
                     found.append(np.maximum(np.percentile(of_field.numpy(), (5, 50, 95)), 1e-8))
                     bar.update()
                 norms.append((one, style, np.array(found)))

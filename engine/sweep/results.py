@@ -318,7 +318,7 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[str]) -> F
     heading = f"best epoch chosen on the {selected_on(found)} part"
     heading += "; bars: standard error" if bars else ""
     attainable = {outcome.summary.get("attainable_auc") for one in found for outcome in one.done}
-    if len(attainable) == 1 and (auc := attainable.pop()):
+    if "auc" in shown and len(attainable) == 1 and (auc := attainable.pop()):
         heading += f"\nthe true click probabilities reach a test AUC of {auc:.4f}"
     figure.suptitle(heading, fontsize=9)
     if panels[-1].get_legend_handles_labels()[0]:

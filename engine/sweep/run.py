@@ -144,11 +144,14 @@ class _Runner:
         self._file = sweep.folder / "failures.json"
         # Message and digest of the configuration, by trial.
         self._failures: dict[str, dict[str, str]] = {}
-        if self._file.exists() and not retry_failed:
+        if retry_failed:
+            self._file.unlink(missing_ok=True)
+        if self._file.exists():
             remedy = "delete it to run the trials that failed again"
             with reading(self._file, RunFolderError, remedy):
                 self._failures = json.loads(self._file.read_bytes())
-                all(map(itemgetter("message", "config"), self._failures.values()))
+                for failure in self._failures.values():
+                    itemgetter("message", "config")(failure)
 
     def known(self, trial: Trial) -> Outcome | None:
         """How a trial ended; None if it must still run.

@@ -24,10 +24,15 @@ Metric = Literal[
     "steps", "clipped_share", "train_seconds", "samples_per_second", "parameters",
     "attainable_auc",
 ]  # fmt: skip
-# Each once.
-_Seeds = Annotated[
-    list[Seed], Field(min_length=1), AfterValidator(lambda seeds: list(dict.fromkeys(seeds)))
-]
+
+
+def _each_once(seeds: list[Seed]) -> list[Seed]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"found {seeds}; write each seed once")
+    return seeds
+
+
+_Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_each_once)]
 
 _SHOWN = {
     "auc": "AUC",

@@ -1,14 +1,19 @@
-"""`python -m stampede.data.prepare` as a user sees it."""
+"""`python -m stampede.data.prepare` as a user sees it; kills and full disks."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from stampede.data.prepare import main
 from stampede.data.prepared.reader import open_prepared
-from support.prepared_arrays import manifest_of
+from stampede.data.prepared.writer import PartWriter
+from support.prepared_arrays import arrays_of, manifest_of
 
 SCHEMA = "label: y\nids: [user]\nnumbers: [x]\n"
 
@@ -134,6 +139,9 @@ def test_cells_that_are_missing_because_of_their_text_are_reported(log, capsys):
     assert "user" not in manifest_of(log.parent / "ids")["source"]["missing_marks"]
 
 
+# Complete or absent
+
+
 def test_no_torch_for_preparing(log):
     program = (
         "import sys; from stampede.data.prepare import main; "
@@ -144,3 +152,95 @@ def test_no_torch_for_preparing(log):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_killed_preparation_is_never_taken_for_complete(log):
+    """Killed at several moments: the result is absent or complete, and leftovers are removed."""
+    rows = log.read_text().splitlines()
+    log.write_text("\n".join([rows[0], *rows[1:] * 200]) + "\n")
+    program = [sys.executable, "-m", "stampede.data.prepare"]
+    for attempt in range(6):
+        process = subprocess.Popen(
+            [*program, *command(log)],
+            env={**os.environ, "POLARS_MAX_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        # From the moment that something is written, a little later each time.
+        while process.poll() is None and not any(log.parent.glob(".out.unfinished/*")):
+            time.sleep(0.005)
+        time.sleep(0.05 * attempt)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if (log.parent / "out").exists():
+            break
+    assert attempt > 0, "the kills came too late to show anything"
+    if not (log.parent / "out").exists():
+        assert main(command(log)) == 0
+    assert main(["--verify", str(log.parent / "out")]) == 0
+    labels = [
+        arrays_of(log.parent / "out", part)[0]["label"] for part in ("train", "validation", "test")
+    ]
+    assert np.concatenate(labels).tolist() == [i % 2 for i in range(1000)] * 200
+    assert not list(log.parent.glob(".*"))
+
+
+PEAK = """
+import resource
+from stampede.data.prepare import main
+from stampede.data.raw import files
+files.BLOCK_BYTES = 1 << 20
+assert main({arguments!r}) == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+STARTER = """
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_rows(log):
+    """Ten times the rows of the same ids; the larger log alone would need 60 MB more."""
+    lines = log.read_text().splitlines()
+    peaks = []
+    for times in (500, 5000):
+        path = log.parent / f"{times}.csv"
+        path.write_text("\n".join([lines[0], *(lines[1:] * times)]) + "\n")
+        arguments = ["table", str(path), "--schema", str(log.parent / "schema.yaml")]
+        arguments += ["--out", str(log.parent / f"out{times}")]
+        # A process begins with the memory of the one that starts it: a small one does.
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", STARTER, PEAK.format(arguments=arguments)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks.append(int(done.stdout.split()[-1]))
+    assert (log.parent / "5000.csv").stat().st_size > 60e6
+    assert peaks[1] - peaks[0] < 40, peaks
+
+
+def test_rows_of_many_appends_in_shards(tmp_path):
+    """Rows in many appends against the same rows in one array."""
+    draw = np.random.default_rng(1)
+    ids = draw.integers(0, 9, (100, 3)).astype(np.int32)
+    lengths = draw.integers(0, 4, 100)
+    values = draw.integers(0, 9, lengths.sum()).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    writer = PartWriter(tmp_path, "train", shard_rows=17)
+    for a, b in ((0, 1), (1, 1), (1, 40), (40, 93), (93, 100)):
+        bag = (lengths[a:b], values[starts[a] : starts[b]])
+        writer.append({"ids": ids[a:b]}, [bag])
+    shards = writer.finish()
+    assert [shard.rows for shard in shards] == [17] * 5 + [15]
+    found = [np.load(tmp_path / shard.files["ids"].name) for shard in shards]
+    np.testing.assert_array_equal(np.concatenate(found), ids)
+    bags = []
+    for shard in shards:
+        offsets = np.load(tmp_path / shard.files["offsets_0"].name)
+        held = np.load(tmp_path / shard.files["values_0"].name)
+        assert len(offsets) == shard.rows + 1 and offsets[-1] == len(held)
+        bags += [held[a:b].tolist() for a, b in pairwise(offsets)]
+    expected = [values[a:b].tolist() for a, b in pairwise(starts)]
+    assert bags == expected

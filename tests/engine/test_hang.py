@@ -186,6 +186,19 @@ def test_a_thread_that_sleeps_waits_for_no_rank():
     assert not waits_for_others(-1)
 
 
+def test_a_thread_within_a_collective_waits_for_others():
+    code = "def spin(ended):\n    while not ended.is_set(): pass"
+    found, ended = {}, threading.Event()
+    exec(compile(code, "site-packages/torch/distributed/distributed_c10d.py", "exec"), found)
+    thread = threading.Thread(target=found["spin"], args=(ended,))
+    thread.start()
+    try:
+        assert wait_for(lambda: waits_for_others(thread.ident))
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_ranks_tell_each_other_where_they_are(tmp_path):
     store, ranks = dist.HashStore(), [of_two(rank) for rank in range(2)]
     # Rounds of a fiftieth of a second; in the first step nobody hangs.

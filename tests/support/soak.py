@@ -334,7 +334,7 @@ def killed_workers(folder, arguments, run, ranks, moments):
 
 def _work(folder, run, moments, *arguments):
     """As a worker of torchrun, which has restarted it after each kill."""
-    rank, start = int(os.environ["RANK"]), restarts()[0]
+    rank, start = int(os.environ["RANK"]), restarts()
     Place(Path(folder) / f"{rank}.place")
     moments = [Moment(*values) for values in json.loads(moments)]
     is_killed = start < len(moments) and moments[start].rank == rank

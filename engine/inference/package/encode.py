@@ -45,7 +45,10 @@ class Encoded(NamedTuple):
 
 
 class BadValues:
-    """Refuses values that cannot be used, or counts them by column, as the policy says."""
+    """Refuses the first value that cannot be used (policy `error`), or counts them by column.
+
+    With the policy `missing`, they are treated as missing.
+    """
 
     def __init__(self, policy: str) -> None:
         if policy not in ("error", "missing"):

@@ -181,8 +181,11 @@ class Model:
             ValueError: a field is absent, an id is not a row of its table, lengths do not sum to
                 the number of ids, numbers of samples differ, or a number is not finite.
         """
+        names = [field["name"] for field in self.about["fields"]]
         lengths = {
-            name: _whole_numbers(f"lengths of {name}", n) for name, n in (lengths or {}).items()
+            name: _whole_numbers(f"lengths of {name}", n)
+            for name, n in (lengths or {}).items()
+            if name in names
         }
         rows = []
         for field in self.about["fields"]:

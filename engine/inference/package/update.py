@@ -183,7 +183,11 @@ def content_digest(path: Path) -> str:
 
 
 def patched(table: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A table's tensors, of the new `size`, with new values of some `rows`."""
+    """A table's tensors with some rows replaced or added.
+
+    Args:
+        changes: `rows` `[n]` int64, their new values `[n, ...]` by tensor, and the new `size`.
+    """
     found = {}
     for name, values in table.items():
         whole = torch.zeros(int(changes["size"]), *values.shape[1:], dtype=values.dtype)

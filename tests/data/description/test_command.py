@@ -48,6 +48,8 @@ def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):
     command += ["--schema", str(folder / "schema.yaml")]
     assert main(command) == 2
     assert f"{path}: line 501, column clicked: found 'maybe'" in capsys.readouterr().err
+    # Rows after the first thousand, all of them in the file before, are not read.
+    assert main([*command, "--rows", "1000"]) == 0
     assert main([*command, "--on-bad-row", "skip"]) == 0
     text = (tmp_path / "out" / "description.txt").read_text()
     assert "left out 1 bad row, listed" in text

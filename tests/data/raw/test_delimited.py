@@ -50,6 +50,13 @@ def test_an_empty_number_is_missing_whatever_else_is_in_the_block(tmp_path, othe
     assert frame["x"].to_list()[0] is None
 
 
+@pytest.mark.parametrize("text", ["NAN", "-nan"])
+def test_other_spellings_of_nan_are_bad_numbers(tmp_path, text):
+    path = write(tmp_path / "log.csv", [HEADER, GOOD, f"1,anna,3,{text},1,2024-01-31"])
+    with pytest.raises(DataError, match=f"line 3, column x: found '{text}'"):
+        read(log_of(path))
+
+
 @pytest.mark.parametrize(
     "format, text, seconds",
     [
