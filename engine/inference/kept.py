@@ -105,6 +105,10 @@ def own_folder(config: Config, run: Path) -> Path:
             raise DataError(f"{folder}: no such folder; write the path of the prepared data")
         return folder
     except (DataError, SettingsError) as failure:
+        given = [getattr(config.data, key, "") for key in ("path", "schema_file", "cache")]
+        paths = [one for some in given for one in ([some] if isinstance(some, str) else some)]
+        if all(Path(path).is_absolute() for path in paths if path):
+            raise
         raise type(failure)(
             f"{failure}\nrelative paths in {RunFolder(run).config_file} are relative to the folder "
             f"where the run was started; this is {Path.cwd()}"

@@ -281,7 +281,7 @@ def test_a_point_with_contradictory_values_is_a_failed_trial(tmp_path):
 
 def test_a_trial_that_succeeds_when_it_is_retried_has_no_failure_any_more(tmp_path):
     text = "grid: {optim.dense.lr: [1e-4]}\n"
-    with pytest.raises(TrainingStoppedError, match="all 1 trials failed.*the disk is full"):
+    with pytest.raises(TrainingStoppedError, match="all 1 trials failed"):
         sweep(tmp_path, text, lambda arguments, log: log.write_text("error: the disk is full\n"))
     sweep(tmp_path, text, Started(), retry_failed=True)
     after = Started()
