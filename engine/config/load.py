@@ -50,6 +50,11 @@ def load_config_of_run(path: Path) -> Config:
         SettingsError: this version cannot use it.
     """
     values = read_yaml(path, "a run keeps it in its folder")
+    for section in ("data", "model", "optim", "train"):
+        if section not in values:
+            raise SettingsError(
+                f"{path}: no run wrote it ({section} is missing); copy the run again"
+            )
     return check_config(below_old_runs(values), path)
 
 

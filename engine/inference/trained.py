@@ -22,7 +22,6 @@ from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_unexecuted
 from stampede.engine.job import build_model, move_dense
-from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import TILE_ROWS
 from stampede.files import new_file
@@ -99,10 +98,6 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
         )
     check_unexecuted(run.path, imported)
     config = load_config_of_run(run.config_file)
-    if lacking := sorted(open_keys(config)):
-        raise RunFolderError(
-            f"{run.config_file}: no run wrote it ({lacking[0]} is missing); copy the run again"
-        )
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
     return Trained(run.path, checkpoint, manifest.progress.epoch, config, manifest.data, held)

@@ -97,7 +97,7 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
 def test_a_configuration_that_no_run_wrote(run, tmp_path, log):
     (run / "config.yaml").write_text("")
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
-    assert "config.yaml: no run wrote it (model.dropout is missing)" in said
+    assert "config.yaml: no run wrote it (data is missing)" in said
 
 
 @pytest.mark.parametrize(
