@@ -171,13 +171,13 @@ class RawLog:
         taken: Counter[str] = Counter()
         # Only the first bad value of a row is reported.
         first: dict[int, _Typed] = {}
-        for column in reversed(checked):
+        for column in checked:
             is_bad = found[f"?{column.name}"]
             if self._bad_values_are_missing and column.name not in (LABEL, WEIGHT):
                 # A column that feeds several inputs counts once.
                 taken[column.column] = max(taken[column.column], is_bad.sum())
             elif is_bad.any():
-                first |= dict.fromkeys(is_bad.arg_true().to_list(), column)
+                first = dict.fromkeys(is_bad.arg_true().to_list(), column) | first
         frame = found.select(column.name for column in columns)
         marks = raw.marks + _marks_in_bags(raw.frame, self.schema)
         done = replace(raw, frame=frame, values=+taken, marks=marks)
