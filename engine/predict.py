@@ -17,8 +17,13 @@ from stampede.data.errors import OnBadRow, exit_status  # noqa: E402
 from stampede.data.prepared.manifest import PARTS  # noqa: E402
 from stampede.engine.console import readable_metric, table  # noqa: E402
 from stampede.engine.errors import RunFolderError  # noqa: E402
-from stampede.engine.inference import prediction  # noqa: E402
-from stampede.engine.inference.prediction import OWN_DATA, OnBadValue, Prediction  # noqa: E402
+from stampede.engine.inference.prediction import (  # noqa: E402
+    OWN_DATA,
+    OnBadValue,
+    Prediction,
+    PredictionOptions,
+    predict,
+)
 from stampede.engine.inference.trained import (  # noqa: E402
     Trained,
     add_checkpoint_arguments,
@@ -37,11 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _predict(given: argparse.Namespace) -> None:
     trained = open_trained(Path(given.checkpoint), given.epoch, allow_import=given.allow_import)
-    names = prediction.PredictionOptions.__dataclass_fields__
-    options = prediction.PredictionOptions(**{name: getattr(given, name) for name in names})
+    options = PredictionOptions(
+        part=given.part,
+        on_bad_row=given.on_bad_row,
+        on_bad_value=given.on_bad_value,
+        with_label=not given.ignore_label,
+        batch_size=given.batch_size,
+        device=given.device,
+        overwrite=given.overwrite,
+    )
     output = Path(given.output)
-    done = prediction.predict(trained, given.inputs, output, options)
-    print(_described(done, trained, output))
+    print(_described(predict(trained, given.inputs, output, options), trained, output))
 
 
 def _described(done: Prediction, trained: Trained, output: Path) -> str:
@@ -100,8 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a number, id or time that cannot be used: error (default) makes its row a bad one; "
         "missing treats the value as missing and scores the row",
     )
-    help = "ignore label and weight columns"
-    add("--ignore-label", action="store_false", dest="with_label", help=help)
+    add("--ignore-label", action="store_true", help="ignore label and weight columns")
     add("--batch-size", type=int, default=8192, metavar="N", help="samples at a time; 8192")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default auto")
     add("--overwrite", action="store_true", help="replace an existing OUTPUT.parquet")

@@ -276,10 +276,9 @@ def _shown(found: Mean | None, column: str) -> str:
 
 def _table(rows: Sequence[dict[str, str]]) -> str:
     """A Markdown table, from the cells of its rows by their heading."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
+    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 def _wrapped(text: str) -> str:

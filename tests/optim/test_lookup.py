@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from stampede.optim import lookup as runs_module
-from stampede.optim.lookup import runs_from_fbgemm, runs_from_sort
+from stampede.optim.lookup import Lookup, runs_from_fbgemm, runs_from_sort
 from support.lookups import dense, lookups, random_gradient, random_lookup
 
 DIM = 4
@@ -90,6 +90,12 @@ def test_what_fbgemm_packs_is_unpacked(lookup):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.ops.fbgemm, "transpose_embedding_input", transposed)
         assert_equal_to_sort(lookup)
+
+
+def test_rows_without_a_batch_are_sorted():
+    runs = runs_from_sort(Lookup.of_rows(torch.tensor([7, 1, 7, 3]), 10))
+    assert runs.count.tolist() == [3] and runs.rows[:3].tolist() == [1, 3, 7]
+    assert runs.source.tolist() == [1, 3, 0, 2]
 
 
 @pytest.mark.parametrize("features", [1, 2, 3, 4, 31, 32])
