@@ -61,8 +61,13 @@ def copied(folder, path):
 
 
 def same_files(one, other):
-    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
-    others = sorted(path.relative_to(other) for path in other.rglob("*") if path.is_file())
+    # Python adds `__pycache__` to a package that was loaded.
+    files, others = (
+        sorted(
+            p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"
+        )
+        for folder in (one, other)
+    )
     return files == others and all(
         filecmp.cmp(one / file, other / file, shallow=False) for file in files
     )
