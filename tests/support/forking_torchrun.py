@@ -3,6 +3,7 @@
 Takes torchrun's arguments. The agent with its rendezvous, signals and restarts is torchrun's own.
 """
 
+import contextlib
 import multiprocessing
 import os
 import runpy
@@ -47,6 +48,16 @@ def _work(command, environment):
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+_close = SubprocessHandler.close
+
+
+def _close_forked(handler, death_sig=None):
+    # The fork server reaps a worker that ends before `poll` knows of it: it has no group to signal.
+    with contextlib.suppress(ProcessLookupError):
+        _close(handler, death_sig)
+
+
 if __name__ == "__main__":
     SubprocessHandler._popen = lambda _, command, environment: _Forked(command, environment)
+    SubprocessHandler.close = _close_forked
     run.main()
