@@ -203,6 +203,8 @@ class RunFolder:
             self._close_events()
             lines = self._whole_lines()[:count]
             write_file(self.metrics, b"".join(lines))
+        if len(lines) < count:
+            tqdm.write(f"{self.metrics}: {count - len(lines):,} lines of earlier steps are missing")
         self.metrics_lines = len(lines)
 
     def keep_whole_lines(self) -> None:

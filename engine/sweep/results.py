@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import NullFormatter
 
 from stampede.engine.config import Config
 from stampede.engine.metrics import METRICS, selected_metrics
@@ -373,7 +374,11 @@ def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:
             axes.set_xticks(range(len(different)), different)
         else:
             axes.plot([float(text) for text in labels], values, "ko")
-        axes.set(xlabel=name, xscale="log" if what.log else "linear")
+        axes.set_xlabel(name)
+        if what.log:
+            axes.set_xscale("log")
+            # By default powers of ten are formulas.
+            axes.xaxis.set(major_formatter="{x:g}", minor_formatter=NullFormatter())
     for axes in figure.axes:
         axes.grid(alpha=0.3)
     return figure
