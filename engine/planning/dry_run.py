@@ -393,9 +393,8 @@ def _row_sums(work: Workload, shards: Sequence[PlacedShard]) -> np.ndarray:
         if not shard.is_replicated:
             blocks[shard.table, shard.row_offset].append(shard)
     sent = np.zeros(work.world_size)
-    for (first, *_), members in (
-        (block, sorted({shard.rank for shard in block})) for block in blocks.values()
-    ):
+    for block in blocks.values():
+        first, members = block[0], sorted({shard.rank for shard in block})
         rows = work.distinct_rows(first) + (first.rows if work.states.needs_all_rows else 0)
         values = rows * work.states.values_per_row * FLOAT
         sent[members] += 2 * (len(members) - 1) / len(members) * values

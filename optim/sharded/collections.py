@@ -143,8 +143,9 @@ class CowClipCollection:
         """Give all tables their initial values; TorchRec calls it when everything is built."""
         super().reset_parameters()
         init = self._table_init
-        name = "_embedding_bag_configs"
-        configs = getattr(self, name if hasattr(self, name) else "_embedding_configs")
+        # TorchRec's name for them is not the same in both kinds of collections.
+        pooled = hasattr(self, "_embedding_bag_configs")
+        configs = self._embedding_bag_configs if pooled else self._embedding_configs
         of_default = {config.name for config in configs if _is_default_init(config)}
         for kernel in self._kernels():
             of_ours = isinstance(kernel.emb_module, CowClipTables)
