@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -122,13 +123,24 @@ def test_only_a_step_that_is_not_queued_waits_for_the_device(way, setting):
 
 
 @pytest.mark.parametrize("way", ["queued", "waiting", "torch"])
-def test_ids_outside_their_tables_are_corrected_before_rows_are_found_by_them(way, monkeypatch):
+def test_ids_are_checked_once_and_corrected(way, monkeypatch):
+    class Checks(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += "bounds_check_indices" in str(func)
+            return func(*args, **(kwargs or {}))
+
     # As on a GPU.
     monkeypatch.setattr(CowClipTables, "_is_pooled_here", lambda _: False)
     with computed(way):
         tbe = two_tables().tbe
-        # Now rows are behind.
+        # Rows are behind, which are found by their ids.
         one_step(tbe, 0)
-        found = tbe(torch.tensor([5, 10**6, 7, 40]), torch.arange(5))
+        mode = tbe.bounds_check_mode_int
+        ids = torch.tensor([5, 10**6, 7, 40])
+        with Checks() as checks:
+            found = tbe(ids, torch.arange(5))
         first, second = tbe.split_embedding_weights()
+    assert checks.count == 1 and tbe.bounds_check_mode_int == mode
     assert torch.equal(found, torch.stack([first[[5, 0]], second[[7, 40]]], 1).flatten(1))
