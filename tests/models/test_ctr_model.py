@@ -9,9 +9,7 @@ from torch import nn
 from stampede.models import CTRModel, StoredColumns
 from stampede.models.deepfm import DeepFM
 from stampede.models.fm_terms import second_order
-from stampede.models.registry import _NETWORKS, register
 from stampede.native_library import switched_off
-from stampede.settings import SettingsError
 
 
 @given(shape=st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 4)))
@@ -69,12 +67,47 @@ def outcome(model, rows, numbers, *, in_one_pass=True):
     return [logits.detach(), rows.grad, *dense]
 
 
-@pytest.mark.parametrize("numbers", [2, 0])
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_a_model_gives_what_its_parts_do(numbers, scale):
-    model, rows = deepfm(numbers, scale), torch.randn(70, 8)
-    given = torch.randn(70, numbers)
-    found = outcome(model, rows, given)
+class Doubled(DeepFM):
+    def forward(self, embeddings, dense):
+        return 2 * super().forward(embeddings, dense)
+
+
+class Sum(nn.Module):
+    def forward(self, embeddings, dense):
+        return embeddings.sum((1, 2))
+
+
+def change(model, how):
+    if how == "an equal subclass":
+        model.network.__class__ = type("Same", (DeepFM,), {})
+    elif how == "a subclass":
+        model.network.__class__ = Doubled
+    elif how == "another network":
+        model.network = Sum()
+    elif how.startswith("hook of "):
+        module = getattr(model, how.removeprefix("hook of "))
+        module.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+
+
+@pytest.mark.parametrize(
+    "how, in_one_pass",
+    [
+        ("nothing", True),
+        ("an equal subclass", True),
+        ("a subclass", False),
+        ("another network", False),
+        ("hook of network", False),
+        ("hook of number_weights", False),
+    ],
+)
+@pytest.mark.parametrize("numbers, scale", [(2, 1.0), (2, 3.0), (0, 1.0)])
+def test_a_model_gives_what_its_parts_do(how, in_one_pass, numbers, scale):
+    """Also where parts of it were hooked or replaced, which are called then."""
+    if how == "hook of number_weights" and not numbers:
+        return
+    model, rows, given = deepfm(numbers, scale), torch.randn(70, 8), torch.randn(70, numbers)
+    change(model, how)
+    found = outcome(model, rows, given, in_one_pass=in_one_pass)
     embeddings, first_order = model.front.split(rows)
     expected = model.network(embeddings, given) + scale * first_order.sum(1) + 0.5
     if numbers:
@@ -82,78 +115,3 @@ def test_a_model_gives_what_its_parts_do(numbers, scale):
     torch.testing.assert_close(found[0], expected.detach())
     with switched_off():
         torch.testing.assert_close(found, outcome(model, rows, given, in_one_pass=False))
-
-
-@pytest.mark.parametrize("hooked", ["network", "number_weights", "another network"])
-def test_modules_that_are_hooked_or_replaced_are_called(hooked):
-    model, rows, numbers = deepfm(), torch.randn(70, 8), torch.randn(70, 2)
-    plain = outcome(model, rows, numbers)
-    seen = []
-    if hooked == "another network":
-
-        class Sum(nn.Module):
-            def forward(self, embeddings, dense):
-                seen.append(len(dense))
-                return embeddings.sum((1, 2))
-
-        model.network = Sum()
-    else:
-        getattr(model, hooked).register_forward_hook(lambda *_: seen.append(70))
-    found = outcome(model, rows, numbers, in_one_pass=False)
-    assert seen == [70]
-    if hooked != "another network":
-        torch.testing.assert_close(found, plain)
-
-
-def test_a_subclass_is_called_where_it_differs():
-    class Doubled(DeepFM):
-        def forward(self, embeddings, dense):
-            return 2 * super().forward(embeddings, dense)
-
-    class Same(DeepFM):
-        pass
-
-    model, rows, numbers = deepfm(), torch.randn(70, 8), torch.randn(70, 2)
-    plain = outcome(model, rows, numbers)
-    for kind, factor in ((Same, 1), (Doubled, 2)):
-        model.network.__class__ = kind
-        embeddings, first_order = model.front.split(rows)
-        expected = factor * DeepFM.forward(model.network, embeddings, numbers)
-        expected = expected + first_order.sum(1) + model.number_weights(numbers).squeeze(1) + 0.5
-        found = outcome(model, rows, numbers, in_one_pass=kind is Same)
-        torch.testing.assert_close(found[0], expected.detach())
-    assert (found[0] - plain[0]).abs().max() > 0.1
-
-
-@pytest.fixture
-def model_of(monkeypatch):
-    """A model of a network that is registered for it."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
-
-    def make(kind):
-        register("own", first_order=True)(kind)
-        return CTRModel("own", {"a": 5, "b": 7}, 2, 3, [8], 0)
-
-    return make
-
-
-class TakesNoScale(DeepFM):
-    def with_first_order(self, stored, dim, numbers, number_weights):
-        return super().with_first_order(stored, dim, numbers, number_weights)
-
-
-class Broadcasts(DeepFM):
-    def with_first_order(self, *given):
-        return super().with_first_order(*given).unsqueeze(1)
-
-
-@pytest.mark.parametrize(
-    "kind, words",
-    [
-        (TakesNoScale, r"the network 'own' fails for stored .*positional arg"),
-        (Broadcasts, r"returns \[2, 1\] .* its with_first_order must return"),
-    ],
-)
-def test_a_wrong_method_for_the_first_order_is_refused(model_of, kind, words):
-    with pytest.raises(SettingsError, match=words):
-        model_of(kind)

@@ -8,18 +8,14 @@ from stampede.engine.processes import processes
 from support.golden import (
     TOLERANCE,
     Golden,
+    golden_file,
     jagged,
     load,
     train_with_the_engine,
     worst,
 )
-from support.paths import shared
 
 FILES = ("wd", "dcn", "dcnv2", "deepfm", "deepfm_bound")
-
-
-def golden_file(name):
-    return shared(f"golden/largebatchctr_{name}.npz")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from stampede.models import CTRModel, NetworkShape, network, register
+from stampede.models.deepfm import DeepFM
 from stampede.models.mlp import hidden_layers
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
@@ -19,6 +20,10 @@ def model(name, options=None, numbers=2, sizes=SIZES, seed=0, hidden=(8, 6), **m
     return CTRModel(name, sizes, numbers, 4, hidden, seed, checked, **more)
 
 
+def samples_of(built, numbers=2):
+    return torch.randn(5, 3 * built.front.columns.stored), torch.randn(5, numbers)
+
+
 def dense_weights(built):
     return {name: p for name, p in built.named_parameters() if not name.startswith("front.")}
 
@@ -27,7 +32,7 @@ def dense_weights(built):
 @pytest.mark.parametrize("numbers", [0, 2])
 def test_a_logit_depends_on_its_sample_alone(name, options, numbers):
     built = model(name, options, numbers)
-    rows, dense = torch.randn(5, 3 * built.front.columns.stored), torch.randn(5, numbers)
+    rows, dense = samples_of(built, numbers)
     together = built.logits(rows, dense)
     assert together.shape == (5,) and together.std() > 0
     alone = [built.logits(rows[i : i + 1], dense[i : i + 1]) for i in range(5)]
@@ -85,28 +90,32 @@ def test_a_scale_of_the_first_order_term(name, options):
     torch.testing.assert_close(other.number_weights.weight * 8, one.number_weights.weight)
 
 
-# Those without layers of the widths model.hidden.
 def _has_mlp(name, options):
+    """Whether it has layers of the widths model.hidden."""
     if name in ("autoint", "destine"):
         return options.get("deep", False)
     return name not in ("lr", "fm")
 
 
-@EVERY_VARIANT
+@pytest.mark.parametrize(
+    "name, options", [*VARIANTS, ("destine", {"att_dropout": 0.5})], ids=variant_id
+)
 def test_dropout_in_training_only(name, options):
-    if not _has_mlp(name, options):
+    if "att_dropout" in options:
+        plain, dropping = model(name), model(name, options)
+    elif _has_mlp(name, options):
+        plain, dropping = model(name, options), model(name, options, dropout=0.5)
+    else:
         with pytest.raises(SettingsError, match=f"model.dropout: found 0.5, .* {name!r} ignores "):
             model(name, options, dropout=0.5)
         return
-    plain, dropping = model(name, options).eval(), model(name, options, dropout=0.5)
-    rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
+    rows, dense = samples_of(plain)
     rows.requires_grad_()
-    drawn = [dropping.logits(rows, dense) for _ in range(2)]
-    assert not torch.equal(*drawn)
+    assert not torch.equal(dropping.logits(rows, dense), dropping.logits(rows, dense))
     # The same weights under the same names.
     assert list(dropping.state_dict()) == list(plain.state_dict())
     found = dropping.eval().logits(rows, dense)
-    torch.testing.assert_close(found, plain.logits(rows, dense))
+    torch.testing.assert_close(found, plain.eval().logits(rows, dense))
 
 
 @EVERY_VARIANT
@@ -122,17 +131,8 @@ def test_layer_norm_before_each_relu(name, options):
     assert all(torch.equal(weights[key], was) for key, was in dense_weights(plain).items())
     new = {tuple(weights[key].shape) for key in weights.keys() - plain.state_dict().keys()}
     assert new == {(8,), (6,)}
-    rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
+    rows, dense = samples_of(plain)
     assert not torch.allclose(normed.logits(rows, dense), plain.logits(rows, dense))
-
-
-def test_attention_dropout_in_training_only():
-    plain, dropping = model("destine").eval(), model("destine", {"att_dropout": 0.5})
-    rows, dense = torch.randn(5, 3 * plain.front.columns.stored), torch.randn(5, 2)
-    drawn = [dropping.logits(rows, dense) for _ in range(2)]
-    assert not torch.equal(*drawn)
-    found = dropping.eval().logits(rows, dense)
-    torch.testing.assert_close(found, plain.logits(rows, dense))
 
 
 def test_the_numbers_of_wukong_are_one_more_vector():
@@ -258,18 +258,29 @@ def test_torchs_own_initial_weights_depend_on_the_seed_alone():
     assert one.training
 
 
+def without_scale(self, stored, dim, numbers, number_weights):
+    return stored
+
+
+def of_two_dimensions(self, *given):
+    return DeepFM.with_first_order(self, *given).unsqueeze(1)
+
+
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(
-    "change, words",
+    "base, method, changed, words",
     [
-        ({"forward": lambda self, e, d: self.layer(e.mean(1))}, r"returns \[2, 1\] for 2 samples"),
-        ({"forward": lambda self, e, d: None}, "returns NoneType for 2 samples"),
-        ({"forward": lambda self, e, d: e @ d}, r"fails for .* \[2, 3, 4\].*: RuntimeError: "),
-        ({"__init__": lambda self: None}, r"cannot be built with \(shape, generator\): TypeError"),
+        (Mean, "forward", lambda self, e, d: self.layer(e.mean(1)), r"returns \[2, 1\] for 2 "),
+        (Mean, "forward", lambda self, e, d: None, "returns NoneType for 2 samples"),
+        (Mean, "forward", lambda self, e, d: e @ d, r"fails for .* \[2, 3, 4\].*: RuntimeError: "),
+        (Mean, "__init__", lambda self: None, r"built with \(shape, generator\): TypeError"),
+        (DeepFM, "with_first_order", without_scale, r"'broken' fails for stored .*positional arg"),
+        (DeepFM, "with_first_order", of_two_dimensions, r"returns \[2, 1\] .* must return"),
     ],
 )
-def test_a_network_that_cannot_be_used_is_refused(change, words):
-    register("broken")(type("Broken", (Mean,), change))
+def test_a_network_that_cannot_be_used_is_refused(base, method, changed, words):
+    kind = type("Broken", (base,), {method: changed})
+    register("broken", first_order=base is DeepFM)(kind)
     with pytest.raises(SettingsError, match=words):
         model("broken")
 

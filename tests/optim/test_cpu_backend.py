@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stampede.optim import CowClip, update, waiting_rows
+from stampede.optim import CowClip, update
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate
-from stampede.optim.lookup import Lookup
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
@@ -125,34 +124,6 @@ def test_whether_gradients_are_finite(rows, dim, value, in_weights, seed):
             grads[bad, dim - 1] = value
     found = torch.ops.stampede.are_finite(weights, ids, grads, 0.5)
     assert found == (not rows or abs(value) <= 1e15)
-
-
-@pytest.mark.parametrize("frozen", [None, 3])
-def test_rows_that_wait_and_a_frozen_row(frozen):
-    """Beside a sweep of all rows in each step."""
-    found = []
-    for defers in (False, True):
-        draw = torch.Generator().manual_seed(0)
-        array = array_of(300, 12, UpdateSettings(l2=1e-3), draw)
-        array.frozen_row = frozen
-        with mock.patch.multiple(waiting_rows, FEWEST_ROWS=0, ROWS_A_TOUCHED_ROW=0, WINDOW=5):
-            backend = choose_backend(array, defers=defers)
-            before, held = array.weights.clone(), 0
-            for step in range(1, 12):
-                batch = batch_of(300, 12, draw, 120)
-                held += 3 in batch.rows.tolist()
-                backend.catch_up(Lookup.of_rows(batch.rows, 300), step - 1)
-                with ways() as taken:
-                    ((touched, *_),) = update_([PendingUpdate(backend, batch, 1e-2, step)])
-                assert taken == ["_step_at_once"]
-                assert touched == 120 - int(frozen in batch.rows.tolist())
-            assert 0 < held < 11
-            assert backend.waiting.behind == defers
-            backend.flush()
-        if frozen is not None:
-            assert torch.equal(array.weights[frozen], before[frozen])
-        found.append(array.all_tensors())
-    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("clip", CLIPS)

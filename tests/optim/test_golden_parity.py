@@ -2,35 +2,15 @@
 
 import pytest
 
-from stampede.optim import DenseAdam
 from stampede.optim.sharded.supported import SHARDING_TYPES
-from stampede.optim.table_array import TableArray
 from support.golden import (
     TOLERANCE,
     Golden,
+    golden_file,
     largest_count,
     train_with_the_engine,
     worst,
 )
-from support.paths import shared
-
-
-def golden_file(name):
-    return shared(f"golden/largebatchctr_{name}.npz")
-
-
-@pytest.fixture
-def column_offsets(monkeypatch):
-    """First columns of all shards that are built."""
-    found = set()
-    create = TableArray.create
-
-    def spy(shards, *arguments):
-        found.update(shard.column_offset for shard in shards)
-        return create(shards, *arguments)
-
-    monkeypatch.setattr(TableArray, "create", spy)
-    return found
 
 
 @pytest.mark.slow
@@ -39,11 +19,11 @@ def column_offsets(monkeypatch):
     [*(("deepfm", plan) for plan in SHARDING_TYPES), ("deepfm_bound", "row_wise"),
      ("deepfm_bound", "column_wise")],
 )  # fmt: skip
-def test_through_torchrec(name, plan, column_offsets):
+def test_through_torchrec(name, plan):
     path = golden_file(name)
     trajectory = train_with_the_engine(path, f"sharding.plan={plan}")
     assert trajectory.plan == {plan}
-    assert (len(column_offsets) > 1) == ("column" in plan or plan == "grid_shard")
+    assert (len(trajectory.first_columns) > 1) == ("column" in plan or plan == "grid_shard")
     assert worst(Golden(path), trajectory) < TOLERANCE
 
 
@@ -86,12 +66,3 @@ def test_the_bound_and_its_variant_reach_the_clip():
         for variant in ("reference", "paper")
     )
     assert one.clipped < other.clipped
-
-
-def test_the_numbers_first_order_weights_decay_with_the_tables_l2(monkeypatch):
-    add = DenseAdam.add_param_group
-    monkeypatch.setattr(
-        DenseAdam, "add_param_group", lambda self, group: add(self, {**group, "l2": 0.0})
-    )
-    path = golden_file("deepfm_bound")
-    assert worst(Golden(path), train_with_the_engine(path)) > TOLERANCE

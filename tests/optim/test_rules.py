@@ -1,23 +1,14 @@
-"""The base optimizers against torch's own, and against a formula where torch has none."""
+"""The base optimizers against torch's own; test_update.py has those that torch lacks."""
 
 import pytest
 import torch
 
-from stampede.optim.rules import (
-    SGD,
-    Adagrad,
-    Adam,
-    RowGradientSquares,
-    RowStep,
-    RowWiseAdagrad,
-    RowWiseAdam,
-)
+from stampede.optim.rules import SGD, Adagrad, Adam, RowGradientSquares, RowStep
 
 LR = 0.03
-STEPS = 6
 
 
-def gradients(rows=5, dim=4, steps=STEPS):
+def gradients(rows=5, dim=4, steps=6):
     """Rows over four decades, one of them zero throughout."""
     draw = torch.Generator().manual_seed(0)
     scale = 10.0 ** -torch.arange(rows, dtype=torch.float64)[:, None]
@@ -27,17 +18,14 @@ def gradients(rows=5, dim=4, steps=STEPS):
     ]
 
 
-def train(rule, grads, width=None):
+def train(rule, grads):
     """Weights and states after the steps, starting from ones."""
     rows, dim = grads[0].shape
-    width = dim if width is None else width
-    shapes = rule.state_shapes(rows, dim, has_rest=width < dim)
+    shapes = rule.state_shapes(rows, dim, has_rest=False)
     states = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     weights = torch.ones(rows, dim, dtype=torch.float64)
     for step, grad in enumerate(grads, 1):
-        squares = RowGradientSquares(
-            grad[:, :width].square().sum(1), grad[:, width:].square().sum(1), width, width
-        )
+        squares = RowGradientSquares(grad.square().sum(1), torch.zeros(rows), dim, dim)
         rule.step_(RowStep(weights, grad.clone(), states, squares, LR, step))
     return weights, states
 
@@ -70,19 +58,3 @@ def test_follows_torch(rule, theirs):
     torch.testing.assert_close(weights, parameter.data)
     for name, state in states.items():
         torch.testing.assert_close(state, optimizer.state[parameter][name])
-
-
-@pytest.mark.parametrize(
-    "row_wise, element_wise", [(RowWiseAdam(), Adam()), (RowWiseAdagrad(), Adagrad())]
-)
-def test_row_wise_of_one_column_is_element_wise(row_wise, element_wise):
-    grads = gradients(dim=1)
-    torch.testing.assert_close(train(row_wise, grads)[0], train(element_wise, grads)[0])
-    # A single column beside the clipped ones, a first-order weight, is so too.
-    beside = gradients(dim=4)
-    one, other = train(row_wise, beside, 3)[0], train(element_wise, beside)[0]
-    torch.testing.assert_close(one[:, 3], other[:, 3])
-
-
-def test_rules_are_hashable_and_equal_by_value():
-    assert len({Adam(), Adam(), RowWiseAdam(), Adagrad(), RowWiseAdagrad(), SGD(), SGD(0.5)}) == 6

@@ -38,10 +38,6 @@ def linear(steps):
 SAME = {
     "constant": (Schedule(unit="steps"), lambda o: lr_scheduler.ConstantLR(o, 1.0)),
     "warm-up": (Schedule(warmup=7, unit="steps"), linear(7)),
-    "line": (
-        Schedule(decay="polynomial", unit="steps"),
-        lambda o: lr_scheduler.PolynomialLR(o, 40, power=1.0),
-    ),
     "polynomial": (
         Schedule(decay="polynomial", unit="steps", length=25, power=2.5),
         lambda o: lr_scheduler.PolynomialLR(o, 25, power=2.5),
@@ -59,10 +55,6 @@ SAME = {
         lambda o: lr_scheduler.SequentialLR(
             o, [linear(5)(o), lr_scheduler.CosineAnnealingLR(o, 35)], [5]
         ),
-    ),
-    "warm-up, step": (
-        Schedule(warmup=5, decay="step", unit="steps", every=10),
-        lambda o: lr_scheduler.SequentialLR(o, [linear(5)(o), lr_scheduler.StepLR(o, 10)], [5]),
     ),
 }
 

@@ -1,28 +1,18 @@
 """Initial values depend on (seed, table, row, column) only."""
 
-import threading
-import time
 import tracemalloc
 
 import pytest
 import torch
 
-from stampede.optim import TableInit, table_init
+from stampede.optim import TableInit
 from stampede.optim.table_init import BLOCK_ROWS, fill_shard_
 
 
 def shard(rows, columns=12, init=TableInit(std=0.01), row_offset=0, column_offset=0, table="t"):
     made = torch.full((rows, columns), float("nan"))
-    fill_shard_(
-        made,
-        init,
-        table=table,
-        row_offset=row_offset,
-        column_offset=column_offset,
-        dim=12,
-        low=-0.5,
-        high=0.5,
-    )
+    place = {"table": table, "row_offset": row_offset, "column_offset": column_offset}
+    fill_shard_(made, init, dim=12, low=-0.5, high=0.5, **place)
     return made
 
 
@@ -36,26 +26,13 @@ def test_shards_are_parts_of_the_whole(init):
 
 
 def test_several_threads_draw_what_one_does(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    drawing, draw = set(), table_init._drawn_block
-
-    def noted(*given):
-        drawing.add(threading.get_ident())
-        time.sleep(1e-3)
-        return draw(*given)
-
-    monkeypatch.setattr(table_init, "_drawn_block", noted)
     rows = 3 * 64 * BLOCK_ROWS + 5
-    made = torch.nn.Parameter(torch.full((rows, 4), float("nan")))
-    given = {"table": "t", "column_offset": 0, "dim": 4, "low": -0.5, "high": 0.5}
-    fill_shard_(made, TableInit(0.01), row_offset=7, **given)
-    assert made.is_leaf and made.requires_grad
-    for first in (0, 64 * BLOCK_ROWS - 8, rows - 100):
-        part = torch.empty(100, 4)
-        fill_shard_(part, TableInit(0.01), row_offset=7 + first, **given)
-        assert torch.equal(made.detach()[first : first + 100], part)
-    assert made.isfinite().all()
-    assert len(drawing) > 1
+    parts = {first: shard(100, row_offset=first) for first in (0, 64 * BLOCK_ROWS - 8, rows - 100)}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    whole = shard(rows)
+    assert whole.isfinite().all()
+    for first, part in parts.items():
+        assert torch.equal(whole[first : first + 100], part)
 
 
 def test_distribution():

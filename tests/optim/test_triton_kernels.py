@@ -1,5 +1,6 @@
-"""The Triton kernels against float64, and what they are compiled to."""
+"""The Triton kernels against float64, what they are compiled to, and what queued steps refuse."""
 
+import copy
 import json
 import os
 import subprocess
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.optim import CowClip
-from stampede.optim.rules import Adam, step_constants
+from stampede.optim.backends import triton as fused
+from stampede.optim.nonfinite import NonFiniteFlag
+from stampede.optim.rules import SGD, Adam, RowWiseAdam, step_constants
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.triton import MANY_OCCURRENCES, block_sizes
@@ -153,22 +156,14 @@ def assert_close(state, expected):
 @pytest.mark.parametrize("placement", ["keras", "torch"])
 @pytest.mark.parametrize("dim", [4, 12, 20])
 def test_replay_is_the_dense_loop_with_changing_learning_rates(dim, placement):
+    """Of a range of rows; the others stay."""
     state = random_state(dim, torch.arange(ROWS) % 4 + 2)
-    expected = dense_loop(state, 9, l2=0.05, placement=placement)
-    catch_up_range_(state, 0, ROWS, steps_after(2, 12, 9, 0.05, placement))
-    assert_close(state, expected)
-
-
-def test_only_the_rows_of_a_range_move():
-    state = random_state(12, torch.zeros(ROWS))
     before = [t.clone() for t in state]
-    expected = dense_loop(state, 3, l2=0.05)
-    catch_up_range_(state, 2, 7, steps_after(0, 3, 3, 0.05))
-    inside = torch.zeros(ROWS, dtype=torch.bool)
-    inside[2:7] = True
+    expected = dense_loop(state, 9, l2=0.05, placement=placement)
+    catch_up_range_(state, 2, 7, steps_after(2, 12, 9, 0.05, placement))
     assert_close([t[2:7] for t in state], [t[2:7] for t in expected])
     for found, was in zip(state, before, strict=True):
-        assert torch.equal(found[~inside], was[~inside])
+        assert torch.equal(found[:2], was[:2]) and torch.equal(found[7:], was[7:])
 
 
 @pytest.mark.slow
@@ -228,3 +223,57 @@ def test_a_step_has_the_same_instructions_everywhere(code):
         words = code[name]
         assert words["fma.rn.f32"] == 3 * words["div.rn.f32"] > 0, name
         assert words["sqrt.rn.f32"] == words["div.rn.f32"], name
+
+
+def make_array(rows, dim, setting, dtype=torch.float32):
+    weights = torch.randn(rows, dim, generator=torch.Generator().manual_seed(5)) * 0.1
+    # A row of zeros has no norm for a threshold.
+    weights[0] = 0.0
+    return TableArray.create([TableShard("t", rows)], weights.to(DEVICE, dtype), setting, dim)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 1e30])
+def test_arrays_that_are_updated_together_stay_together(bad):
+    setting = UpdateSettings()
+    lookup = random_lookup()
+    arrays = [make_array(lookup.rows, 12, setting) for _ in range(2)]
+    before = copy.deepcopy([array.all_tensors() for array in arrays])
+    flag, row_counts = NonFiniteFlag(torch.device(DEVICE)), torch.zeros(3, dtype=torch.int64)
+    backends, measured = [fused.TritonBackend(array, flag) for array in arrays], []
+    for position, backend in enumerate(backends):
+        grad = random_gradient(lookup, 12)
+        if position == 1:
+            grad[:, 0] = bad
+        measured.append(backend.measure_queued(lookup, grad))
+    for backend, of_array in zip(backends, measured, strict=True):
+        backend.step_queued_(of_array, 1e-2, 1, row_counts.to(DEVICE))
+    for array, whole in zip(arrays, before, strict=True):
+        assert all(map(torch.equal, array.all_tensors(), whole))
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_copy_counts_no_rows(counted):
+    lookup = random_lookup()
+    array = make_array(lookup.rows, 4, UpdateSettings())
+    array.shards = (TableShard("t", lookup.rows, counted=counted),)
+    backend = fused.TritonBackend(array, NonFiniteFlag(torch.device(DEVICE)))
+    row_counts = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    measured = backend.measure_queued(lookup, random_gradient(lookup, 4))
+    backend.step_queued_(measured, 1e-2, 1, row_counts)
+    assert bool(row_counts.any()) == counted
+
+
+@pytest.mark.parametrize(
+    "setting, dim, dtype, words",
+    [
+        (UpdateSettings(RowWiseAdam()), 4, torch.float32, "RowWiseAdam, not Adam"),
+        (UpdateSettings(SGD()), 4, torch.float32, "SGD, not Adam"),
+        (UpdateSettings(clip=CowClip("field", threshold=1.0)), 4, torch.float32, "whole tables"),
+        (UpdateSettings(on_nonfinite="skip_row"), 4, torch.float32, "'skip_row'"),
+        (UpdateSettings(), 4, torch.bfloat16, "bfloat16, not float32"),
+        (UpdateSettings(), 6, torch.float32, "6 columns"),
+        (UpdateSettings(), 260, torch.float32, "260 columns"),
+    ],
+)
+def test_why_the_kernels_cannot_update_an_array(setting, dim, dtype, words):
+    assert words in fused.why_not(make_array(12, dim, setting, dtype))

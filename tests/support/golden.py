@@ -19,9 +19,9 @@ from stampede.engine.job import Job
 from stampede.engine.optimizers import learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import send, train_step
-from stampede.optim import CowClip, Schedule, learning_rate, local_cowclip_tables
+from stampede.optim import local_cowclip_tables
 from support.gathering import gather_field
-from support.paths import ROOT
+from support.paths import ROOT, shared
 
 CHECKED_STEPS = (1, 2, 5, 10, 30)
 KINDS = ("embedding", "first_order", "dense")
@@ -33,6 +33,11 @@ TOLERANCE = 2e-4
 _NETWORKS = {"DeepFM": "deepfm", "WD": "wide_deep", "DCN": "dcn", "DCNv2": "dcnv2"}
 
 Weights = dict[tuple[str, str], torch.Tensor]
+
+
+def golden_file(name: str) -> Path:
+    """The trajectory of one of the authors' networks."""
+    return shared(f"golden/largebatchctr_{name}.npz")
 
 
 class Golden:
@@ -119,13 +124,6 @@ class Golden:
         """What the model is built from; the batches are the file's own."""
         return Dataset(self.vocabulary, self.meta["dense"], None, None, None)
 
-    def dense_lr(self, step: int) -> float:
-        schedule = Schedule(warmup=self.meta["warmup_steps"], unit="steps")
-        return learning_rate(schedule, self.meta["lr"], step - 1, 1, self.meta["steps"])
-
-    def clip(self) -> CowClip:
-        return CowClip(ratio=self.meta["clip"], bound=self.meta["bound"])
-
     def _weight(self, step: int, name: str) -> torch.Tensor:
         return torch.from_numpy(self.arrays[f"w{step}/{self.index[name]}"])
 
@@ -148,6 +146,7 @@ class Trajectory:
     """Our weights after the checked steps, and what the batches held."""
 
     plan: set[str] = field(default_factory=set)
+    first_columns: set[int] = field(default_factory=set)
     weights: dict[int, Weights] = field(default_factory=dict)
     touched: int = 0
     clipped: int = 0
@@ -207,6 +206,8 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
             touched, clipped, _ = tables.row_counts.tolist()
             trajectory.touched += touched
             trajectory.clipped += clipped
+            for array in tables.arrays:
+                trajectory.first_columns |= {shard.column_offset for shard in array.shards}
     return trajectory
 
 

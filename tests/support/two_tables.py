@@ -6,7 +6,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.optim import CowClip, CowClipAdam, cowclip_sharders
+from stampede.optim import CowClip, CowClipAdam, cowclip_sharders, local_cowclip_tables
 from support.gathering import whole_tables
 
 CPU = torch.device("cpu")
@@ -58,6 +58,11 @@ def features(seed=0, weights=None):
 
 def weights_of(model):
     return torch.cat([table.flatten() for table in whole_tables(model).values()])
+
+
+def steps_of(model):
+    """How many updates the tables had."""
+    return [int(tables.step_count) for tables in local_cowclip_tables(model)]
 
 
 def dense_optimizer(model):

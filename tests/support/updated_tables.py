@@ -17,12 +17,14 @@ from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim import CowClip, CowClipTables, native, triton, waiting_rows
 from stampede.optim.backends import choose_backend
+from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import tell_when_reached
 from stampede.optim.sharded.reduction import CollectionLayout
 from stampede.optim.sharded.tables import tables_of_any_width
 from stampede.optim.table_array import TableShard
+from support.threads import torch_threads
 
 CLIP = CowClip(ratio=0.5, bound=1e-3)
 SETTINGS = UpdateSettings(l2=1e-4, clip=CLIP)
@@ -199,3 +201,72 @@ def assert_follows(tables, reference):
 
 def of_rows(*rows):
     return [TableShard(f"t{i}", n) for i, n in enumerate(rows)]
+
+
+# Settings whose rows can wait for their steps.
+CAN_WAIT = [
+    UpdateSettings(l2=1e-3, clip=CowClip(bound=1e-3)),
+    UpdateSettings(clip=CowClip(granularity="none"), l2=1e-2),
+    UpdateSettings(clip=CowClip(columns=10), l2=1e-3, weight_decay=0.1),
+    UpdateSettings(rule=Adam((0.5, 0.9), 1e-3, "torch"), weight_decay=0.3),
+    UpdateSettings(clip=CowClip(granularity="row", threshold=0.1)),
+]
+
+
+def two_tables(setting=CAN_WAIT[0]):
+    """Of 300 and 41 rows and 12 columns, always with the same weights."""
+    tables = Tables(of_rows(300, 41), [12] * 2, [0, 1], setting=setting)
+    tables.fill(torch.Generator().manual_seed(0))
+    return tables
+
+
+def one_step(tbe, number, lookups=1, bags=4, poison=None):
+    """A step of `two_tables` whose batch, gradient and learning rate depend on its number alone."""
+    draw = torch.Generator().manual_seed(number)
+    tbe.set_learning_rate(1e-3 * (1 + number % 5))
+    outputs = []
+    for _ in range(lookups):
+        lengths = torch.randint(0, 3, (2, bags), generator=draw)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
+        # Some ids are frequent, most are rare.
+        ids = [
+            (torch.rand(int(own.sum()), generator=draw) ** 3 * rows).long()
+            for own, rows in zip(lengths, (300, 41), strict=True)
+        ]
+        outputs.append(tbe(torch.cat(ids), offsets))
+    grad = torch.randn(outputs[0].shape, generator=draw)
+    if poison is not None:
+        grad[:] = poison
+    torch.autograd.backward(outputs, [grad] * lookups)
+
+
+def state_of(tbe):
+    """Copies of weights, moments and counts."""
+    states = [s for _, of_shard in tbe.shard_states() for s in of_shard.values()]
+    everything = [*tbe.split_embedding_weights(), *states, tbe.step_count, tbe.row_counts]
+    return [tensor.clone() for tensor in everything]
+
+
+def trained(
+    way, setting, steps, *, first=0, window=3, threads=1, at_step=None, lookups=lambda _: 1
+):
+    """The state of `two_tables` after some steps.
+
+    Args:
+        first: number of the first step.
+        at_step: is called after each step with its number and the TBE.
+        lookups: how many a step has, by its number.
+    """
+    with torch_threads(threads), computed(way, window):
+        tables = two_tables(setting)
+        for number in range(first, first + steps):
+            one_step(tables.tbe, number, lookups(number))
+            if at_step is not None:
+                at_step(number, tables.tbe)
+        assert (tables.owner.flag is not None) == (way == "queued")
+        return state_of(tables.tbe)
+
+
+def assert_same_bits(one, other):
+    assert len(one) == len(other) > 4
+    assert all(map(torch.equal, one, other))

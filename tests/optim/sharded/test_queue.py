@@ -1,5 +1,7 @@
 """Updates that are queued on a GPU; here Triton's interpreter runs the kernels."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -8,63 +10,21 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.optim import CowClip, CowClipTables, NonFiniteGradientError
 from stampede.optim.nonfinite import LATE
-from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import why_not_queued
-from support.updated_tables import Tables, computed, of_rows
+from support.updated_tables import (
+    CAN_WAIT,
+    assert_same_bits,
+    computed,
+    one_step,
+    state_of,
+    trained,
+    two_tables,
+)
 from support.waits import noted_waits
 
-SIZES, DIM = (300, 41), 12
-SETTINGS = [
-    UpdateSettings(l2=1e-3, clip=CowClip(bound=1e-3)),
-    UpdateSettings(l2=1e-3, clip=CowClip(bound=1e-3), rows="touched"),
-    UpdateSettings(clip=CowClip(granularity="none"), l2=1e-2),
-    UpdateSettings(clip=CowClip(columns=10), l2=1e-3, weight_decay=0.1),
-    UpdateSettings(rule=Adam((0.5, 0.9), 1e-3, "torch"), weight_decay=0.3),
-    UpdateSettings(clip=CowClip(granularity="row", threshold=0.1)),
-]
-
-
-def made(setting=SETTINGS[0]):
-    tables = Tables(of_rows(*SIZES), [DIM] * 2, [0, 1], setting=setting, dim=DIM)
-    tables.fill(torch.Generator().manual_seed(0))
-    return tables
-
-
-def one_step(tbe, number, lookups=1, bags=4, poison=None):
-    """A step whose batch, gradient and learning rate depend on its number alone."""
-    draw = torch.Generator().manual_seed(number)
-    tbe.set_learning_rate(1e-3 * (1 + number % 5))
-    outputs = []
-    for _ in range(lookups):
-        lengths = torch.randint(0, 3, (2 * bags,), generator=draw)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        ids = [
-            (torch.rand(int(lengths[f * bags : (f + 1) * bags].sum()), generator=draw) * n).long()
-            for f, n in enumerate(SIZES)
-        ]
-        outputs.append(tbe(torch.cat(ids), offsets))
-    grad = torch.randn(outputs[0].shape, generator=draw)
-    if poison is not None:
-        grad[:] = poison
-    torch.autograd.backward(outputs, [grad] * lookups)
-
-
-def state_of(tbe):
-    weights = [w.clone() for w in tbe.split_embedding_weights()]
-    states = [s.clone() for _, states in tbe.shard_states() for s in states.values()]
-    return [*weights, *states, tbe.step_count.clone(), tbe.row_counts.clone()]
-
-
-def trained(way, setting, steps, at_step=None, lookups=lambda _: 1):
-    with computed(way):
-        tables = made(setting)
-        for number in range(steps):
-            one_step(tables.tbe, number, lookups(number))
-            if at_step is not None:
-                at_step(number, tables.tbe)
-        assert (tables.owner.flag is not None) == (way == "queued")
-        return state_of(tables.tbe)
+SETTINGS = [*CAN_WAIT, replace(CAN_WAIT[0], rows="touched")]
+BOTH_KINDS = SETTINGS[0], SETTINGS[-1]
 
 
 def assert_close(found, expected):
@@ -72,17 +32,12 @@ def assert_close(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
-def assert_same_bits(found, expected):
-    assert len(found) == len(expected) > 2
-    assert all(map(torch.equal, found, expected))
-
-
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_queued_steps_are_those_of_the_cpu(setting):
     assert_close(trained("queued", setting, 8), trained("kernels", setting, 8))
 
 
-@pytest.mark.parametrize("setting", SETTINGS[:2])
+@pytest.mark.parametrize("setting", BOTH_KINDS)
 def test_a_step_with_several_lookups_is_not_queued_but_counts(setting):
     def lookups(step):
         return 2 if step in (3, 5, 6) else 1
@@ -91,24 +46,14 @@ def test_a_step_with_several_lookups_is_not_queued_but_counts(setting):
     assert_close(found, trained("kernels", setting, 9, lookups=lookups))
 
 
-def test_rows_wait_but_not_longer_than_the_window():
-    gaps = []
-
-    def look(step, tbe):
-        gaps.append(int(step + 1 - tbe.backends[0].waiting.last.min()))
-
-    trained("queued", SETTINGS[0], 8, at_step=look)
-    assert max(gaps) == 3 - 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "setting, poison", [(SETTINGS[0], float("nan")), (SETTINGS[1], float("inf"))]
+    "setting, poison", zip(BOTH_KINDS, (float("nan"), float("inf")), strict=True)
 )
 def test_a_step_that_is_not_finite_is_named_later_and_undone(setting, poison):
     """Neither it nor those queued after it are taken; the next ones are as if nothing had been."""
     with computed("queued"):
-        tbe = made(setting).tbe
+        tbe = two_tables(setting).tbe
         for number in range(4):
             one_step(tbe, number)
         one_step(tbe, 4, poison=poison)
@@ -125,7 +70,7 @@ def test_a_step_that_is_not_finite_is_named_later_and_undone(setting, poison):
 
 def test_a_mark_forbids_also_a_step_that_is_not_queued():
     with computed("queued"):
-        tables = made()
+        tables = two_tables()
         tbe = tables.tbe
         one_step(tbe, 0)
         tables.owner.flag.mark(torch.tensor(float("inf")))
@@ -136,33 +81,24 @@ def test_a_mark_forbids_also_a_step_that_is_not_queued():
 
 
 @pytest.mark.parametrize("read", [lambda tbe: tbe.flush(), lambda tbe: tbe.weights_tensor()])
-def test_whoever_reads_the_tables_learns_of_it_at_once(read):
+@pytest.mark.parametrize("bad", ["gradient", "loss"])
+def test_whoever_reads_the_tables_learns_of_it_at_once(bad, read):
     with computed("queued"):
-        tbe = made().tbe
-        one_step(tbe, 0)
-        one_step(tbe, 1, poison=float("nan"))
+        tables = two_tables()
+        one_step(tables.tbe, 0)
+        if bad == "loss":
+            tables.owner.flag.mark(torch.tensor(float("nan")))
+        one_step(tables.tbe, 1, poison=float("nan") if bad == "gradient" else None)
         with pytest.raises(NonFiniteGradientError, match="step 2"):
-            read(tbe)
-        assert_same_bits(state_of(tbe), trained("queued", SETTINGS[0], 1))
-
-
-def test_a_loss_that_is_not_finite_forbids_the_step():
-    with computed("queued"):
-        tables = made()
-        tbe = tables.tbe
-        one_step(tbe, 0)
-        tables.owner.flag.mark(torch.tensor(float("nan")))
-        one_step(tbe, 1)
-        with pytest.raises(NonFiniteGradientError, match="step 2"):
-            tables.owner.check_queued(up_to_now=True)
-        assert_same_bits(state_of(tbe), trained("queued", SETTINGS[0], 1))
+            read(tables.tbe)
+        assert_same_bits(state_of(tables.tbe), trained("queued", SETTINGS[0], 1))
 
 
 def test_what_the_kernels_cannot_do_is_not_queued():
     # Rows that are not in the batch may be clipped, too.
     setting, reason = UpdateSettings(l2=1.0, clip=CowClip(ratio=0.5)), "cannot be replayed"
     with computed("queued"):
-        tables = made(setting)
+        tables = two_tables(setting)
         for number in range(3):
             one_step(tables.tbe, number)
         assert tables.owner.flag is None
@@ -173,11 +109,11 @@ def test_what_the_kernels_cannot_do_is_not_queued():
     assert_close(found, trained("kernels", setting, 3))
 
 
-@pytest.mark.parametrize("setting", SETTINGS[:2])
+@pytest.mark.parametrize("setting", BOTH_KINDS)
 @pytest.mark.parametrize("way", ["queued", "torch"])
 def test_only_a_step_that_is_not_queued_waits_for_the_device(way, setting):
     with computed(way):
-        tbe = made(setting).tbe
+        tbe = two_tables(setting).tbe
         one_step(tbe, 0)
         indices, offsets = torch.tensor([5, 7, 5, 40]), torch.tensor([0, 1, 2, 3, 4])
         with noted_waits([tbe.step_count, tbe.learning_rate_tensor]) as waits:
@@ -198,7 +134,7 @@ def test_ids_are_checked_once_and_corrected(way, monkeypatch):
     # As on a GPU.
     monkeypatch.setattr(CowClipTables, "_is_pooled_here", lambda _: False)
     with computed(way):
-        tbe = made().tbe
+        tbe = two_tables().tbe
         # Rows are behind, which are found by their ids.
         one_step(tbe, 0)
         mode = tbe.bounds_check_mode_int

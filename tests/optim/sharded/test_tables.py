@@ -120,29 +120,6 @@ def test_plain_torch_looks_up_what_fbgemm_does(pooling, output):
         torch.testing.assert_close(tables.tbe(ids, offsets), expected)
 
 
-def test_no_update_without_backward():
-    tables = one_table()
-    before_step = tables.arrays[0].weights.clone()
-    tables(ID, OFFSETS)
-    with torch.no_grad():
-        assert not tables(ID, OFFSETS).requires_grad
-    assert torch.equal(tables.arrays[0].weights, before_step)
-
-
-def test_fp16_tables_are_looked_up_and_updated_in_place():
-    tables = one_table(precision=SparseType.FP16, lr=0.1)
-    weights = tables.split_embedding_weights()[0]
-    assert weights.dtype == tables.arrays[0].weights.dtype == torch.float16
-    assert weights.data_ptr() == tables.arrays[0].weights.data_ptr()
-    weights.fill_(0.5)
-    output = tables(ID, OFFSETS)
-    torch.testing.assert_close(output, torch.full((1, 4), 0.5))
-    output.sum().backward()
-    # The first step of Adam is lr in size.
-    torch.testing.assert_close(weights[1].float(), torch.full((4,), 0.4), atol=1e-3, rtol=0)
-    assert {s.dtype for s in tables.arrays[0].states.values()} == {torch.float32}
-
-
 def test_weights_of_samples_have_no_gradient_where_sequences_ignore_them():
     weights = torch.ones(1, requires_grad=True)
     one_table(pooling=PoolingMode.NONE)(ID, OFFSETS, weights).sum().backward()

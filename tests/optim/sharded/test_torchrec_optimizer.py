@@ -1,10 +1,12 @@
 """The optimizer of sharded tables as TorchRec's programs see it: state, checkpoints, rates."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.sharding_plan import row_wise
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -15,27 +17,24 @@ from support.bags import PLANS, WHOLE, Bags, shard, step, weights_of, with_cowcl
 WIDE, ROWS = (20, 8), (20,)
 
 
-@pytest.mark.parametrize(
+OF_EVERY_RULE = pytest.mark.parametrize(
     "kind, settings, expected",
     [
         ("CowClipAdam", {}, {"momentum1": WIDE, "exp_avg_sq": WIDE}),
         ("CowClipRowWiseAdam", {}, {"momentum1": WIDE, "exp_avg_sq": ROWS}),
-        (
-            "CowClipRowWiseAdam",
-            {"clip": CowClip(columns=6)},
-            {"momentum1": WIDE, "exp_avg_sq": ROWS, "exp_avg_sq_rest": ROWS},
-        ),
+        ("CowClipRowWiseAdam", {"clip": CowClip(columns=6)},
+         {"momentum1": WIDE, "exp_avg_sq": ROWS, "exp_avg_sq_rest": ROWS}),
         ("CowClipAdagrad", {}, {"momentum1": WIDE}),
         ("CowClipRowWiseAdagrad", {}, {"momentum1": ROWS}),
-        (
-            "CowClipRowWiseAdagrad",
-            {"clip": CowClip(columns=6)},
-            {"momentum1": ROWS, "sum_rest": ROWS},
-        ),
+        ("CowClipRowWiseAdagrad", {"clip": CowClip(columns=6)},
+         {"momentum1": ROWS, "sum_rest": ROWS}),
         ("CowClipSGD", {}, {}),
         ("CowClipSGD", {"momentum": 0.9}, {"momentum1": WIDE}),
     ],
-)
+)  # fmt: skip
+
+
+@OF_EVERY_RULE
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_keys_and_shapes_of_the_state(kind, settings, expected, plan):
     """The same under every plan."""
@@ -46,6 +45,21 @@ def test_keys_and_shapes_of_the_state(kind, settings, expected, plan):
     assert {key: tuple(value.size()) for key, value in state.items()} == {
         f"a.{key}": shape for key, shape in expected.items()
     }
+
+
+@OF_EVERY_RULE
+def test_torchrecs_planner_counts_the_state(kind, settings, expected):
+    def memory(model):
+        planner = EmbeddingShardingPlanner(topology=Topology(world_size=1, compute_device="cpu"))
+        planner.plan(model, cowclip_sharders())
+        options = planner._enumerator.enumerate(model, cowclip_sharders())
+        (found,) = [o for o in options if o.sharding_type == "table_wise"]
+        return sum(shard.storage.ddr for shard in found.shards)
+
+    model = with_cowclip(Bags(a=8), getattr(optim, kind), **settings)
+    # TorchRec does not count a number per row beside others.
+    counted = 4 * sum(map(math.prod, expected.values()))
+    assert memory(model) - memory(Bags(a=8)) == pytest.approx(counted, abs=200)
 
 
 def test_state_continues_exactly_under_another_plan():
@@ -82,17 +96,6 @@ COPIES = PLANS["copies"]
 def wrapped_by_ddp(model):
     lookups = model.module.ebc._lookups
     return [lookup for lookup in lookups if isinstance(lookup, DistributedDataParallel)]
-
-
-def test_no_other_optimizer_gets_replicated_tables():
-    model = shard(with_cowclip(Bags(a=8, b=4)), COPIES)
-    parameters = dict(model.named_parameters())
-    assert set(parameters) == {f"ebc.embedding_bags.{name}.weight" for name in "ab"}
-    assert all(hasattr(p, "_in_backward_optimizers") for p in parameters.values())
-    assert dict(in_backward_optimizer_filter(model.named_parameters())) == {}
-    assert set(model.fused_optimizer.params) == set(parameters)
-    # There is nothing left that DDP could reduce a second time.
-    assert wrapped_by_ddp(model) == []
 
 
 @pytest.mark.parametrize(
