@@ -4,7 +4,6 @@ What a page shows of their output is compared with what they print, numbers asid
 """
 
 import gzip
-import json
 import os
 import random
 import re
@@ -45,9 +44,9 @@ BEFORE = {
         "run.name=shop",
     ],
 }
-# Commands that do not run here: make's targets are checked by name, the notebook, the examples and
-# the tests are run by tests, one command for torchrun has a test of its own below, a sweep takes
-# minutes, another page has such a plan, and nothing is downloaded.
+# Commands that do not run here: make's targets are checked by name, the notebook, the examples, the
+# tests and torchrun are run by tests, a sweep takes minutes, another page has such a plan, and
+# nothing is downloaded.
 NOT_RUN = (
     *("make ", ". .venv", "stampede sweep", "pip install", "jupyter lab", "python -m pytest"),
     "torchrun --nproc_per_node 2 examples/torchrec_training.py",
@@ -240,23 +239,3 @@ def test_what_a_warm_start_prints_is_shown(tmp_path):
     _, lines, _ = begun(november, [f"checkpoint.init_from={october}"])
     printed = "\n".join(lines).replace(str(october), "runs/october")
     compare_output(block, printed)
-
-
-@pytest.mark.slow
-def test_a_command_for_torchrun_runs_as_it_is_printed(desk):
-    """In two processes, which are forked, and without the changes that `run_command` makes."""
-    (command,) = next(blocks("clusters.md"))
-    assert command.startswith("torchrun --nproc_per_node 2 launch.py configs/criteo_kaggle.yaml")
-    torchrun = desk / "bin/torchrun"
-    torchrun.parent.mkdir()
-    program = ROOT / "tests/support/forking_torchrun.py"
-    torchrun.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
-    torchrun.chmod(0o755)
-    done = as_printed(command)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((desk / "runs/two/summary.json").read_text(encoding="utf-8"))
-    assert summary["world_size"] == 2
-    # By one of them.
-    assert done.stdout.count("learning curve") == 1
-    assert "samples/s" in done.stderr  # the progress bar
-    assert "Traceback" not in done.stderr

@@ -14,6 +14,7 @@ from support.parity_cases import (
     family,
     odd_widths,
     queued,
+    sequences,
 )
 from support.parity_reference import deviation, state_deviation, train_reference
 from support.ranks import run_ranks
@@ -25,9 +26,10 @@ TOLERANCE = 1e-4
 # What one or four processes may do otherwise than two is a matter of the plan and the clip.
 CASES = [
     *every_plan(), *family(), *corners(), *odd_widths(), *base_optimizers(), *drawn(), *queued(),
+    *sequences(),
 ]  # fmt: skip
 ON = {
-    1: [*every_plan(), *corners()],
+    1: [*every_plan(), *corners(), *sequences()],
     2: CASES,
     4: [*every_plan(), *family()[::2], *odd_widths()],
 }

@@ -139,6 +139,19 @@ def odd_widths():
     ]
 
 
+def sequences():
+    """Lookups of `EmbeddingCollection`, whose tables all have the same width."""
+    odd = tuple(Table(table.rows, 6, table.features, columns=(2, 2, 2)) for table in SUMS[:2])
+    plan = ("row_wise", "column_wise", "table_wise", "data_parallel")
+    return [
+        Case(plan, SUMS, sequence=True),
+        Case("row_wise", odd, sequence=True),
+        Case("column_wise", odd, sequence=True),
+        Case("column_wise", SUMS, rule="rowwise_adam", sequence=True),
+        Case("row_wise", SUMS, rule="adagrad", sequence=True, arguments={"rows": "touched"}),
+    ]
+
+
 def drawn():
     """Cases at random, the same on every machine."""
     draw = random.Random(7)
