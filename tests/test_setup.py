@@ -31,7 +31,7 @@ def test_unfit_python_gets_one_sentence(tmp_path, monkeypatch, capsys, version):
 FAKE_PYTHON = """#!/bin/sh
 echo "$@" >> "{root}/calls"
 case "$*" in
-    -c*) echo '{{"python": "{version}", "pip": "26.0", "torch": null,
+    -c*) echo '{{"python": "{version}", "pip": "26.0", "torch": {torch},
                "fbgemm-gpu": null, "fbgemm-gpu-cpu": null, "shim": false}}' ;;
     *--dry-run*) echo '{{"install": [{{"metadata": {{"name": "torch",
                "version": "2.13.0+cpu"}}}}]}}' ;;
@@ -52,9 +52,9 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _fake_python(checkout, error=""):
+def _fake_python(checkout, error="", torch="null"):
     python = checkout / ".venv" / "bin" / "python"
-    facts = {"root": checkout, "error": error, "version": install.VERSION}
+    facts = {"root": checkout, "error": error, "torch": torch, "version": install.VERSION}
     python.write_text(FAKE_PYTHON.format(**facts))
     python.chmod(0o755)
 
@@ -99,6 +99,12 @@ def test_a_failed_install_is_said_in_one_sentence_and_done_again(checkout, capsy
     (checkout / "broken").unlink()
     assert install.main(checkout) == 0
     assert (checkout / ".venv" / install.STAMP).exists()
+
+
+def test_installed_torch_is_not_asked_for_again(checkout):
+    _fake_python(checkout, torch='"2.13.0+cpu"')
+    assert install.main(checkout) == 0
+    assert not any("--dry-run" in call for call in _calls(checkout))
 
 
 def test_folder_that_is_no_environment_is_left_alone(checkout, capsys):

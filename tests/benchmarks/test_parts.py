@@ -72,6 +72,13 @@ def test_runs_beside_other_processes_are_done_again_and_do_not_count(tmp_path, m
     assert report.found["samples_per_second"] == {one: 5.0, two: 2.0}
 
 
+def test_every_bar_has_a_contender():
+    import end_to_end
+
+    names = {f"{batch} {kind}" for batch in end_to_end.EPOCHS for kind in end_to_end.KINDS}
+    assert set(end_to_end.BARS) <= names - set(end_to_end.OMITTED)
+
+
 def test_the_manual_shows_the_committed_results():
     import manual_tables
 
@@ -206,5 +213,6 @@ def test_the_update_and_whole_steps_are_measured():
     sizes = cardinalities(5000)
     found = update_kernel.measure_backward(64, sizes, repeats=2)
     assert set(found["seconds"]) == {"fbgemm", "stampede", "torch"}
+    assert len(found["all_seconds"]["torch"]) == 2
     found = update_kernel.measure_steps(64, sizes, steps=3, repeats=1)
     assert set(found["seconds_per_step"]) == {"touched", "deferred", "swept"}

@@ -7,6 +7,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from support.paths import ROOT
@@ -14,11 +15,14 @@ from support.waiting import HANG
 
 
 @pytest.mark.parametrize("fields", [13, 26, 52])
-def test_tables_have_as_many_ids_as_asked_for(fields):
-    from clicks import cardinalities
+def test_tables_have_as_many_ids_as_asked_for_and_the_first_are_the_most_frequent(fields):
+    from clicks import cardinalities, drawn_ids
 
     sizes = cardinalities(2_600_000, fields)
     assert len(sizes) == fields and sum(sizes) == pytest.approx(2_600_000, rel=1e-3)
+    ids = drawn_ids(np.random.default_rng(0), 20_000, [3, 1000])
+    assert ids.min(0).tolist() == [0, 0] and ids.max(0)[0] == 2 and ids.max(0)[1] < 1000
+    assert (np.diff(np.bincount(ids[:, 0])) < 0).all()
 
 
 def test_a_stopwatch_adds_up_and_puts_back():

@@ -61,6 +61,13 @@ def test_ranks_whose_part_of_a_batch_is_empty(tmp_path, ranks, plan):
     assert len({tuple(losses) for losses, *_ in together}) == 1
 
 
+def test_two_ranks_train_without_numbers_as_one(tmp_path):
+    data = prepared(tmp_path / "data", multi=0, weight=False, numbers=0)
+    alone = train_prepared(tmp_path, data)
+    assert not any("number_weights" in name for name in alone.dense)
+    assert_same_training(alone, run_ranks(2, train_prepared, tmp_path, data, (), 2)[0])
+
+
 def test_the_loss_is_the_weighted_mean(tmp_path):
     data = prepared(tmp_path / "data")
     loss, (logits, label, weight), _ = first_loss_and_its_parts(tmp_path, data)
