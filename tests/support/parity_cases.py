@@ -143,12 +143,12 @@ def sequences():
     """Lookups of `EmbeddingCollection`, whose tables all have the same width."""
     odd = tuple(Table(table.rows, 6, table.features, columns=(2, 2, 2)) for table in SUMS[:2])
     plan = ("row_wise", "column_wise", "table_wise", "data_parallel")
+    touched = {"rows": "touched"}
     return [
-        Case(plan, SUMS, sequence=True),
-        Case("row_wise", odd, sequence=True),
-        Case("column_wise", odd, sequence=True),
-        Case("column_wise", SUMS, rule="rowwise_adam", sequence=True),
-        Case("row_wise", SUMS, rule="adagrad", sequence=True, arguments={"rows": "touched"}),
+        Case(plan, SUMS, sequence=True, steps=8),
+        *(Case(plan, odd, sequence=True, steps=8) for plan in ("row_wise", "column_wise")),
+        Case("column_wise", SUMS, rule="rowwise_adam", sequence=True, steps=8),
+        Case("row_wise", SUMS, rule="adagrad", sequence=True, steps=8, arguments=touched),
     ]
 
 
