@@ -38,7 +38,7 @@ def test_all_parts_run_and_leave_their_results(tmp_path):
     assert set(found["update"]) == {"256", "512"}
     for update in found["update"].values():
         assert update["fbgemm_forward_seconds"] > 0
-        assert all(ratio > 0 for ratio in update["update_of_fbgemm_adam"].values())
+        assert update["update_of_fbgemm_adam"].keys() == {"ours_touched", "ours_all"}
         assert all(seconds > 0 for seconds in update["kernel_seconds"].values())
     assert not found["training"]["failed"]
     runs = found["training"]["runs"]
