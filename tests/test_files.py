@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -24,7 +23,6 @@ from stampede.files import (
     make_folder,
     publish_folder,
     recover_folders,
-    to_json,
     write_file,
 )
 from support.full_disk import files_of_at_most
@@ -48,11 +46,6 @@ def test_a_file_or_a_line_is_written_whole_or_not_at_all(tmp_path):
         assert path.read_text() == "first\n" and names(tmp_path) == {"a"}
     append(path, b"third\n")
     assert path.read_bytes() == b"first\nthird\n"
-
-
-def test_numbers_that_json_does_not_know():
-    values = {"a": float("nan"), "b": [1.5, float("inf")]}
-    assert json.loads(to_json(values)) == {"a": None, "b": [1.5, None]}
 
 
 HELD = """

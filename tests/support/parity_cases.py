@@ -45,14 +45,14 @@ ADAPTIVE = {"rows": "touched", "ar_alpha": 30.0, "ratio": 2.0}
 RULES = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
 
 
-def tables_for(plan):
-    return SUMS if "grid_shard" in plan else Case.tables
-
-
 def every_plan():
     """CowClip with Adam on every sharding type."""
     return [
-        Case(plan=plan, tables=tables_for(plan), arguments={"rows": rows})
+        Case(
+            plan=plan,
+            tables=SUMS if plan == "grid_shard" else Case.tables,
+            arguments={"rows": rows},
+        )
         for plan in PLANS
         for rows in ("all", "touched")
     ]
@@ -157,6 +157,8 @@ def drawn():
     draw = random.Random(7)
     cases = []
     for seed, strength in enumerate(STRENGTHS):
+        granularity = CLIPS[seed % len(CLIPS)]
+        constant = "threshold" if granularity in ("global", "field", "row") else "ratio"
         dim = draw.choice([4, 8, 12, 16])
         weighted = draw.random() < 0.3
         tables = tuple(
@@ -180,13 +182,9 @@ def drawn():
                 arguments={
                     "rows": draw.choice(["all", "touched"]),
                     "columns": draw.choice([None, 3]),
-                    **_clip(CLIPS[seed % len(CLIPS)], strength),
+                    "granularity": granularity,
+                    constant: strength,
                 },
             )
         )
     return cases
-
-
-def _clip(granularity, strength):
-    constant = "threshold" if granularity in ("global", "field", "row") else "ratio"
-    return {"granularity": granularity, constant: strength}
