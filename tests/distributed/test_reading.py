@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from support.jobs import assert_same_training
+from support.jobs import assert_same_training, without_times
 from support.ranks import run_ranks
 from support.reading import (
     batches_of_this_rank,
     first_loss_and_its_parts,
     prepared,
+    run_prepared,
     train_prepared,
 )
 
@@ -66,6 +67,18 @@ def test_two_ranks_train_without_numbers_as_one(tmp_path):
     alone = train_prepared(tmp_path, data)
     assert not any("number_weights" in name for name in alone.dense)
     assert_same_training(alone, run_ranks(2, train_prepared, tmp_path, data, (), 2)[0])
+
+
+def test_where_the_data_are_changes_nothing(tmp_path):
+    data = prepared(tmp_path / "data")
+    runs = {}
+    for residence in ("disk", "memory", "device"):
+        folder = tmp_path / residence
+        folder.mkdir()
+        run_prepared(folder, data, [f"data.residence={residence}", "data.shuffle=block",
+                                    "data.memory_gb=1e-5", "train.epochs=2"])  # fmt: skip
+        runs[residence] = without_times(folder / "small")
+    assert runs["disk"] == runs["memory"] == runs["device"]
 
 
 def test_the_loss_is_the_weighted_mean(tmp_path):
