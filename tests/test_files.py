@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -24,7 +23,6 @@ from stampede.files import (
     make_folder,
     publish_folder,
     recover_folders,
-    to_json,
     write_file,
 )
 from support.full_disk import files_of_at_most
@@ -39,28 +37,15 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
+def test_a_file_or_a_line_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a"
-    write_file(path, "first\n")
-    with files_of_at_most(10), pytest.raises(OSError, match="File too large"):
-        write_file(path, b"x" * 11)
-    assert path.read_text() == "first\n" and names(tmp_path) == {"a"}
-    write_file(path, "wörds")
-    assert path.read_bytes() == "wörds".encode()
-
-
-def test_a_line_is_written_as_a_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "lines"
-    append(path, b"first\n")
-    with files_of_at_most(10), pytest.raises(OSError, match="File too large"):
-        append(path, b"second\n")
+    for write in (write_file, append):
+        write_file(path, "first\n")
+        with files_of_at_most(10), pytest.raises(OSError, match="File too large"):
+            write(path, b"x" * 11)
+        assert path.read_text() == "first\n" and names(tmp_path) == {"a"}
     append(path, b"third\n")
     assert path.read_bytes() == b"first\nthird\n"
-
-
-def test_numbers_that_json_does_not_know():
-    values = {"a": float("nan"), "b": [1.5, float("inf")], "c": {"d": -float("inf")}}
-    assert json.loads(to_json(values)) == {"a": None, "b": [1.5, None], "c": {"d": None}}
 
 
 HELD = """
@@ -80,13 +65,9 @@ print(make_folder(Path(sys.argv[1]), fill, OSError))
 @pytest.mark.parametrize("first_one_ends", ["whole", "killed"])
 def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
     def start(name):
-        arguments = [str(tmp_path / "a"), name, str(tmp_path / "go on")]
-        return subprocess.Popen(
-            [sys.executable, "-c", HELD, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-c", HELD, tmp_path / "a", name, tmp_path / "go on"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
     first = start("one")
     while not (tmp_path / ".a.unfinished" / "one").exists():
@@ -99,26 +80,20 @@ def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
         first.wait()
     (tmp_path / "go on").touch()
     answers = [process.communicate(timeout=HANG)[0].strip() for process in (first, second)]
-    expected, content = (["True", "False"], "one")
-    if first_one_ends == "killed":
-        expected, content = ["", "True"], "two"
-    assert answers == expected
-    assert names(tmp_path / "a") == {content}
+    whole = first_one_ends == "whole"
+    assert answers == (["True", "False"] if whole else ["", "True"])
+    assert names(tmp_path / "a") == {"one" if whole else "two"}
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), UserError()])
-def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, failure):
+def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path):
     def fill(folder):
         (folder / "x").touch()
-        raise failure
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(UserError) as raised:
+    said = r"a: cannot be written \(No space left on device\); free some space, or choose"
+    with pytest.raises(UserError, match=said):
         make_folder(tmp_path / "new" / "a", fill, UserError)
-    if isinstance(failure, OSError):
-        assert "a: cannot be written (No space left on device); free some space, or choose" in str(
-            raised.value
-        )
     assert names(tmp_path) == set()
 
 

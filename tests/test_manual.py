@@ -19,8 +19,6 @@ from torch.distributed.run import get_args_parser
 from stampede.engine.cli import _COMMANDS, parse_command_line
 from stampede.engine.cli import _parser as launch_parser
 from stampede.engine.config import config_type
-from stampede.engine.config.load import load_config
-from stampede.engine.reading import open_dataset
 from stampede.engine.sweep.spec import load_sweep
 from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
@@ -58,16 +56,6 @@ def test_python_blocks_run(block, monkeypatch, tmp_path):
     exec(compile(block, PYTHON_BLOCKS[block], "exec"), {"__name__": "__main__"})
 
 
-def test_there_are_examples_of_the_api_a_network_for_torchrec_and_for_plain_pytorch():
-    in_readme = [block for block in PYTHON_BLOCKS if block in PAGES["README.md"]]
-    (network,) = [block for block in PYTHON_BLOCKS if "@register(" in block]
-    plain, torchrec, api = sorted(in_readme, key=PAGES["README.md"].index, reverse=True)
-    assert "from stampede import open_run, train" in api
-    assert network in (ROOT / "examples/own_network/fwfm.py").read_text(encoding="utf-8")
-    assert "cowclip_sharders" in torchrec
-    assert "sparse=True" in plain
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_excerpts_are_lines_of_the_file_they_name(page):
     for name, lines in re.findall(r"```py\n# (\S+)\n(.*?)```", PAGES[page], flags=re.S):
@@ -75,26 +63,52 @@ def test_excerpts_are_lines_of_the_file_they_name(page):
 
 
 def commands_of(page):
-    """Of `stampede` and `launch.py` on a page: the words of each, and its number of processes."""
-    for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGES[page], flags=re.S | re.M):
-        for line in block.replace("\\\n", " ").splitlines() if not language else ():
-            if re.match(r"(python|torchrun .*) launch.py |stampede [a-z]", line):
-                words = shlex.split(line, comments=True)
-                processes = words[words.index("--nproc_per_node") + 1] if "torchrun" in words else 1
-                start = words.index("launch.py") if "launch.py" in words else 0
-                yield words[start:], processes
+    """The words of each command on a page, in blocks and in the text, and where it is from."""
+    blocks = re.findall(r"^```\n(.*?)^```$", PAGES[page], flags=re.S | re.M)
+    prose = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.S | re.M)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *re.findall(r"`([^`]+)`", prose)]:
+        if re.match(r"(stampede|python|torchrun|make|pip|pytest) \S", line):
+            yield shlex.split(line, comments=True), line in lines
+
+
+def parser_of(command):
+    """Of `stampede COMMAND`."""
+    if command == "train":
+        return launch_parser("stampede train")
+    return importlib.import_module(_COMMANDS[command][0])._parser()
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_are_understood(page, monkeypatch):
+    """Those in blocks as a whole, of those in the text their options: they may lack a file."""
     monkeypatch.chdir(ROOT)
-    for words, processes in commands_of(page):
-        if words[0] == "launch.py":
-            monkeypatch.setenv("WORLD_SIZE", str(processes))
-            assert parse_command_line(words[1:]), words
-        else:
-            name = _COMMANDS[words[1]][0]
-            assert importlib.import_module(name)._parser().parse_intermixed_args(words[2:]), words
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for words, is_whole in commands_of(page):
+        program, *rest = words
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        if program == "torchrun":
+            given = get_args_parser().parse_args(rest)
+            monkeypatch.setenv("WORLD_SIZE", given.nproc_per_node)
+            rest = ["-m"] * given.module + [given.training_script, *given.training_script_args]
+        options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        if program == "make":
+            assert re.search(rf"^{rest[0]}:", makefile, flags=re.M), words
+        elif program in ("pip", "pytest") or rest == ["--help"]:
+            continue
+        elif program == "stampede" and is_whole and rest[0] != "train":
+            assert parser_of(rest[0]).parse_intermixed_args(rest[1:]), words
+        elif program == "stampede":
+            assert options <= set(parser_of(rest[0])._option_string_actions), words
+        elif rest[0] == "launch.py" and is_whole:
+            assert parse_command_line(rest[1:]), words
+        elif rest[0] == "launch.py":
+            assert options <= set(launch_parser("launch.py")._option_string_actions), words
+        elif rest[0] == "-m":
+            assert importlib.util.find_spec(rest[1]), words
+        elif not is_whole and rest[0] not in ("data_utils.py", "run_expid.py"):
+            # Those are other projects' own.
+            assert Path(rest[0]).exists(), words
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -105,54 +119,6 @@ def test_keys_that_are_named_exist(page):
     not_keys = {"model.columns", "model.score_rows", "model.fused_optimizer"}
     for name in set(named) - not_keys:
         assert name in keys or any(key.startswith(f"{name}.") for key in keys), name
-
-
-def commands_in_prose():
-    """Commands that the text of a page names: its name, and their words."""
-    for name, text in PAGES.items():
-        prose = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
-        for span in re.findall(r"`([^`]+)`", prose):
-            if re.match(r"(stampede|python|torchrun|make|pip|pytest) \S", span):
-                yield name, shlex.split(span)
-
-
-# Of other projects, on the page for those who come from them.
-THEIRS = {"data_utils.py", "run_expid.py"}
-
-
-@pytest.mark.parametrize("page, words", commands_in_prose(), ids=str)
-def test_commands_in_prose_exist_with_their_options(page, words):
-    """What they lack, such as a file, the reader adds; make's targets have a test of their own."""
-    program, *rest = words
-    if program == "torchrun":
-        given = get_args_parser().parse_args(rest)
-        program = "python"
-        rest = ["-m"] * given.module + [given.training_script, *given.training_script_args]
-    options = {word.partition("=")[0] for word in rest if word.startswith("--")}
-    if program == "pip":
-        assert rest in (["install", "."], ["install", "onnxscript"])
-    elif program == "pytest":
-        assert all((ROOT / word).exists() for word in rest if word.startswith("tests/"))
-    elif program == "stampede" and rest != ["--help"]:
-        name, parser = rest[0], launch_parser("stampede train")
-        if name != "train":
-            parser = importlib.import_module(_COMMANDS[name][0])._parser()
-        assert options <= set(parser._option_string_actions)
-    elif program == "python" and rest[0] == "launch.py":
-        assert options <= set(launch_parser("launch.py")._option_string_actions)
-    elif program == "python" and rest[0] == "-m":
-        assert importlib.util.find_spec(rest[1])
-    elif program == "python":
-        assert rest[0] in THEIRS or (ROOT / rest[0]).is_file()
-
-
-def test_commands_are_found_on_the_pages():
-    found = [words for page in PAGES for words, _ in commands_of(page)]
-    assert len(found) > 25
-    assert len({tuple(words) for _, words in commands_in_prose()}) > 25
-    assert {words[1] for words in found if words[0] == "stampede"} >= {
-        "describe", "prepare", "predict", "export", "report", "sweep",
-    }  # fmt: skip
 
 
 def test_the_table_of_networks_holds_all_with_their_options():
@@ -172,15 +138,6 @@ def test_the_table_of_networks_holds_all_with_their_options():
         defaults = {key: parse_yaml(text, "networks.md") for key, text in shown[name].items()}
         assert found.options(**defaults) == found.options()
         assert defaults.keys() == found.options.model_fields.keys()
-
-
-def test_the_shape_it_shows_is_that_of_the_quickstart():
-    shown = re.search(
-        r"\"C1\"\)\.embedding\.shape\ntorch.Size\(\[(\d+), (\d+)\]\)", PAGES["index.md"]
-    )
-    config = load_config(ROOT / "configs/quickstart.yaml")
-    rows = open_dataset(config, None).vocabulary_sizes["C1"]
-    assert [int(number) for number in shown.groups()] == [rows, config.model.dim]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -219,16 +176,6 @@ def test_the_threshold_it_shows_is_computed():
         assert found.item() == pytest.approx(expected)
 
 
-def test_the_errors_of_an_auc_follow_the_formula_it_shows():
-    page = PAGES["experiments.md"]
-    q1, q2, se = re.findall(r"^(?:Q1|Q2|SE) = (.*)$", page, flags=re.M)
-    for shown, auc, clicks, rows in (("0.018", 0.706, 301, 2000), ("0.012", 0.700, 671, 4000)):
-        assert f"{shown} ([formula](#the-error-of-an-auc))" in page
-        names = {"A": auc, "n1": clicks, "n0": rows - clicks, "sqrt": math.sqrt}
-        names |= {"Q1": eval(q1, names), "Q2": eval(q2, names)}
-        assert f"{eval(se, names):.3f}" == shown
-
-
 def test_the_sweep_it_shows_can_be_loaded(tmp_path):
     (block,) = re.findall(r"```yaml\n(config: .*?)```", PAGES["experiments.md"], flags=re.S)
     (tmp_path / "sweeps").mkdir()
@@ -239,58 +186,40 @@ def test_the_sweep_it_shows_can_be_loaded(tmp_path):
     assert sweep.config_of(sweep.points[0].trial(1)).train.batch_size == 1024
 
 
-def test_every_table_of_a_sweep_is_linked():
+def test_the_picture_is_that_of_its_script():
+    assert script("picture").picture() == (ROOT / "docs/images/batch.svg").read_text("utf-8")
+
+
+def test_every_page_and_table_of_a_sweep_is_linked():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    pages = sorted(PAGES.keys() - {"README.md"})
+    assert sorted(re.findall(r"[\w-]+\.md", str(site["nav"]))) == pages
+    assert [page for page in pages if f"](docs/{page})" not in PAGES["README.md"]] == []
     for path in (ROOT / "benchmarks/results/sweeps").glob("*.md"):
         link = f"](../benchmarks/results/sweeps/{path.name})"
         assert link in PAGES["experiments.md"], f"{path.name}: link it from docs/experiments.md"
 
 
-def test_the_picture_is_that_of_its_script():
-    assert script("picture").picture() == (ROOT / "docs/images/batch.svg").read_text("utf-8")
-
-
-def test_the_readme_is_short_and_names_every_page():
-    readme = PAGES["README.md"]
-    assert len(readme.splitlines()) <= 250
-    what = readme.split("\n\n")[1]
-    assert len(what.splitlines()) <= 5
-    for title in ("Your own log", "From Python"):
-        _, *block = readme.split(f"## {title}\n")[1].split("```")[1].splitlines()
-        assert len(block) <= 10
-    for page in PAGES:
-        assert page == "README.md" or f"](docs/{page})" in readme, page
-
-
-def test_commands_it_shows_are_targets():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    shown = "\n".join(PAGES.values())
-    targets = set(re.findall(r"(?:^|`)make (\w+)", shown, flags=re.M))
-    assert {"train", "test"} <= targets
-    for target in targets:
-        assert re.search(rf"^{target}:", makefile, flags=re.M), target
-
-
 def test_the_page_of_all_keys_is_that_of_the_code():
     page = PAGES["configuration.md"]
     assert page == script("hooks").configuration_page(), "write it anew: python docs/hooks.py"
-    shown = {
-        f"{section}.{key}".lstrip(".")
-        for section, rows in re.findall(
-            r"^## (?:`(.*)`|.*)\n\n(?:[^|].*\n\n)?((?:\|.*\n)+)", page, flags=re.M
-        )
-        for key in re.findall(r"^\| `(\w+)` ", rows, flags=re.M)
-    }
-    assert shown == {key.path for key in all_keys(config_type())}
+    for key in all_keys(config_type()):
+        assert f"\n| `{key.path.rpartition('.')[2]}` |" in page, key.path
     assert "| `epochs` | whole number >= 1 or `null` | `null` |" in page
-    assert "| `granularity` | `none`, `global`, `field`, `row`," in page
-    assert "| `betas` | 2 of number >= 0 and < 1 | `[0.9, 0.999]` |" in page
 
 
-def test_the_site_has_every_page():
-    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert site["strict"]
-    listed = re.findall(r"[\w-]+\.md", str(site["nav"]))
-    assert sorted(listed) == sorted(PAGES.keys() - {"README.md"})
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ('<script src="https://x.y/z.js">', True),
+        ("<link rel=stylesheet href='//x.y/z.css'>", True),
+        ("<style>body{background:url(//x.y/z.png)}</style>", True),
+        ('<a title="x" href="https://x.y">', False),
+        ('<script src="assets/x.js">', False),
+    ],
+)
+def test_what_a_page_of_the_site_loads_from_elsewhere_is_seen(text, found):
+    assert bool(script("hooks").loaded_from_elsewhere(text)) == found
 
 
 @pytest.mark.parametrize(
@@ -309,32 +238,10 @@ def test_the_api_reference_has_every_public_name(package):
         assert getattr(home, name) is getattr(module, name), name
 
 
-@pytest.mark.parametrize(
-    "text, found",
-    [
-        ('<script src="https://x.y/z.js">', True),
-        ("<link rel=stylesheet href='//x.y/z.css'>", True),
-        ('<img alt="" src=http://x.y/z.png>', True),
-        ("<style>body{background:url(//x.y/z.png)}</style>", True),
-        ('@import "https://x.y/z.css";', True),
-        ('<a title="x" href="https://x.y">', False),
-        ('<script src="assets/x.js">', False),
-        ("""a{b:url("data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>")}""", False),
-    ],
-)
-def test_what_a_page_loads_from_elsewhere_is_seen(text, found):
-    assert bool(script("hooks").loaded_from_elsewhere(text)) == found
-
-
-def test_nothing_of_the_search_is_from_elsewhere():
+def test_a_page_that_was_opened_as_a_file_can_be_searched(tmp_path):
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert {"search", "offline"} <= set(map(str, site["plugins"]))
     # The plugin takes a script from elsewhere unless it finds one of this name.
     (stand_in,) = site["extra"]["polyfills"]
-    assert "iframe-worker" in stand_in and (ROOT / "docs" / stand_in).is_file()
-
-
-def test_a_page_that_was_opened_as_a_file_can_be_searched(tmp_path):
     node = shutil.which("node")
     material = importlib.util.find_spec("material")
     if node is None or material is None:
@@ -349,7 +256,7 @@ def test_a_page_that_was_opened_as_a_file_can_be_searched(tmp_path):
         "options": {"suggest": False},
     }  # fmt: skip
     (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
-    files = [ROOT / "docs/javascripts/iframe-worker.js", worker, tmp_path / "index.json"]
+    files = [ROOT / "docs" / stand_in, worker, tmp_path / "index.json"]
     program = ROOT / "tests/support/search_from_file.js"
     done = subprocess.run(
         [node, program, *files, "resharded"], capture_output=True, text=True, timeout=HANG

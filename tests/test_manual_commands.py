@@ -4,7 +4,6 @@ What a page shows of their output is compared with what they print, numbers asid
 """
 
 import gzip
-import json
 import os
 import random
 import re
@@ -45,9 +44,9 @@ BEFORE = {
         "run.name=shop",
     ],
 }
-# Commands that do not run here: make's targets are checked by name, the notebook, the examples and
-# the tests are run by tests, one command for torchrun has a test of its own below, a sweep takes
-# minutes, another page has such a plan, and nothing is downloaded.
+# Commands that do not run here: make's targets are checked by name, the notebook, the examples, the
+# tests and torchrun are run by tests, a sweep takes minutes, another page has such a plan, and
+# nothing is downloaded.
 NOT_RUN = (
     *("make ", ". .venv", "stampede sweep", "pip install", "jupyter lab", "python -m pytest"),
     "torchrun --nproc_per_node 2 examples/torchrec_training.py",
@@ -60,6 +59,12 @@ OTHER = ("g = sum", "Q1 = ", 'name: "shop"')
 SMALL = ("model.hidden=[16,16]", "evaluate.compare_with_lr=false")
 FEW_CLICKS = ("data.rows=2000", "data.test_rows=500", "data.scale=0.0005", "train.batch_size=256")
 
+AVAZU = (
+    "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,"
+    "app_category,device_id,device_ip,device_model,device_type,device_conn_type,"
+    "C14,C15,C16,C17,C18,C19,C20,C21"
+)
+
 
 def blocks(page):
     """The blocks of a page without a language, as lines; a command is one line."""
@@ -67,19 +72,6 @@ def blocks(page):
         if not language and not block.startswith(OTHER):
             is_command = COMMAND.match(block)
             yield (block.replace("\\\n", " ") if is_command else block).splitlines()
-
-
-def write_criteo(path, rows, seed=0):
-    """With other seeds some ids are others."""
-    draw = random.Random(seed)
-    lines = [
-        [draw.randrange(2), *(draw.randrange(50) for _ in range(13))]
-        + [f"{draw.randrange(20) + seed:08x}" for _ in range(26)]
-        for _ in range(rows)
-    ]
-    text = "".join("\t".join(map(str, line)) + "\n" for line in lines)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
 def write_table(path, header, separator, row, rows=300):
@@ -90,22 +82,12 @@ def write_table(path, header, separator, row, rows=300):
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
-def write_avazu(path):
-    names = (
-        "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,"
-        "app_category,device_id,device_ip,device_model,device_type,device_conn_type,"
-        + ",".join(f"C{number}" for number in range(14, 22))
-    )
-    write_table(path, names, ",", lambda draw, at: [
-        at, draw.randrange(2), 14102100 + at // 20 % 24, *(draw.randrange(9) for _ in range(21)),
-    ])  # fmt: skip
-
-
-def write_clicks(path):
-    write_table(path, "clicked,user,item,genres,price,when", ",", lambda draw, at: [
-        draw.randrange(2), f"u{draw.randrange(9)}", draw.randrange(9), "a|b",
-        draw.random(), f"2024-01-{1 + at // 15:02d} 10:00:00",
-    ])  # fmt: skip
+def write_criteo(path, rows=400, seed=0):
+    """With other seeds some ids are others."""
+    write_table(path, "", "\t", lambda draw, at: [
+        draw.randrange(2), *(draw.randrange(50) for _ in range(13)),
+        *(f"{draw.randrange(20) + seed:08x}" for _ in range(26)),
+    ], rows)  # fmt: skip
 
 
 @pytest.fixture
@@ -115,10 +97,15 @@ def desk(tmp_path, monkeypatch):
     for name in ("configs", "examples", "launch.py"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name in ("train.txt", "new/a.tsv.gz"):
-        write_criteo(tmp_path / name, 400)
-    write_avazu(tmp_path / "train.csv")
+        write_criteo(tmp_path / name)
+    write_table(tmp_path / "train.csv", AVAZU, ",", lambda draw, at: [
+        at, draw.randrange(2), 14102100 + at // 20 % 24, *(draw.randrange(9) for _ in range(21)),
+    ])  # fmt: skip
     for name in ("clicks.csv", "november.csv"):
-        write_clicks(tmp_path / name)
+        write_table(tmp_path / name, "clicked,user,item,genres,price,when", ",", lambda draw, at: [
+            draw.randrange(2), f"u{draw.randrange(9)}", draw.randrange(9), "a|b",
+            draw.random(), f"2024-01-{1 + at // 15:02d} 10:00:00",
+        ])  # fmt: skip
     write_table(tmp_path / "ratings.csv", "userId,movieId,rating,timestamp", ",", lambda draw, at: [
         draw.randrange(30), draw.randrange(9), draw.randrange(1, 6), 1_000_000_000 + at * 7200,
     ])  # fmt: skip
@@ -208,7 +195,7 @@ def run_session(block):
 @pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))])
 def test_commands_of_a_page_run_and_print_what_it_shows(page, desk, capfd):
     for day in range(1, 8 if page == "incremental.md" else 2):
-        write_criteo(desk / f"logs/day_{day}.tsv", 400, seed=day)
+        write_criteo(desk / f"logs/day_{day}.tsv", seed=day)
     if page == "README.md":
         # It comes from `stampede describe`.
         (desk / "schema.yaml").unlink()
@@ -240,23 +227,3 @@ def test_what_a_warm_start_prints_is_shown(tmp_path):
     _, lines, _ = begun(november, [f"checkpoint.init_from={october}"])
     printed = "\n".join(lines).replace(str(october), "runs/october")
     compare_output(block, printed)
-
-
-@pytest.mark.slow
-def test_a_command_for_torchrun_runs_as_it_is_printed(desk):
-    """In two processes, which are forked, and without the changes that `run_command` makes."""
-    (command,) = next(blocks("clusters.md"))
-    assert command.startswith("torchrun --nproc_per_node 2 launch.py configs/criteo_kaggle.yaml")
-    torchrun = desk / "bin/torchrun"
-    torchrun.parent.mkdir()
-    program = ROOT / "tests/support/forking_torchrun.py"
-    torchrun.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
-    torchrun.chmod(0o755)
-    done = as_printed(command)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((desk / "runs/two/summary.json").read_text(encoding="utf-8"))
-    assert summary["world_size"] == 2
-    # By one of them.
-    assert done.stdout.count("learning curve") == 1
-    assert "samples/s" in done.stderr  # the progress bar
-    assert "Traceback" not in done.stderr

@@ -35,15 +35,11 @@ def libraries(cache):
     return list(Path(cache).rglob("tiny.so"))
 
 
-def test_one_of_two_processes_compiles(compiled):
-    _, cache, found = compiled
+def test_one_of_two_processes_compiles_and_later_ones_find_it(compiled):
+    source, cache, found = compiled
     assert [available for available, _ in found] == [True, True]
     assert sum("compiling" in told for _, told in found) == 1
     assert len(libraries(cache)) == 1
-
-
-def test_a_compiled_library_is_found_again(compiled):
-    source, cache, _ = compiled
     assert run_ranks(1, build, source, cache) == [(True, "")]
 
 

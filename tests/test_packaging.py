@@ -1,86 +1,45 @@
 """Folders import each other as they should, and the wheel holds them all."""
 
 import ast
-import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
-
-import pytest
 
 from support.paths import ROOT
 
 FOLDERS = ("data", "engine", "models", "optim")
 
 
-def _project_files():
-    for folder, names, files in os.walk(ROOT):
-        here = Path(folder)
-        names[:] = [
-            name
-            for name in names
-            if not name.startswith(".")
-            and name not in ("build", "runs", "cache")
-            and not (here / name / "pyvenv.cfg").exists()
-        ]
-        yield from (here / file for file in files if file.endswith(".py"))
+def _imports():
+    """Of all Python files: the file, and the name of an imported module; none is relative."""
+    files = [ROOT / "launch.py"]
+    for folder in (*FOLDERS, "benchmarks", "examples", "stampede", "tests"):
+        files += (ROOT / folder).rglob("*.py")
+    for path in files:
+        file = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((file, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield file, node.module
+                yield from ((file, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def _imported_modules(source):
-    """Names of all imported modules; no import is relative."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _imports_under(folder):
-    for file in (ROOT / folder).rglob("*.py"):
-        for module in _imported_modules(file.read_text()):
-            yield file.relative_to(ROOT), module
-
-
-@pytest.mark.slow
-def test_folders_are_only_imported_as_parts_of_stampede():
-    files = list(_project_files())
-    assert ROOT / "launch.py" in files
-    wrong = [
-        f"{file.relative_to(ROOT)}: {module}"
-        for file in files
-        for module in _imported_modules(file.read_text())
-        if module.split(".")[0] in FOLDERS
-    ]
-    assert wrong == []
-
-
-@pytest.mark.parametrize(
-    "folder, others",
-    [
-        ("data", ["files", "settings"]),
-        ("models", ["native_library", "settings"]),
-        ("optim", ["native_library"]),
-    ],
-)
-def test_lower_folders_import_only_themselves(folder, others):
-    own = f"stampede.{folder}"
-    allowed = tuple(f"stampede.{name}." for name in (folder, *others))
-    found = list(_imports_under(folder))
-    wrong = [
-        f"{file}: {module}"
-        for file, module in found
-        if module.split(".")[0] == "stampede" and not f"{module}.".startswith(allowed)
-    ]
-    assert any(module.startswith(own) for _, module in found)
-    assert wrong == []
-
-
-def test_the_gpu_script_finds_every_folder_on_a_machine_without_stampede():
-    script = (ROOT / "benchmarks/gpu.sh").read_text()
-    assert [folder for folder in FOLDERS if f'"$root"/{folder} ' not in script] == []
+def test_folders_are_imported_as_parts_of_stampede_and_lower_ones_import_only_themselves():
+    allowed = {
+        "data": ("data", "files", "settings"),
+        "models": ("models", "native_library", "settings"),
+        "optim": ("optim", "native_library"),
+    }
+    found = list(_imports())
+    assert ("launch.py", "stampede.engine.cli") in found
+    for file, module in found:
+        first, *rest = module.split(".")
+        assert first not in FOLDERS, f"{file}: {module}"
+        folder = file.split("/")[0]
+        if first == "stampede" and rest and folder in allowed:
+            assert rest[0] in allowed[folder], f"{file}: {module}"
 
 
 def test_wheel_holds_all_of_stampede_and_nothing_else(tmp_path):

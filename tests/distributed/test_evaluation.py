@@ -48,48 +48,27 @@ class KnownScores(nn.Module):
 
 
 def evaluate_known(folder, settings):
-    """The evaluation of the test part by this rank."""
-    with processes("cpu") as here:
-        return evaluate_in(here, folder, settings)
-
-
-def evaluate_in(here, folder, settings):
-    """The same in processes that are joined already, as the engine does it."""
+    """The evaluation of the test part by this rank, as the engine does it, or why it stopped."""
     evaluation._TOGETHER = 500
     dataset = open_prepared(folder)
-    fields = list(dataset.vocabulary_sizes)
-    batches = GlobalBatches(
-        dataset.test,
-        fields,
-        BATCH,
-        here.rank,
-        here.world_size,
-        unknown_rows=dataset.unknown_rows,
-    )
-    section = EvaluateSection(**settings)
-    return evaluation.evaluate(KnownScores(), batches, here, section)
+    fields, unknown = list(dataset.vocabulary_sizes), dataset.unknown_rows
+    with processes("cpu") as here:
+        where = here.rank, here.world_size
+        batches = GlobalBatches(dataset.test, fields, BATCH, *where, unknown_rows=unknown)
+        try:
+            return evaluation.evaluate(KnownScores(), batches, here, EvaluateSection(**settings))
+        except TrainingStoppedError as failure:
+            return str(failure)
 
 
-def evaluate_without_memory(folder, all_settings):
-    """The error of each evaluation if the scores cannot be sorted."""
+def evaluate_without_memory(folder, settings):
+    """The same if the scores cannot be sorted."""
 
     def fails(*_):
         raise MemoryError("Unable to allocate 7 TiB")
 
     metrics._Records.add = fails
-    errors = []
-    with processes("cpu") as here:
-        for settings in all_settings:
-            with pytest.raises(TrainingStoppedError) as failure:
-                evaluate_in(here, folder, settings)
-            errors.append(str(failure.value))
-    return errors
-
-
-def run_by_user(folder, world_size=1):
-    """The folder of a whole run on a log of films, GAUC by its users; also as a rank of several."""
-    name = f"run.name=ranks{world_size}"
-    return train_on_movies(folder, "evaluate.group_by=user", name, world_size=world_size)
+    return evaluate_known(folder, settings)
 
 
 # Full batches of 128 and a last one of 1 = ranks - 1 and 3 samples.
@@ -130,37 +109,22 @@ def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
 @pytest.mark.slow
 def test_memory_that_is_not_there_stops_all_ranks_with_a_sentence(tmp_path):
     folder = write_scored(tmp_path / "data", 2000, weighted=False)
-    errors, of_rank_1 = run_ranks(2, evaluate_without_memory, folder, [{}, {"group_by": "C1"}])
-    assert errors == of_rank_1
-    for error, each in zip(errors, (20, 60), strict=True):
-        for word in (
-            f"2,000 samples, some {each} bytes",
-            "Unable to allocate 7 TiB",
-            "resume=auto",
-        ):
-            assert word in error
+    error, of_rank_1 = run_ranks(2, evaluate_without_memory, folder, {"group_by": "C1"})
+    assert error == of_rank_1
+    for word in ("2,000 samples, some 60 bytes", "Unable to allocate 7 TiB", "resume=auto"):
+        assert word in error
 
 
 @pytest.mark.slow
 def test_users_that_are_rare_or_unseen_are_no_group(tmp_path, capsys):
-    prepare_movies(tmp_path)
-    alone = summary_of(run_by_user(tmp_path))
-    printed = capsys.readouterr().out
+    run = train_on_movies(prepare_movies(tmp_path), "evaluate.group_by=user")
+    found, printed = summary_of(run), capsys.readouterr().out
     (prepared,) = (tmp_path / "cache").iterdir()
     users = np.load(next(prepared.glob("test-*ids.npy")))[:, 0]
     # The first two rows of the table are that of missing users, and of rare and unseen ones.
-    assert alone["gauc_unknown_samples"] == (users < 2).sum() > 0
-    together = alone["gauc_groups"] + alone["gauc_left_out"]
-    assert together == len(np.unique(users[users > 1])) > 1
-    assert f"not in GAUC     {alone['gauc_unknown_samples']} samples whose id is" in printed
-    # The test's own paths may be longer.
-    tables = [line for line in printed.splitlines() if str(tmp_path) not in line]
-    assert not [line for line in tables if len(line) > 100]
-    path, *_ = run_ranks(2, run_by_user, tmp_path, 2)
-    found = summary_of(path)
-    for name in ("gauc_unknown_samples", "gauc_groups", "gauc_left_out"):
-        assert found[name] == alone[name], name
-    assert found["gauc"] == pytest.approx(alone["gauc"], abs=0.05)
+    assert found["gauc_unknown_samples"] == (users < 2).sum() > 0
+    assert found["gauc_groups"] + found["gauc_left_out"] == len(np.unique(users[users > 1])) > 1
+    assert f"not in GAUC     {found['gauc_unknown_samples']} samples whose id is" in printed
 
 
 @pytest.mark.slow
@@ -173,3 +137,19 @@ def test_ranks_stop_early_and_reduce_rates_together(tmp_path):
     assert summary["stopped_early"] and summary["epochs"] == summary["best_epoch"] + 2
     rates = [line["dense_lr"] for line in lines(tmp_path / "small") if line["kind"] == "train"]
     assert rates[-1] in (pytest.approx(rates[0] / 2), pytest.approx(rates[0] / 4))
+
+
+@pytest.mark.slow
+def test_two_ranks_fit_the_regression_and_advise_as_one(tmp_path):
+    """Rank 0 fits it, while the other one waits."""
+    found = []
+    for ranks in (1, 2):
+        overrides = ["evaluate.compare_with_lr=true", f"run.name=of_{ranks}"]
+        run_ranks(ranks, run_small, tmp_path, overrides, ranks)
+        found.append(json.loads((tmp_path / f"of_{ranks}/summary.json").read_text()))
+        del found[-1]["logistic_regression"]["seconds"]
+        logged = lines(tmp_path / f"of_{ranks}")
+        said = [line["text"] for line in logged if line["kind"] == "advice"]
+        assert said == found[-1]["advice"] != []
+    assert found[0]["logistic_regression"] == found[1]["logistic_regression"]
+    assert found[0]["advice"][0] == found[1]["advice"][0]

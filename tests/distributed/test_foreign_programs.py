@@ -15,12 +15,11 @@ from support.foreign import (
 )
 from support.parity import Case, Table, global_batch
 from support.parity_cases import PLANS
-from support.parity_reference import deviation, state_deviation, train_reference
+from support.parity_reference import assert_follows, deviation, reference_of, start_of
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-TOLERANCE = 1e-4
 # Of the first, rows wait for their steps, also where each of two processes has a half of it.
 TABLES = (Table(1 << 17, dim=8), Table(40, dim=8, features=2))
 CASES = [
@@ -48,22 +47,6 @@ def touched_by_others(count):
     return dict(zip(ON[count], ranks[0], strict=True))
 
 
-@cache
-def reference(case, **options):
-    return train_reference(case, START[case], **options)
-
-
-START = {}
-
-
-def assert_follows(case, found, **options):
-    start = START.setdefault(case, found["start"])
-    assert all(start[name].equal(found["start"][name]) for name in start)
-    expected = reference(case, **options)
-    assert deviation(case, start, found["weights"], expected) < TOLERANCE
-    assert state_deviation(case, found["states"], expected) < TOLERANCE
-
-
 @pytest.mark.parametrize(
     "count, case",
     [
@@ -75,8 +58,8 @@ def assert_follows(case, found, **options):
 def test_reads_writes_evictions_and_set_steps_are_exact(count, case):
     found = touched_by_others(count)[case]
     assert_follows(case, found, meanwhile=foreign_in_reference)
-    untouched = train_reference(case, START[case])
-    assert deviation(case, START[case], found["weights"], untouched) > 0.1
+    untouched = reference_of(case)
+    assert deviation(case, start_of(case, found), found["weights"], untouched) > 0.1
 
 
 def test_gradients_that_are_not_divided_are_so_on_every_plan():
@@ -84,8 +67,8 @@ def test_gradients_that_are_not_divided_are_so_on_every_plan():
     results = run_ranks(2, run_without_division, cases, 2)[0]
     for case, found in zip(cases, results, strict=True):
         assert_follows(case, found, gradient_factor=2)
-        divided = reference(case, gradient_factor=1)
-        assert deviation(case, START[case], found["weights"], divided) > 0.01
+        divided = reference_of(case)
+        assert deviation(case, start_of(case, found), found["weights"], divided) > 0.01
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -93,8 +76,8 @@ def test_gradients_and_counts_of_several_passes_add_up(count):
     cases = {1: SMALL[:2], 2: [*LARGE, *SMALL], 4: SMALL[:4]}[count]
     results = run_ranks(count, run_accumulated, cases, count)[0]
     for case, found in zip(cases, results, strict=True):
-        assert_follows(case, found)
-        assert found["counts"][:2] == [reference(case).touched, reference(case).clipped]
+        expected = assert_follows(case, found)
+        assert found["counts"][:2] == [expected.touched, expected.clipped]
 
 
 def test_every_rank_tracks_what_its_rows_add_to_their_squared_gradients():

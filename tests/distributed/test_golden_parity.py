@@ -1,10 +1,11 @@
-"""The authors' code is followed on several processes too."""
+"""The authors' code, and TorchRec's golden example, are followed on several processes too."""
 
 import pytest
 
 from support.golden import TOLERANCE, Golden, train_with_the_engine, worst
 from support.paths import shared
 from support.ranks import run_ranks
+from support.torchrec_models import GOLDEN_RANKS, train_golden
 
 
 @pytest.mark.slow
@@ -20,3 +21,10 @@ def test_two_processes(name, sharding_type):
     assert worst(Golden(path), trajectories[0]) < TOLERANCE
     # Both ranks own rows and both clip some.
     assert all(trajectory.touched > 0 for trajectory in trajectories)
+
+
+def test_torchrecs_golden_training_follows_the_equations():
+    """Its examples/golden_training, with the two lines changed."""
+    (exact, without_clip), _ = run_ranks(GOLDEN_RANKS, train_golden, ("fp32", "fp32"))
+    assert exact < 1e-4
+    assert without_clip > 0.3

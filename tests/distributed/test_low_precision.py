@@ -1,15 +1,13 @@
 """fp16 and bf16 tables: the same random bits on any plan, and no drift from the fp32 result."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 
-from support.parity import Case, run_cases
+from support.parity import Case, results_of
 from support.parity_cases import PLANS, SUMS
 from support.parity_reference import train_reference
-from support.ranks import run_ranks
 
 STEPS = 4
 DTYPES = {"FP16": torch.float16, "BF16": torch.bfloat16}
@@ -26,17 +24,9 @@ CASES = [
     for data_type, rows in (("FP16", "all"), ("BF16", "touched"), ("BF16", "all"))
     for plan in PLANS
 ]
-# On one process, what the others are compared with. Four processes are two nodes of two.
-ALONE = [case for case in CASES if case.plan == "table_wise"]
-ON = {1: ALONE, 2: CASES[: 2 * len(PLANS)], 4: CASES[: 2 * len(PLANS)]}
-
-
-@cache
-def results(count):
-    """What every case gave on so many processes."""
-    per_node = min(count, 2)
-    ranks = run_ranks(count, run_cases, ON[count], per_node, ranks_per_node=per_node)
-    return dict(zip(ON[count], ranks[0], strict=True))
+# On one process, what the others are compared with.
+ALONE = tuple(case for case in CASES if case.plan == "table_wise")
+TOGETHER = tuple(CASES[: 2 * len(PLANS)])
 
 
 @pytest.mark.slow
@@ -45,14 +35,14 @@ def results(count):
     [
         pytest.param(case, count, id=f"{case.data_type} {case.plan} {count} processes")
         for count in (2, 4)
-        for case in ON[count]
+        for case in TOGETHER
     ],
 )
 def test_plans_agree_to_a_unit_in_the_last_place(case, count):
     dtype = DTYPES[case.data_type]
     same = replace(case, plan="table_wise")
-    whole = results(1)[same]["weights"]
-    found = results(count)[case]["weights"]
+    whole = results_of(1, ALONE)[same]["weights"]
+    found = results_of(count, TOGETHER)[case]["weights"]
     differing = elements = 0
     for name, weights in whole.items():
         assert weights.dtype == dtype
@@ -70,7 +60,7 @@ def test_the_result_does_not_drift_from_that_of_float64(data_type):
     case = next(
         case for case in ALONE if (case.data_type, case.arguments["rows"]) == (data_type, "all")
     )
-    found = results(1)[case]
+    found = results_of(1, ALONE)[case]
     reference = train_reference(case, found["start"])
     errors = torch.cat(
         [(found["weights"][n].double() - reference.weights[n]).flatten() for n in case.names]

@@ -65,7 +65,7 @@ def test_ranks_whose_part_of_a_batch_is_empty(tmp_path, ranks, plan):
 def test_two_ranks_train_without_numbers_as_one(tmp_path):
     data = prepared(tmp_path / "data", multi=0, weight=False, numbers=0)
     alone = train_prepared(tmp_path, data)
-    assert not any("number_weights" in name for name in alone[3])
+    assert not any("number_weights" in name for name in alone.dense)
     assert_same_training(alone, run_ranks(2, train_prepared, tmp_path, data, (), 2)[0])
 
 
@@ -82,47 +82,38 @@ def test_where_the_data_are_changes_nothing(tmp_path):
 
 
 def test_the_loss_is_the_weighted_mean(tmp_path):
-    loss, (logits, label, weight), _ = first_loss_and_its_parts(
-        tmp_path, prepared(tmp_path / "data")
-    )
+    data = prepared(tmp_path / "data")
+    loss, (logits, label, weight), _ = first_loss_and_its_parts(tmp_path, data)
     assert set(weight.tolist()) == {0.0, 0.5, 1.0, 1.5}
     losses = np.logaddexp(0, np.where(label == 1, -logits, logits))
     assert loss == pytest.approx((losses * weight).sum() / weight.sum(), rel=1e-5)
-
-
-def test_a_batch_without_any_weight_has_no_loss(tmp_path):
-    data = prepared(tmp_path / "data", change=lambda arrays: arrays["weight"].fill(0))
-    loss, _, finite = first_loss_and_its_parts(tmp_path, data)
+    none = prepared(tmp_path / "none", change=lambda arrays: arrays["weight"].fill(0))
+    loss, _, finite = first_loss_and_its_parts(tmp_path, none)
     assert loss == 0 and finite
+
+
+def train_weighted(folder, scale, *overrides):
+    """An epoch on samples whose weights are 0, 1 and 2 times the scale."""
+
+    def fill(arrays):
+        arrays["weight"][:] = np.arange(333) % 3 * np.float64(scale)
+
+    folder.mkdir()
+    return train_prepared(folder, prepared(folder / "data", change=fill), overrides)
 
 
 @pytest.mark.parametrize("factor", [1e38, 1e-42])
 def test_only_the_ratios_of_weights_matter(tmp_path, factor):
     """Also where the sum of the weights, or a loss times a weight, is no float32."""
-    results = {}
-    for name, scale in (("one", 1), ("other", factor)):
-        (tmp_path / name).mkdir()
-        data = prepared(
-            tmp_path / name / "data", change=lambda a, s=scale: fill_weights(a["weight"], s)
-        )
-        results[name] = train_prepared(tmp_path / name, data)
-    assert results["other"].losses == pytest.approx(results["one"].losses, rel=2e-3)
-    for name, weights in results["one"].dense.items():
-        torch.testing.assert_close(results["other"].dense[name], weights, rtol=1e-2, atol=1e-4)
-
-
-def fill_weights(weight, scale):
-    weight[:] = (np.arange(len(weight)) % 3).astype(np.float64) * scale
+    one, other = train_weighted(tmp_path / "one", 1), train_weighted(tmp_path / "other", factor)
+    assert other.losses == pytest.approx(one.losses, rel=2e-3)
+    torch.testing.assert_close(other.dense, one.dense, rtol=1e-2, atol=1e-4)
 
 
 def test_counts_of_ids_ignore_weights(tmp_path):
-    """Weights that are all alike change nothing, although every table's rows are clipped."""
-    one, other = tmp_path / "one", tmp_path / "other"
-    for folder, weight in ((one, 1), (other, 4)):
-        folder.mkdir()
-        prepared(folder / "data", change=lambda a, w=weight: a["weight"].fill(w))
-    first, second = (train_prepared(f, f / "data", ["optim.embedding.clip.ratio=1e-3"])
-                     for f in (one, other))  # fmt: skip
-    assert second[0] == pytest.approx(first[0], rel=1e-6)
-    for field, weights in first[2].items():
-        torch.testing.assert_close(second[2][field].embedding, weights.embedding)
+    """Weights four times as large change nothing, although every table's rows are clipped."""
+    clip = "optim.embedding.clip.ratio=1e-3"
+    one, other = (train_weighted(tmp_path / str(scale), scale, clip) for scale in (1, 4))
+    assert other.losses == pytest.approx(one.losses, rel=1e-6)
+    for field, weights in one.tables.items():
+        torch.testing.assert_close(other.tables[field].embedding, weights.embedding)

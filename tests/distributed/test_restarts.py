@@ -112,32 +112,11 @@ def test_a_signal_to_torchrun_saves_before_it_kills(tmp_path, undisturbed):
 
 
 @pytest.mark.soak
-def test_a_worker_that_gets_no_memory_says_so_and_nobody_waits(tmp_path):
-    """The others wait for it in a collective; torchrun ends them."""
-    start = time.monotonic()
-    done = train(tmp_path, "memory:1:8", restarts=0)
-    assert done.returncode != 0
-    assert time.monotonic() - start < 900
-    assert "error on rank 1: out of memory (CUDA out of" in done.stderr
-    # By that rank, that is: torchrun has one of its own.
-    assert "OutOfMemoryError" not in done.stderr
-    assert "exitcode  : 1" in done.stderr
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("options", [(), ("--standalone",), ("--master_port", "29617")])
 def test_every_rendezvous_forgets_the_killed(tmp_path, undisturbed, ranks, options):
     done = train(tmp_path, f"kill:{ranks - 1}:14", ranks=ranks, options=options)
     went_on(done, tmp_path, undisturbed(ranks), [12, 9])
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_an_exception_in_a_worker(tmp_path, undisturbed, ranks):
-    done = train(tmp_path, "raise:1:10", ranks=ranks)
-    assert "KeyError: 'a fault of this test'" in done.stderr
-    went_on(done, tmp_path, undisturbed(ranks), [9, 8])
 
 
 @pytest.mark.soak
@@ -148,36 +127,3 @@ def test_a_stopped_worker_is_named_and_replaced(tmp_path, undisturbed, ranks, ra
     assert "the others wait at step 10, " in done.stderr
     assert done.stderr.count("the run hangs") == 1
     went_on(done, tmp_path, undisturbed(ranks), [9, 8])
-
-
-@pytest.mark.soak
-def test_deaths_before_the_first_checkpoint_and_twice(tmp_path, undisturbed):
-    done = train(tmp_path, "kill:1:2:2")
-    assert done.returncode == 0, done.stderr
-    assert "continuing" not in done.stdout
-    same_run(tmp_path / "small", undisturbed(2))
-
-
-@pytest.mark.soak
-def test_a_hang_is_found_in_time(tmp_path):
-    """From the last step to the end of all processes; without a restart the status is 3's."""
-    done = train(tmp_path, "sleep:0:6", f"run.hang_seconds={PATIENCE}", restarts=0)
-    assert done.returncode != 0
-    assert "rank 0 makes no progress: at step 5" in done.stderr
-    assert "end with status 3; checkpoint.resume=auto continues" in done.stderr
-    assert "exitcode  : 3" in done.stderr
-    stacks = [tmp_path / f"small/hang_rank_{rank}.txt" for rank in range(2)]
-    last_line = (tmp_path / "small/metrics.jsonl").stat().st_mtime
-    for path in stacks:
-        assert PATIENCE - 2 < path.stat().st_mtime - last_line < 2 * PATIENCE
-
-
-@pytest.mark.soak
-def test_a_mistake_stays_one(tmp_path):
-    """Restarts must not continue a run that this torchrun has not begun."""
-    run_small(tmp_path, [])
-    before = (tmp_path / "small/metrics.jsonl").read_text()
-    done = train(tmp_path, "kill:1:99", restarts=1)
-    assert done.returncode != 0
-    assert done.stderr.count("exists; write run.overwrite=true") == 2
-    assert (tmp_path / "small/metrics.jsonl").read_text() == before

@@ -15,6 +15,7 @@ from stampede.engine import build
 from stampede.engine.checkpoint.retention import newest
 from stampede.optim import CowClipTables
 from support.jobs import assert_same_training, losses_and_weights, run_small
+from support.networks import averaged_gradients, sums_in_order
 from support.ranks import run_ranks
 from support.reading import prepared, run_prepared
 from support.soak import same_end
@@ -151,25 +152,17 @@ EXACT = 1e-10
 @pytest.mark.parametrize("samples", [1333, pytest.param(80_000, marks=pytest.mark.soak)])
 def test_in_float64_all_ranks_agree(tmp_path, samples):
     """Whatever float32 rounds is no fault of the exchange: nothing is lost or counted twice."""
-    given = [
-        *REPRODUCIBLE,
-        OFF,
-        f"data.rows={samples}",
-        "data.scale=1e-4",
-        "checkpoint.resume=auto",
-    ]
+    given = [*REPRODUCIBLE, OFF, f"data.rows={samples}", "data.scale=1e-4"]
+    given.append("checkpoint.resume=auto")
     ends = {}
-    for name, stops, ranks, plan in (
-        ("alone", [], 1, "table_wise"), ("four", [], 4, "table_wise"),
-        ("stopped", [(2, 3)], 1, "table_wise"),
-    ):  # fmt: skip
+    for name, ranks in (("alone", 1), ("four", 4), ("stopped", 1)):
         folder = tmp_path / name
         folder.mkdir()
-        for before, step in stops:
+        if name == "stopped":
             rows = [*given, "sharding.plan=row_wise"]
-            said = run_ranks(before, stopped_in_float64, folder, rows, before, step)
-            assert f"after step {step}" in said[0]
-        run_ranks(ranks, run_in_float64, folder, [*given, f"sharding.plan={plan}"], ranks)
+            said = run_ranks(2, stopped_in_float64, folder, rows, 2, 3)
+            assert "after step 3" in said[0]
+        run_ranks(ranks, run_in_float64, folder, [*given, "sharding.plan=table_wise"], ranks)
         ends[name] = tensors_of(newest(folder / "small/checkpoints"))
     alone = ends.pop("alone")
     assert all(tensor.dtype == torch.float64 for name, tensor in alone.items() if "exp_avg" in name)
@@ -178,3 +171,17 @@ def test_in_float64_all_ranks_agree(tmp_path, samples):
         for key, tensor in alone.items():
             bound = EXACT * float(tensor.abs().max())
             assert torch.allclose(end[key], tensor, rtol=0, atol=bound), (name, key)
+
+
+def test_ranks_may_give_gradients_to_different_parameters():
+    for of_rank in run_ranks(2, averaged_gradients):
+        assert [grad.tolist() for grad in of_rank] == [[2.0] * 2, [2.0] * 3, [0.0] * 4]
+
+
+def test_sums_of_tiles_have_the_same_bits_on_any_number_of_ranks():
+    alone, in_another_order = run_ranks(1, sums_in_order)[0]
+    # The sums depend on the order, so that the same bits are no accident.
+    assert not torch.equal(alone, in_another_order)
+    for ranks in (2, 4):
+        for found, _ in run_ranks(ranks, sums_in_order):
+            assert torch.equal(found, alone)

@@ -1,4 +1,4 @@
-"""Signals to one rank of several, and runs that go on with other ranks, plans and kernels."""
+"""What happens to one rank of several, and runs that go on with other ranks, plans and kernels."""
 
 import shutil
 from functools import cache
@@ -8,7 +8,8 @@ import pytest
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.optim import native
-from support.jobs import assert_same_lines, check_weights, run_small
+from support.diverging import run_poisoned_on_rank_1
+from support.jobs import assert_same_lines, check_weights, lines, run_small
 from support.ranks import run_ranks
 from support.stopping import run_without_kernels, stopped_on_last_rank, undisturbed_runs
 
@@ -61,3 +62,11 @@ def test_plain_pytorch_goes_on_where_the_kernels_stopped(tmp_path, undisturbed, 
     stopped(tmp_path, 2)
     run_ranks(2, run_without_kernels, tmp_path, [*LONG, "checkpoint.resume=auto"], 2)
     check_weights(tmp_path / "small", undisturbed, TOLERANCE)
+
+
+def test_all_ranks_leave_out_a_batch_that_is_not_finite_on_one(tmp_path):
+    overrides = [*LONG, "optim.dense.schedule.warmup=0", "train.on_nonfinite=skip_batch"]
+    run_ranks(2, run_poisoned_on_rank_1, tmp_path, overrides, 2, [5])
+    logged = lines(tmp_path / "small")
+    assert [line["step"] for line in logged if line["kind"] == "skipped_batch"] == [5]
+    assert all(line["loss"] > 0 for line in logged if line["kind"] == "train")

@@ -3,8 +3,6 @@
 import os
 import time
 
-import pytest
-
 from stampede.engine import step
 from stampede.engine.monitor import trace_file
 from support.jobs import lines, run_small
@@ -44,10 +42,5 @@ def test_the_slow_rank_is_named(tmp_path, slow=1):
         [line for line in logged(tmp_path / "small", rank) if line["event"] == "timing"][-1]
         for rank in (slow, 1 - slow)
     )
-    computing = [one["phase_seconds"]["computing"] for one in (mine, other)]
-    assert computing[0] - computing[1] > 0.5 * SLEPT
     assert other["communication_seconds"] - mine["communication_seconds"] > 0.5 * SLEPT
-    # Both last equally long, but for what ranks are apart in the first and the last step.
-    means = [one["step_seconds"]["mean"] for one in (mine, other)]
-    assert means[0] == pytest.approx(means[1], abs=0.4 * SLEPT)
     assert all(trace_file(tmp_path / "small", rank).stat().st_size > 1000 for rank in range(2))

@@ -1,7 +1,7 @@
 """`launch.py` with faults: `failing_launch.py KIND:RANK:STEP[:TIMES][,...] CONFIG.yaml ...`.
 
 A fault happens on one rank before a step is taken, until torchrun has restarted the processes
-TIMES times (1). KIND is `kill`, `raise`, `memory`, `stop`, `sleep` or `slow`.
+TIMES times (1). KIND is `kill`, `stop`, `sleep` or `slow`.
 """
 
 import os
@@ -10,8 +10,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-
-import torch
 
 from stampede.engine import trainer
 from stampede.engine.processes import restarts
@@ -36,14 +34,8 @@ def slow_down():
     trainer.train_step = slow
 
 
-def get_no_memory():
-    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-
 _FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "raise": lambda: {}["a fault of this test"],
-    "memory": get_no_memory,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleep": sleep_in_python,
     "slow": slow_down,

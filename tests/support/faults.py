@@ -273,20 +273,9 @@ def rank_without_samples(case):
 
 
 def signalled(case, number):
-    stage = case.draw.choice(["start", "training", "training", "evaluation", "save"])
+    stage = case.draw.choice(["training", "training", "evaluation", "save"])
     moment = random_moment(case.draw, stage)
-    if stage != "start":
-        yield Fault(128 + number, disturbance=partial(at_moment, moment, number), loses=False)
-        return
-
-    def send(launched):
-        # The launcher has begun; before, it is Python that the signal meets.
-        lock, pid = case.runs / ".small.lock", str(launched.pid)
-        assert wait_for(lambda: lock.exists() and lock.read_text().strip() == pid)
-        time.sleep(moment.delay / 5)
-        os.kill(launched.pid, number)
-
-    yield Fault(128 + number, meanwhile=send, loses=False)
+    yield Fault(128 + number, disturbance=partial(at_moment, moment, number), loses=False)
 
 
 for _number in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,7 @@
 """Cases, and their training in TorchRec's sharded tables on any plan."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -29,6 +30,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
 from support.gathering import states_of, tables_of
+from support.ranks import run_ranks
 from support.unsharded import process_group
 from support.updated_tables import computed
 
@@ -316,3 +318,11 @@ def run_cases(cases, local_world_size=None, meanwhile=None, passes=1):
             with computed(case.way):
                 results.append(train_sharded(case, local_world_size, meanwhile, passes))
     return results
+
+
+@cache
+def results_of(count, cases):
+    """By case, what each of a tuple of them gave on so many processes, in nodes of two."""
+    per_node = min(count, 2)
+    ranks = run_ranks(count, run_cases, cases, per_node, ranks_per_node=per_node)
+    return dict(zip(cases, ranks[0], strict=True))

@@ -45,14 +45,14 @@ ADAPTIVE = {"rows": "touched", "ar_alpha": 30.0, "ratio": 2.0}
 RULES = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
 
 
-def tables_for(plan):
-    return SUMS if "grid_shard" in plan else Case.tables
-
-
 def every_plan():
     """CowClip with Adam on every sharding type."""
     return [
-        Case(plan=plan, tables=tables_for(plan), arguments={"rows": rows})
+        Case(
+            plan=plan,
+            tables=SUMS if plan == "grid_shard" else Case.tables,
+            arguments={"rows": rows},
+        )
         for plan in PLANS
         for rows in ("all", "touched")
     ]
@@ -139,11 +139,26 @@ def odd_widths():
     ]
 
 
+def sequences():
+    """Lookups of `EmbeddingCollection`, whose tables all have the same width."""
+    odd = tuple(Table(table.rows, 6, table.features, columns=(2, 2, 2)) for table in SUMS[:2])
+    plan = ("row_wise", "column_wise", "table_wise", "data_parallel")
+    touched = {"rows": "touched"}
+    return [
+        Case(plan, SUMS, sequence=True, steps=8),
+        *(Case(plan, odd, sequence=True, steps=8) for plan in ("row_wise", "column_wise")),
+        Case("column_wise", SUMS, rule="rowwise_adam", sequence=True, steps=8),
+        Case("row_wise", SUMS, rule="adagrad", sequence=True, steps=8, arguments=touched),
+    ]
+
+
 def drawn():
     """Cases at random, the same on every machine."""
     draw = random.Random(7)
     cases = []
     for seed, strength in enumerate(STRENGTHS):
+        granularity = CLIPS[seed % len(CLIPS)]
+        constant = "threshold" if granularity in ("global", "field", "row") else "ratio"
         dim = draw.choice([4, 8, 12, 16])
         weighted = draw.random() < 0.3
         tables = tuple(
@@ -167,13 +182,9 @@ def drawn():
                 arguments={
                     "rows": draw.choice(["all", "touched"]),
                     "columns": draw.choice([None, 3]),
-                    **_clip(CLIPS[seed % len(CLIPS)], strength),
+                    "granularity": granularity,
+                    constant: strength,
                 },
             )
         )
     return cases
-
-
-def _clip(granularity, strength):
-    constant = "threshold" if granularity in ("global", "field", "row") else "ratio"
-    return {"granularity": granularity, constant: strength}

@@ -1,6 +1,7 @@
 """The training of `parity` in plain float64 PyTorch, and how far another one is from it."""
 
 import math
+from functools import cache
 
 from support.parity import DEFAULTS, Holder, build_collection, global_batch, sharded_loss
 from support.unsharded import Unsharded
@@ -31,6 +32,32 @@ def train_reference(case, start, meanwhile=None, gradient_factor=1, force_counts
         values = getattr(tables, kind)
         setattr(tables, kind, {name: values[path] for name, path in paths.items()})
     return tables
+
+
+_STARTS = {}
+# The largest deviation, of the largest movement, that float32 may make in some steps.
+TOLERANCE = 1e-4
+
+
+def start_of(case, found):
+    """The tables that a case begins with, which are the same on any number of processes."""
+    start = _STARTS.setdefault(case, found["start"])
+    assert all(start[name].equal(found["start"][name]) for name in start)
+    return start
+
+
+@cache
+def reference_of(case, **options):
+    """See `train_reference`; from the start of a case that `start_of` has seen."""
+    return train_reference(case, _STARTS[case], **options)
+
+
+def assert_follows(case, found, **options):
+    """Check a result of `parity` against that in float64, which is returned."""
+    start, expected = start_of(case, found), reference_of(case, **options)
+    assert deviation(case, start, found["weights"], expected) < TOLERANCE
+    assert state_deviation(case, found["states"], expected) < TOLERANCE
+    return expected
 
 
 def deviation(case, start, weights, reference):

@@ -87,22 +87,6 @@ def deepfm(bags, weighted):
     return SimpleDeepFMNNWrapper(10, EmbeddingBagCollection(bags), 16, 8)
 
 
-def sparse_nn(bags, weighted):
-    return theirs.TestSparseNN(bags, weighted_tables=weighted)
-
-
-def towers(bags, weighted):
-    return theirs.TestTowerCollectionSparseNN(bags, weighted_tables=weighted)
-
-
-def tower(bags, weighted):
-    return theirs.TestTowerSparseNN(bags, weighted_tables=weighted)
-
-
-def pooled_and_sequences(bags, weighted):
-    return theirs.TestMixedEmbeddingSparseArch(bags)
-
-
 class TwoTower(nn.Module):
     """As TorchRec's retrieval example: a tower for the query and one for the candidate."""
 
@@ -133,28 +117,29 @@ class Bert4Rec(nn.Module):
         return self.last(self.attention(found.to(self.last.weight.dtype)).mean(1))
 
 
-def two_tower(bags, weighted):
-    return WithLoss(TwoTower(bags))
-
-
-def bert4rec(tables, weighted):
-    return WithLoss(Bert4Rec(tables))
+def of_theirs(name):
+    """A function that makes one of TorchRec's test models."""
+    return lambda bags, weighted: getattr(theirs, name)(bags, weighted_tables=weighted)
 
 
 MEAN = {"pooling": PoolingType.MEAN}
 MODELS = {
     "DLRM": (dlrm, tables(3), []),
     "DLRM_DCN": (dlrm_dcn, tables(3), []),
-    "TwoTower": (two_tower, tables(3), []),
-    "Bert4Rec": (bert4rec, tables(1, kind=EmbeddingConfig), []),
+    "TwoTower": (lambda bags, _: WithLoss(TwoTower(bags)), tables(3), []),
+    "Bert4Rec": (lambda bags, _: WithLoss(Bert4Rec(bags)), tables(1, kind=EmbeddingConfig), []),
     "DLRM_Projection": (dlrm_projection, tables(3), []),
     "SimpleDeepFMNN": (deepfm, tables(2) + tables(1, 2, **MEAN), []),
-    "TestSparseNN": (sparse_nn, tables(3), tables(2, 3)),
-    "TestTowerSparseNN": (tower, tables(4), tables(2, 4)),
-    "TestTowerCollectionSparseNN": (towers, tables(3), tables(2, 3)),
+    "TestSparseNN": (of_theirs("TestSparseNN"), tables(3), tables(2, 3)),
+    "TestTowerSparseNN": (of_theirs("TestTowerSparseNN"), tables(4), tables(2, 4)),
+    "TestTowerCollectionSparseNN": (
+        of_theirs("TestTowerCollectionSparseNN"),
+        tables(3),
+        tables(2, 3),
+    ),
     "TestMixedEmbeddingSparseArch": (
-        pooled_and_sequences,
-        tables(2) + tables(2, 2, kind=EmbeddingConfig),
+        of_theirs("TestMixedEmbeddingSparseArch"),
+        [*tables(2), *tables(2, 2, EmbeddingConfig)],
         [],
     ),
 }
