@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stampede.data import DataError
 from stampede.data.formulas import bucket, bucket_rows
 from stampede.data.learning import learned
 from stampede.data.learning.learned import Learner, NumberRange, ranges, transformed
@@ -78,9 +77,6 @@ def test_ids_with_one_hash_get_another_seed(monkeypatch):
     assert seeds[:3] == [0, 1, 2]
 
 
-# Hash
-
-
 def fnv_by_hand(text, seed):
     def mixed(h):
         h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -100,16 +96,10 @@ def test_hash_against_plain_python(texts, buckets, seed):
     assert found.tolist() == [fnv_by_hand(text, seed) % buckets for text in texts]
 
 
-def test_hash_is_fixed_and_even():
-    # Trained tables depend on these; they must never change.
+def test_the_hash_never_changes():
+    """Trained tables depend on it."""
     found = bucket(pl.Series(["a", "68fd1e64"]), 2**62, 0)
     assert found.tolist() == [198367012849983736, 1469794369386453849]
-    counts = np.bincount(bucket(pl.Series([str(i) for i in range(100_000)]), 100, 1))
-    # Chi-square with 99 degrees of freedom: 4 standard deviations above its mean.
-    assert ((counts - 1000) ** 2 / 1000).sum() < 99 + 4 * math.sqrt(2 * 99)
-
-
-# Numbers
 
 
 @settings(max_examples=100, deadline=None)
@@ -172,10 +162,7 @@ def test_quantile_edges_against_numpy(values, buckets):
     assert rows[1:].tolist() == [1 + sum(edge < value for edge in edges) for value in values]
 
 
-# Saved
-
-
-def learn(tmp_path):
+def test_learned_is_read_back(tmp_path):
     schema = Schema.model_validate(
         {
             "label": "y",
@@ -186,13 +173,7 @@ def learn(tmp_path):
     learner = Learner(schema, 10**9, tmp_path / "spill")
     frame = pl.DataFrame({"a": ["u", "v", "u"], "g": [["p", "q"], [], None], "x": [1.0, 3.0, None]})
     learner.add(frame, {})
-    return learner.save(tmp_path / "learned"), frame
-
-
-def test_learned_is_read_back(tmp_path):
-    first, frame = learn(tmp_path)
-    again = learned.load(tmp_path / "learned")
-    for one in (first, again):
+    for one in (learner.save(tmp_path / "learned"), learned.load(tmp_path / "learned")):
         distinct = distinct_ids(frame, one.schema)
         assert list(distinct) == ["a"]
         for rows, known in ((frame, None), (frame.drop("a"), distinct)):
@@ -200,21 +181,6 @@ def test_learned_is_read_back(tmp_path):
             assert found["ids"].tolist() == [[2], [3], [2]]
             assert (lengths.tolist(), values.tolist()) == ([2, 1, 1], [2, 3, 0, 0])
             np.testing.assert_allclose(found["numbers"], [[1 / 3], [1.0], [0.0]], rtol=1e-6)
-
-
-@pytest.mark.parametrize("damage", ["absent", "cut", "vocabulary"])
-def test_damaged_learned_folders(tmp_path, damage):
-    learn(tmp_path)
-    path = tmp_path / "learned" / "learned.json"
-    text = path.read_text()
-    if damage == "absent":
-        path.unlink()
-    elif damage == "cut":
-        path.write_text(text[: len(text) // 2])
-    else:
-        (tmp_path / "learned" / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"damaged .*prepare the data again"):
-        learned.load(tmp_path / "learned")
 
 
 @settings(max_examples=300, deadline=None)

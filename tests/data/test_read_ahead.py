@@ -59,17 +59,7 @@ def test_no_thread_outlives_its_use():
         assert len(readers_running()) == 1
         break
     assert not readers_running()
-
-    def fail():
-        for _ in loader:
-            assert readers_running()
-            raise RuntimeError("training failed")
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert not readers_running()
-    whole = list(loader.epoch(0))
-    assert len(whole) == 10 and not readers_running()
+    assert len(list(loader.epoch(0))) == 10 and not readers_running()
 
 
 def meet():

@@ -1,6 +1,7 @@
 """Data on disk, in memory, on a device: the same batches; the order depends on settings only."""
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -57,37 +58,21 @@ def test_the_choice_of_the_residence(dataset, monkeypatch):
     assert choose_residence("auto", SyntheticClicks(scale=0.0005).dataset(9, 9), 1, CPU) == "memory"
 
 
-def test_the_order_depends_on_size_and_settings(dataset):
-    part = dataset.train
-    assert make_order(part, "auto", part.bytes, 1) == Order(500, "global", 1)
-    tight = make_order(part, "auto", part.bytes - 1, 1)
-    assert (tight.shuffle, tight.window_rows) == ("block", BLOCK_ROWS)
-    # The rows of a quarter of the memory, in whole blocks.
-    bytes_a_row = part.bytes / part.rows
-    roomy = make_order(part, "block", 4 * bytes_a_row * 3.5 * BLOCK_ROWS, 1)
-    assert roomy.window_rows == 3 * BLOCK_ROWS
-    assert make_order(part, "none", 1e9, 1).rows_at(4, 0, 500).tolist() == list(range(500))
-
-
-@pytest.mark.parametrize("shuffle", ["auto", "block"])
-def test_the_order_does_not_depend_on_shards_or_residence(tmp_path, shuffle):
-    """At the very size where it changes, in 1 to 50 shards of bags."""
+def test_the_order_depends_on_the_size_of_the_data_not_on_shards_or_residence(tmp_path):
+    """At the very sizes where it changes, in 1 to 50 shards of bags."""
     arrays = drawn_rows(500, multi=2)
-    orders = set()
+    size = sum(array.nbytes for array in arrays.values())
     for shard_rows in (None, 150, 10):
         folder = write_prepared(tmp_path / f"{shard_rows}", {"train": arrays, "test": arrays},
                                 drawn_fields(multi=2), shard_rows)  # fmt: skip
         dataset = open_prepared(folder)
         for residence in ("disk", "device"):
             part = place(dataset, residence, CPU).train
-            # Just enough for the whole part, or for two blocks.
-            size = sum(array.nbytes for array in arrays.values())
-            memory = size if shuffle == "auto" else 4 * size / 500 * 2 * BLOCK_ROWS
-            orders.add(make_order(part, shuffle, memory, 1))
-    (order,) = orders
-    assert order == (
-        Order(500, "global", 1) if shuffle == "auto" else Order(500, "block", 1, 2 * BLOCK_ROWS)
-    )
+            assert make_order(part, "auto", size, 1) == Order(500, "global", 1)
+            assert make_order(part, "auto", size - 1, 1) == Order(500, "block", 1, BLOCK_ROWS)
+            # A window has the rows of a quarter of the memory, in whole blocks.
+            memory = 4 * size / 500 * 2 * BLOCK_ROWS
+            assert make_order(part, "block", memory, 1) == Order(500, "block", 1, 2 * BLOCK_ROWS)
 
 
 @pytest.mark.parametrize("shuffle", ["block", "none"])
@@ -95,8 +80,7 @@ def test_readahead_asks_for_every_window_before_it_is_read(dataset, monkeypatch,
     """At every batch: what it reads was asked for, and was not forgotten since."""
     part = dataset.train
     order = Order(500, shuffle, 3, 64, 16)
-    there = {}
-    peak = 0
+    there, held = {}, []
 
     def advise(array, start, stop, advice):
         fresh = advice == os.POSIX_FADV_WILLNEED
@@ -117,10 +101,9 @@ def test_readahead_asks_for_every_window_before_it_is_read(dataset, monkeypatch,
                 offsets = shard.maps["offsets_0"]
                 for row in mine:
                     assert there[f"train-{i}-values_0.npy"][offsets[row] : offsets[row + 1]].all()
-            held = sum(int(flags.sum()) for name, flags in there.items() if "label" in name)
-            peak = max(peak, held)
+            held.append(sum(int(flags.sum()) for name, flags in there.items() if "label" in name))
     # The one before the last, the last, this and the next window; not the whole part.
-    assert peak <= 4 * 64 + 16
+    assert max(held) <= 4 * 64 + 16
 
 
 @pytest.mark.slow
@@ -136,14 +119,8 @@ def test_old_windows_are_dropped_from_memory(tmp_path):
 
     def mapped():
         with open("/proc/self/smaps") as file:
-            text = file.read().split("\n")
-        total, inside = 0, False
-        for line in text:
-            if "-" in line.split(" ")[0] and not line.startswith("VmFlags"):
-                inside = str(folder) in line
-            elif inside and line.startswith("Rss:"):
-                total += int(line.split()[1]) * 1024
-        return total
+            sizes = re.findall(rf"{folder}/\S+\n.*?^Rss: +(\d+) kB", file.read(), re.M | re.S)
+        return 1024 * sum(map(int, sizes))
 
     def peak(**more):
         batches = GlobalBatches(part, [f"C{i}" for i in range(26)], 1 << 14, 0, 1, order, **more)

@@ -8,19 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stampede.data import DataError
-from stampede.data.learning.row_meanings import (
-    OtherMeaningError,
-    RowMeanings,
-    matched_rows,
-    row_meanings,
-)
-from stampede.data.learning.vocabulary import FIRST_ROW, MISSING_ROW, UNSEEN_ROW
+from stampede.data.learning.row_meanings import OtherMeaningError, RowMeanings, matched_rows
+from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import Hashed, Integers, Quantiles, TimePart, Vocabulary
-from support.movie_runs import prepared_movies
 
-TEXTS = st.lists(st.text(max_size=3), unique=True, max_size=20)
 EDGES = st.lists(st.integers(-5, 5).map(float), unique=True, max_size=8).map(sorted)
 
 
@@ -51,14 +43,6 @@ def part_of_time(encode):
     return meanings(8, TimePart(encode=encode), 7)
 
 
-@given(TEXTS, TEXTS)
-def test_ids_of_vocabularies_are_compared_as_texts(saved, now):
-    found = matched_rows(vocabulary(saved), vocabulary(now))
-    assert found[MISSING_ROW] == MISSING_ROW and found[UNSEEN_ROW] == UNSEEN_ROW
-    expected = [saved.index(text) + FIRST_ROW if text in saved else -1 for text in now]
-    assert found[FIRST_ROW:].tolist() == expected
-
-
 @given(EDGES, EDGES, st.lists(st.floats(-7, 7), max_size=30))
 def test_buckets_match_if_they_hold_the_same_numbers(saved, now, numbers):
     found = matched_rows(quantiles(saved), quantiles(now))
@@ -73,15 +57,12 @@ def test_buckets_match_if_they_hold_the_same_numbers(saved, now, numbers):
         assert found[row] == (then if bounds[0] == bounds[1] else -1)
 
 
-SPECIAL = st.one_of(st.none(), st.integers(0, 5))
+# Rows of missing and of unseen values, which differ if there are both.
+ROW = st.none() | st.integers(0, 5)
+SPECIAL = st.tuples(ROW, ROW).filter(lambda rows: rows[0] is None or rows[0] != rows[1])
 
 
-def special_rows():
-    """Rows of missing and of unseen values, which differ if there are both."""
-    return st.tuples(SPECIAL, SPECIAL).filter(lambda rows: rows[0] is None or rows[0] != rows[1])
-
-
-@given(st.integers(6, 12), st.integers(6, 12), special_rows(), special_rows())
+@given(st.integers(6, 12), st.integers(6, 12), SPECIAL, SPECIAL)
 def test_rows_of_missing_and_unseen_values_match_by_their_kind(saved, now, specials_then, specials):
     then_missing, then_unseen = specials_then
     missing, unseen = specials
@@ -99,13 +80,6 @@ def test_rows_of_missing_and_unseen_values_match_by_their_kind(saved, now, speci
     assert len(np.unique(taken)) == len(taken)
 
 
-def test_hashes_match_only_with_equal_buckets_and_seed():
-    assert matched_rows(hashed(5, 3), hashed(5, 3)).tolist() == list(range(6))
-    for other in (hashed(6, 3), hashed(5, 4)):
-        with pytest.raises(OtherMeaningError, match=r"5 buckets with seed 3, now [56] .* [34]$"):
-            matched_rows(hashed(5, 3), other)
-
-
 def test_tables_of_other_encodings_are_refused():
     kinds = [vocabulary([]), quantiles([1.0]), integers(7), hashed(7), meanings(8),
              part_of_time("weekday"), part_of_time("hour_of_day")]  # fmt: skip
@@ -116,15 +90,6 @@ def test_tables_of_other_encodings_are_refused():
                 continue
             with pytest.raises(OtherMeaningError, match=f"was {one.encode}, now {other.encode}"):
                 matched_rows(one, other)
-
-
-def test_a_folder_that_lacks_a_file_is_damaged(tmp_path):
-    folder = prepared_movies(tmp_path)
-    user = row_meanings(folder, "do this")["user"]
-    assert matched_rows(user, user).tolist() == list(range(user.entry.rows))
-    (folder / "learned/user.parquet").unlink()
-    with pytest.raises(DataError, match=r"damaged .*; do this$"):
-        user.values()
-    (folder / "learned/learned.json").unlink()
-    with pytest.raises(DataError, match=r"learned.json: damaged .*; do this$"):
-        row_meanings(folder, "do this")
+    for other in (hashed(6, 3), hashed(5, 4)):
+        with pytest.raises(OtherMeaningError, match=r"5 buckets with seed 3, now [56] .* [34]$"):
+            matched_rows(hashed(5, 3), other)

@@ -1,15 +1,9 @@
-"""Schemas: what is refused, and the examples of their documentation."""
+"""Schemas: what is refused."""
 
-import re
-
-import numpy as np
 import pytest
 
-from stampede.data.prepare import main
 from stampede.data.schema.schema import load_schema
 from stampede.settings import SettingsError
-from support.paths import ROOT
-from support.prepared_arrays import arrays_of, manifest_of
 
 GOOD = "label: y\nids: [user]\n"
 
@@ -47,42 +41,3 @@ def test_mistakes_name_the_key_and_the_remedy(tmp_path, text, words):
         load_schema(path)
     assert str(raised.value).startswith(str(path))
     assert all(word in str(raised.value) for word in words), str(raised.value)
-
-
-def documented():
-    text = (ROOT / "docs/schema.md").read_text()
-    return re.findall(r"```yaml\n# (\S+)\n(.*?)```", text, flags=re.DOTALL)
-
-
-def made_up(name):
-    draw = np.random.default_rng(0)
-    lines = ["userId,movieId,rating,timestamp"] if name == "movielens.yaml" else []
-    for i in range(300):
-        if name == "movielens.yaml":
-            lines.append(
-                f"{draw.integers(40)},{draw.integers(90)},{i % 6},{1_700_000_000 + 999 * i}"
-            )
-        else:
-            genres = "|".join(draw.choice(["a", "b", "c"], draw.integers(0, 3)))
-            lines.append(
-                f"{i % 2};u{draw.integers(9)};{draw.integers(90)};{genres};{draw.random():.2f};NA;"
-                f"{draw.integers(20)};2024-0{1 + i // 100}-01;{draw.random():.2f}"
-            )
-    return "\n".join(lines) + "\n"
-
-
-@pytest.mark.parametrize("name, text", documented())
-def test_documented_examples_prepare(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    (tmp_path / "log.csv").write_text(made_up(name))
-    by_day = ["--set", "split=by_column", "--set", "split_column=day"]
-    further = [] if name == "movielens.yaml" else [*by_day, "--set", "test_from=2024-03-01"]
-    log, schema, out = (str(tmp_path / part) for part in ("log.csv", name, "out"))
-    assert main(["table", log, "--schema", schema, "--out", out, *further]) == 0
-    manifest = manifest_of(tmp_path / "out")
-    test, _ = arrays_of(tmp_path / "out", "test")
-    if name == "movielens.yaml":
-        assert test["label"].tolist() == [int(i % 6 >= 4) for i in range(270, 300)]
-    else:
-        assert test["label"].tolist() == [i % 2 for i in range(200, 300)]
-        assert manifest["fields"][-1]["multi"] and manifest["has_weight"]

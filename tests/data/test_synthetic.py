@@ -6,9 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from sklearn.preprocessing import OneHotEncoder
 
 from stampede.data import SyntheticClicks, synthetic
 from stampede.engine.config.load import load_config
@@ -42,18 +40,6 @@ def test_parts_share_no_rows():
     assert len(np.unique(seen, axis=0)) == len(seen)
 
 
-def test_ids_follow_zipf_and_stay_in_range():
-    dataset = SMALL.dataset(50_000, 100)
-    ids = read(dataset.train, np.arange(50_000)).ids
-    sizes = np.array(list(dataset.vocabulary_sizes.values()))
-    assert (ids >= 0).all() and (ids < sizes).all()
-    assert (ids.max(0)[sizes < 10] == sizes[sizes < 10] - 1).all()
-    counts = np.bincount(ids[:, 2])
-    # Power law with exponent 1.2, cut into ids: share of id 0 against id 9.
-    density = lambda k: (k + 1) ** -0.2 - (k + 2) ** -0.2  # noqa: E731
-    assert counts[0] / counts[9] == pytest.approx(density(0) / density(9), rel=0.15)
-
-
 def test_labels_are_drawn_with_the_true_probability():
     samples = read(SMALL.dataset(100_000, 100).train, np.arange(100_000))
     for low in np.arange(0, 1, 0.1):
@@ -75,7 +61,7 @@ def test_the_parts_of_the_logit_have_the_configured_spread():
 
 @pytest.mark.slow
 def test_quickstart_needs_ids_and_their_interactions():
-    """Numbers alone, and first-order terms alone, lose at least a fifth of the ratio."""
+    """Their true weights without the interactions lose more than a fourth of the ratio."""
     quickstart = open_dataset(load_config(ROOT / "configs/quickstart.yaml"), None)
     test = read(quickstart.test, np.arange(quickstart.test.rows))
     attainable = roc_auc_score(test.label, test.true_probability)
@@ -83,19 +69,9 @@ def test_quickstart_needs_ids_and_their_interactions():
     def ratio(scores):
         return (roc_auc_score(test.label, scores) - 0.5) / (attainable - 0.5)
 
-    # With the true weights.
     numbers, first_order, _ = quickstart.test.truth.parts(test.ids, test.dense)
     assert ratio(numbers) < 0.8 * 0.9
     assert ratio(numbers + first_order) < 0.8 * 0.9
-    # And fitted by the logistic regression of scikit-learn.
-    train = read(quickstart.train, np.arange(100_000))
-    encoder = OneHotEncoder(handle_unknown="ignore", min_frequency=5).fit(train.ids)
-    for inputs, tested in (
-        (train.dense, test.dense),
-        (encoder.transform(train.ids), encoder.transform(test.ids)),
-    ):
-        fitted = LogisticRegression(max_iter=200, C=0.1).fit(inputs, train.label)
-        assert ratio(fitted.decision_function(tested)) < 0.8 * 0.9
 
 
 def test_a_log_whose_ids_drift(tmp_path, capsys):

@@ -38,41 +38,34 @@ def test_it_does_not_depend_on_the_place_or_form_of_the_files(folder, tmp_path):
     assert vocabulary_fingerprint(again) == found
 
 
-def test_ids_and_their_order_change_it(folder):
+def test_ids_rules_and_statistics_change_it(folder):
     data = prepare(folder)
+    found = [vocabulary_fingerprint(data)]
+    # Checkpoints hold fingerprints that earlier versions of stampede computed.
+    assert found == ["0eccb9d868eb4bca0cd7be3a4ec269db81172837992ba5614d7e8fcb92068864"]
+    for change in (
+        ("buckets: 7, seed: 3", "buckets: 7, seed: 4"),
+        ("fill: 30", "fill: 31"),
+        ("[log1p, standard]", "[log1p]"),
+        ("max_ids: 2", "max_ids: 3"),
+    ):
+        assert MOVIES.count(change[0]) == 1
+        other = prepare(folder, f"other_{len(found)}", MOVIES.replace(*change))
+        found.append(vocabulary_fingerprint(other))
     path = data / "learned/movie.parquet"
-    found = set()
-    for first, second in (("a", "bc"), ("ab", "c"), ("c", "ab"), ("abc", "")):
-        frame = pl.read_parquet(path)
-        frame = frame.with_columns(
-            value=pl.Series([first, second, *(f"x{i}" for i in range(len(frame) - 2))])
-        )
-        frame.write_parquet(path)
-        found.add(vocabulary_fingerprint(data))
-    assert len(found) == 4
-
-
-@pytest.mark.parametrize("change", [
-    ("buckets: 7, seed: 3", "buckets: 7, seed: 4"), ("fill: 30", "fill: 31"),
-    ("[log1p, standard]", "[log1p]"), ("max_ids: 2", "max_ids: 3"),
-])  # fmt: skip
-def test_another_rule_changes_it(folder, change):
-    assert MOVIES.count(change[0]) == 1
-    before = vocabulary_fingerprint(prepare(folder))
-    assert vocabulary_fingerprint(prepare(folder, "other", MOVIES.replace(*change))) != before
-
-
-def test_other_statistics_of_a_number_change_it(folder):
-    data = prepare(folder)
-    before = vocabulary_fingerprint(data)
+    frame = pl.read_parquet(path)
+    rest = [f"x{i}" for i in range(len(frame) - 2)]
+    for texts in (("a", "bc"), ("ab", "c"), ("c", "ab"), ("abc", "")):
+        frame.with_columns(value=pl.Series([*texts, *rest])).write_parquet(path)
+        found.append(vocabulary_fingerprint(data))
     path = data / "learned/learned.json"
     values = json.loads(path.read_text())
-    values["ranges"]["age"]["mean"] *= 1 + 1e-12
-    path.write_text(json.dumps(values))
-    assert vocabulary_fingerprint(data) == before
-    values["ranges"]["age"]["mean"] *= 1.01
-    path.write_text(json.dumps(values))
-    assert vocabulary_fingerprint(data) != before
+    for factor in (1 + 1e-12, 1.01):
+        values["ranges"]["age"]["mean"] *= factor
+        path.write_text(json.dumps(values))
+        found.append(vocabulary_fingerprint(data))
+    # A mean that differs by rounding is the same one.
+    assert found[-2] == found[-3] and len(set(found)) == len(found) - 1
 
 
 def test_it_covers_the_fields_of_imported_arrays(tmp_path):
@@ -83,10 +76,3 @@ def test_it_covers_the_fields_of_imported_arrays(tmp_path):
     # The dense layers see fields in this order.
     other = dict(reversed(fields.items()))
     assert vocabulary_fingerprint(write_prepared(tmp_path / "c", parts, other)) != one
-
-
-def test_it_is_the_same_in_all_versions(folder):
-    """Checkpoints hold fingerprints that earlier versions of stampede computed."""
-    assert vocabulary_fingerprint(prepare(folder)) == (
-        "0eccb9d868eb4bca0cd7be3a4ec269db81172837992ba5614d7e8fcb92068864"
-    )

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pandas as pd
+import torch
 from onnx.checker import check_model
 from onnxruntime import InferenceSession
 
@@ -45,8 +46,20 @@ def onnx_inputs(session, columns, rows):
     return found
 
 
-def dense_session(program):
-    """The dense part of a model, see `export_dense_part`, in onnxruntime."""
+def dense_in_onnx(program):
+    """The dense part of a model, see `export_dense_part`, as a function that onnxruntime computes.
+
+    It takes rows of tables and numbers; a network may leave one of them out.
+    """
     model = translated(program)
     check_model(model, full_check=True)
-    return onnx_session(model.SerializeToString())
+    session = onnx_session(model.SerializeToString())
+    taken = {one.name for one in session.get_inputs()}
+
+    def computed(rows, numbers):
+        given = {"inside/rows": rows.numpy(), "inside/numbers": numbers.numpy()}
+        return torch.from_numpy(
+            session.run(None, {k: v for k, v in given.items() if k in taken})[0]
+        )
+
+    return computed

@@ -1,13 +1,12 @@
 """Prepared data sets written from arrays, without the code that prepares."""
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 
 from stampede.data.prepared.manifest import MANIFEST, FieldEntry, Manifest, ShardEntry
 from stampede.data.prepared.verify import record_verified
-from stampede.files import FileEntry
+from stampede.files import file_entry
 
 
 def write_prepared(folder: Path, parts, fields, shard_rows=None, **described) -> Path:
@@ -48,10 +47,11 @@ def write_part(folder, part, arrays, shard_rows):
     shards = []
     for number, start in enumerate(starts):
         stop = min(rows, start + (shard_rows or rows))
-        files = {
-            name: write_array(folder, f"{part}-{number}-{name}.npy", array)
-            for name, array in shard_of(arrays, start, stop).items()
-        }
+        files = {}
+        for name, array in shard_of(arrays, start, stop).items():
+            path = folder / f"{part}-{number}-{name}.npy"
+            np.save(path, array)
+            files[name] = file_entry(path, folder)
         shards.append(ShardEntry(rows=stop - start, files=files))
     return shards
 
@@ -68,16 +68,6 @@ def shard_of(arrays, start, stop):
         else:
             shard[name] = array[start:stop]
     return shard
-
-
-def write_array(folder, name, array):
-    path = folder / name
-    np.save(path, array)
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 24):
-            digest.update(chunk)
-    return FileEntry(name=name, bytes=path.stat().st_size, sha256=digest.hexdigest())
 
 
 def drawn_rows(rows, single=3, numbers=2, multi=0, weight=False, vocabulary=50, seed=0):

@@ -6,9 +6,8 @@ import sys
 
 import numpy as np
 import pandas as pd
-import pytest
 
-from stampede.data.describe import WIDTH, main
+from stampede.data.describe import main
 from stampede.data.schema.schema import load_schema
 from support.paths import ROOT
 from support.prepared import write_small
@@ -22,13 +21,14 @@ def test_the_command_writes_a_table_and_a_page(log, tmp_path, capsys):
     printed = capsys.readouterr().out
     text = (out / "description.txt").read_text()
     assert text in printed
-    assert max(map(len, text.splitlines())) <= WIDTH
     (site,) = (line for line in text.splitlines() if line.startswith("site  ") and "ids" in line)
     (rates,) = (line for line in text.splitlines() if line.startswith("site  ") and " s1 " in line)
     frame = pd.concat(map(pd.read_csv, files))
     assert site.split()[2] == str(frame["site"].nunique())
     assert site.split()[3] == f"{frame['site'].isna().mean():.2%}"
-    assert rates.split()[1] == frame["site"].value_counts().index[0]
+    top = frame["site"].value_counts().index[0]
+    clicked = frame["clicked"][frame["site"] == top].mean()
+    assert rates.split()[1] == top and rates.split()[3] == f"{clicked:.3f}"
     assert (out / "description.png").read_bytes().startswith(b"\x89PNG")
     # The guessed schema can be given.
     assert list(load_schema(out / "schema.yaml").ids) == ["site", "user", "tags", "seen"]
@@ -57,43 +57,20 @@ def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):
     assert len((tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        (["--set", "splt=random"], "did you mean 'split'?"),
-        (["--kind", "avazu", "--schema", "x.yaml"], "--schema belongs to --kind table"),
-        (["--kind", "table"], "a table needs a schema file"),
-    ],
-)
-def test_mistakes_on_the_command_line(log, tmp_path, options, sentence, capsys):
-    folder, _ = log
-    command = [str(folder / "log_0.csv"), "--out", str(tmp_path / "out"), *options]
-    assert main(command) == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_a_prepared_folder_and_an_output_that_is_a_file(log, tmp_path, capsys):
+def test_mistakes_on_the_command_line(log, tmp_path, capsys):
     folder = write_small(tmp_path / "prepared")
-    assert main([str(folder), "--out", str(tmp_path / "out")]) == 2
-    assert "is a prepared folder; describe the log's files" in capsys.readouterr().err
-    assert main([str(tmp_path / "log_0.csv"), "--out", str(folder / "manifest.json")]) == 2
-    assert "choose another folder" in capsys.readouterr().err
+    path, out = log[0] / "log_0.csv", tmp_path / "out"
+    for given, to, options, sentence in (
+        (path, out, ["--kind", "avazu", "--schema", "x.yaml"], "--schema belongs to --kind table"),
+        (path, out, ["--kind", "table"], "a table needs a schema file"),
+        (path, folder / "manifest.json", [], "choose another folder"),
+        (folder, out, [], "is a prepared folder; describe the log's files"),
+    ):
+        assert main([str(given), "--out", str(to), *options]) == 2
+        assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_page_of_many_odd_columns(tmp_path, capsys):
-    rows = 40
-    frame = pd.DataFrame({"label": np.arange(rows) % 2})
-    for i in range(55):
-        frame[f"an_id_with_a_long_name_{i}"] = "x" if i else np.nan
-        frame[f"number_{i}"] = [np.nan, -(10.0 ** (i % 30)), 0.5, 10.0 ** (i % 30)][i % 4]
-    assert described_in(tmp_path, frame, capsys)
-    assert (tmp_path / "out/description.png").stat().st_size > 10_000
-    empty = frame[["label", "an_id_with_a_long_name_0", "number_0"]]
-    assert described_in(tmp_path, empty, capsys)
-
-
-def described_in(folder, frame, capsys, *options):
+def described_in(folder, frame, capsys):
     """What is printed of a log, all of whose columns but the label are ids or numbers."""
     frame.to_csv(folder / "log.csv", index=False)
     numbers = [name for name in frame if name.startswith("number")]
@@ -101,10 +78,8 @@ def described_in(folder, frame, capsys, *options):
     timed = "time: {column: time}\n" * ("time" in frame)
     (folder / "schema.yaml").write_text(f"label: label\nids: {ids}\nnumbers: {numbers}\n{timed}")
     given = [str(folder / "log.csv"), "--schema", str(folder / "schema.yaml")]
-    assert main([*given, "--out", str(folder / "out"), *options]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, (folder / "out/description.txt").read_text().splitlines())) <= WIDTH
-    return said
+    assert main([*given, "--out", str(folder / "out")]) == 0
+    return capsys.readouterr().out
 
 
 def test_advice(tmp_path, capsys):
@@ -142,21 +117,6 @@ def test_advice(tmp_path, capsys):
     said = described_in(tmp_path, frame[["label", "site"]], capsys)
     assert "the train part has no clicks, so it has no AUC" in said
     assert "the test part" not in said.partition("advice")[2]
-
-
-def test_rows_and_click_rates_are_shown(tmp_path, capsys):
-    rows = 1000
-    frame = pd.DataFrame({"label": [0, 1, 0, 0] * 250, "site": ["a", "b", "a", "a"] * 250})
-    frame["number"] = np.arange(rows) % 4
-    frame["time"] = 1_600_000_000 // 86400 * 86400 + np.repeat([0, 1, 1, 4], 250) * 86400
-    said = described_in(tmp_path, frame, capsys).splitlines()
-    over = {line.split()[1]: line.split()[3:] for line in said if line.startswith("  from 2020")}
-    assert over["2020-09-14"] == ["500", "50.00%", "125", "0.2500"], over
-    (line,) = (line.split() for line in said if "75.0%" in line)
-    assert line == ["site", "a", "75.0%", "0.000", "b", "25.0%", "1.000"]
-    at = said.index(next(line for line in said if line.startswith("click rate by size")))
-    assert said[at + 1].split() == ["number", "-", "0.5000", "0.0000", "-", "0.0000"]
-    assert sum(line.split()[:1] == ["site"] and "1.0000" in line for line in said) == 1
 
 
 def test_a_reader_that_has_enough(log, tmp_path):

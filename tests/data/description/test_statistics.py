@@ -68,9 +68,8 @@ def test_a_log_against_pandas(log, split):
     for part in range(3):
         missing = frame["price"][parts == part].isna().mean()
         assert price.share("missing", part) == pytest.approx(missing)
-    edges, rows, clicks = price.histogram
+    edges, rows, _ = price.histogram
     np.testing.assert_array_equal(rows, np.histogram(present, edges)[0])
-    assert 0 < clicks.sum() < rows.sum() > 0.99 * len(present)
     hours = frame.groupby(frame["seen"] // 3600 * 3600)["clicked"].agg(["size", "sum"])
     assert found.by_time and found.width == 3600
     assert found.slices.rows() == list(hours.itertuples(name=None))

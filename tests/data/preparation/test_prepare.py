@@ -4,18 +4,16 @@ import gzip
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 
 from stampede.data import DataError
+from stampede.data.apply import apply_learned
 from stampede.data.errors import UnfinishedFileError
-from stampede.data.learning.vocabulary import distinct_ids
-from stampede.data.options import PreparationOptions, Split
-from stampede.data.prepare import Spool, prepare
-from stampede.data.prepared.writer import RowsOfParts
-from stampede.data.schema.schema import Schema
+from stampede.data.options import PreparationOptions, Split, WritingOptions
+from stampede.data.prepare import prepare
 from stampede.data.sources import open_source
 from stampede.settings import SettingsError
+from support.movie_runs import prepared_movies
 from support.movies import MOVIES, movies, write_movies
 from support.paths import shared
 from support.prepared_arrays import arrays_of, manifest_of, vocabulary_of
@@ -29,50 +27,21 @@ from support.preparing import (
     table,
     write,
 )
+from support.tampering import swap_users
 
 
-def test_reading_the_log_twice_gives_the_same(made_up, tmp_path, monkeypatch):
-    monkeypatch.setattr("stampede.data.raw.files.BLOCK_BYTES", 1 << 16)
-    path = write(tmp_path / "log.tsv", made_up)
-    parts = sequential_parts(3000, 1 / 7, 0.1)
-    check_criteo(prepared(tmp_path / "out", "criteo_kaggle", path, spool=False), made_up, parts)
+def test_reading_the_log_twice_gives_the_same(tmp_path):
+    frame = dated().assign(x=np.random.default_rng(0).random(200))
+    schema = "label: y\nids: {user: {}, bin: {encode: quantiles, column: x, buckets: 50}}\n"
+    found = []
+    for spool in (True, False):
+        (tmp_path / str(spool)).mkdir()
+        folder = table(tmp_path / str(spool), frame, schema + "numbers: [x]\n", spool=spool)
+        found.append([arrays_of(folder, part)[0] for part in PARTS])
+    for one, other in zip(*found, strict=True):
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, other[name])
     assert not list(tmp_path.rglob("*.arrow")) and not list(tmp_path.rglob("spool"))
-
-
-SCHEMA = Schema.model_validate(
-    {
-        "label": "y",
-        "numbers": ["whole", "fine"],
-        "ids": {"a": {}, "many": {"separator": "|"}, "cut": {"encode": "quantiles", "buckets": 2}},
-    }
-)
-FRAME = pl.DataFrame(
-    {
-        "#label": pl.Series([0, 1, 1], dtype=pl.Float32),
-        "whole": [1.0, None, -(2.0**30)],
-        "fine": [0.1, None, 1e300],
-        "a": ["u", None, "u"],
-        "many": [["p", "q"], [], None],
-        "cut": [None, 0.5, 0.25],
-    }
-)
-
-
-def test_rows_come_back_as_they_were(tmp_path):
-    spool = Spool(tmp_path / "spool", SCHEMA)
-    distinct = distinct_ids(FRAME, SCHEMA)
-    rows = RowsOfParts(FRAME.drop(distinct), np.array([0, 2, 1], np.int8), 77, distinct)
-    spool.append(rows)
-    spool.append(rows._replace(position=99))
-    found = list(spool)
-    assert [rows.position for rows in found] == [77, 99]
-    for rows in found:
-        assert rows.frame.equals(FRAME.drop("a"))
-        assert rows.frame.schema["fine"] == rows.frame.schema["whole"] == pl.Float64
-        assert rows.parts.tolist() == [0, 2, 1]
-        column = rows.distinct["a"]
-        assert column.values[column.codes].equals(FRAME["a"], check_names=False)
-    assert not any((tmp_path / "spool").iterdir())
 
 
 def test_numbers_too_large_for_float16(tmp_path):
@@ -107,34 +76,31 @@ def test_table_with_every_kind_of_column(tmp_path, form, monkeypatch):
     standard = (age - age[train].mean()) / age[train].std(ddof=0)
     edges = np.quantile(frame["age"][train].dropna(), [0.25, 0.5, 0.75], method="inverted_cdf")
     group = np.searchsorted(np.unique(edges), frame["age"], side="left") + 1
-    genre_rows, _ = rows_by_pandas(
-        pd.Series([g for cell in frame["genres"][train] for g in cell.split("|")[:2] if g]),
-        slice(None),
-    )
+    kept = frame["genres"].str.split("|").str[:2]
+    seen = kept[train].explode().replace("", np.nan).value_counts()
     genres = vocabulary_of(folder, "genres")
-    assert max(genres.values()) == genre_rows.max()
+    assert seen[list(genres)].is_monotonic_decreasing and len(genres) == len(seen)
     manifest = manifest_of(folder)
     names = [entry["name"] for entry in manifest["fields"]]
     assert names == ["user", "movie", "city", "slot", "age_group", "weekday", "genres"]
+    expected = {
+        "user": rows_by_pandas(text["user"], train, 2)[0],
+        "movie": rows_by_pandas(text["movie"], train, 1, 5)[0],
+        "slot": frame["slot"],
+        "weekday": frame["when"].dt.weekday,
+        "age_group": np.where(frame["age"].isna(), 0, group),
+    }
     city = {}
     for number, part in enumerate(PARTS):
         mask = parts == number
         found, bags = arrays_of(folder, part)
         ids = dict(zip(names, found["ids"].T, strict=False))
         np.testing.assert_array_equal(found["label"], (frame["rating"] >= 4)[mask])
-        np.testing.assert_array_equal(ids["user"], rows_by_pandas(text["user"], train, 2)[0][mask])
-        np.testing.assert_array_equal(
-            ids["movie"], rows_by_pandas(text["movie"], train, 1, 5)[0][mask]
-        )
-        np.testing.assert_array_equal(ids["slot"], frame["slot"][mask])
-        np.testing.assert_array_equal(ids["weekday"], frame["when"].dt.weekday[mask])
-        np.testing.assert_array_equal(
-            ids["age_group"], np.where(frame["age"].isna(), 0, group)[mask]
-        )
+        for name, rows in expected.items():
+            np.testing.assert_array_equal(ids[name], rows[mask])
         np.testing.assert_allclose(found["numbers"][:, 0], standard[mask], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found["weight"], frame["importance"][mask], rtol=1e-6)
-        cells = [cell.split("|")[:2] if cell else [] for cell in frame["genres"][mask]]
-        assert bags[0] == [[genres[g] for g in cell] or [0] for cell in cells]
+        assert bags[0] == [[genres.get(genre, 0) for genre in cell] for cell in kept[mask]]
         for name, row in zip(frame["city"][mask], ids["city"], strict=True):
             assert city.setdefault(name, row) == row
     assert city[""] == 7  # missing
@@ -183,13 +149,28 @@ def test_criteo_1tb_is_tested_on_its_last_file(made_up, tmp_path):
             made_up[rows].to_csv(file, sep="\t", header=False, index=False)
     folder = prepared(tmp_path / "out", "criteo_1tb", str(tmp_path / "day_*.gz"))
     check_criteo(folder, made_up, np.repeat([0, 1, 2], [1800, 200, 1000]))
-
-
-def test_one_day_of_criteo_1tb_has_no_last_file(made_up, tmp_path):
     path = write(tmp_path / "day_0", made_up)
-    with pytest.raises(
-        SettingsError, match=r"day_0 is the only one; write --set test_fraction=0\.1"
-    ):
-        prepared(tmp_path / "out", "criteo_1tb", path)
-    folder = prepared(tmp_path / "out", "criteo_1tb", path, test_fraction=0.5)
+    only = r"day_0 is the only one; write --set test_fraction=0\.1"
+    with pytest.raises(SettingsError, match=only):
+        prepared(tmp_path / "one", "criteo_1tb", path)
+    folder = prepared(tmp_path / "one", "criteo_1tb", path, test_fraction=0.5)
     check_criteo(folder, made_up, sequential_parts(3000, 0.5, 0.1))
+
+
+def test_what_was_learned_is_applied_to_another_log(made_up, tmp_path):
+    path = write(tmp_path / "log.tsv", made_up)
+    first = prepared(tmp_path / "out", "criteo_kaggle", path)
+    apply_learned(first, path, WritingOptions(), tmp_path / "again")
+    found, _ = arrays_of(tmp_path / "again", "test")
+    for name in ("ids", "numbers", "label"):
+        whole = np.concatenate([arrays_of(first, part)[0][name] for part in PARTS])
+        np.testing.assert_array_equal(found[name], whole)
+    assert manifest_of(tmp_path / "again")["parts"]["train"] == []
+
+
+def test_a_changed_vocabulary_is_not_applied(tmp_path):
+    folder = prepared_movies(tmp_path)
+    swap_users(folder)
+    with pytest.raises(DataError, match=r"user.parquet: .* since the data were prepared; delete"):
+        apply_learned(folder, str(tmp_path / "log.csv"), WritingOptions(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

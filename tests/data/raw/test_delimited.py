@@ -4,7 +4,6 @@ import polars as pl
 import pytest
 
 from stampede.data import DataError
-from stampede.data.prepared.manifest import missing_marks_sentence
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import MISSING, Schema
@@ -32,14 +31,11 @@ def test_quoted_cells(tmp_path):
     frame, _, _ = read(log_of(write(tmp_path / "log.csv", lines)))
     assert frame["user"].to_list() == ['a,"b"', "anna", ","]
     assert frame["x"].to_list() == [0.5, 0.5, 7.0]
-    with pytest.raises(DataError, match=r"line 3: found [23] columns"):
-        read(log_of(write(tmp_path / "log.csv", [HEADER, GOOD, '1,"a,b']), quote=""))
-
-
-def test_quoted_cells_may_be_empty(tmp_path):
     lines = [HEADER, '"1","","","","1","2024-01-31"', "1,,,,1,2024-01-31"]
     frame, _, _ = read(log_of(write(tmp_path / "log.csv", lines)))
     assert frame.select("user", "slot", "x").null_count().row(0) == (2, 2, 2)
+    with pytest.raises(DataError, match=r"line 3: found [23] columns"):
+        read(log_of(write(tmp_path / "log.csv", [HEADER, GOOD, '1,"a,b']), quote=""))
 
 
 @pytest.mark.parametrize("other", ["0.5", "foo"])
@@ -48,13 +44,6 @@ def test_an_empty_number_is_missing_whatever_else_is_in_the_block(tmp_path, othe
     path = write(tmp_path / "log.csv", lines)
     frame, _, _ = read(log_of(path, missing=["NA"]), "skip")
     assert frame["x"].to_list()[0] is None
-
-
-@pytest.mark.parametrize("text", ["NAN", "-nan"])
-def test_other_spellings_of_nan_are_bad_numbers(tmp_path, text):
-    path = write(tmp_path / "log.csv", [HEADER, GOOD, f"1,anna,3,{text},1,2024-01-31"])
-    with pytest.raises(DataError, match=f"line 3, column x: found '{text}'"):
-        read(log_of(path))
 
 
 @pytest.mark.parametrize(
@@ -89,13 +78,7 @@ def test_marks_of_missing_values_are_counted(tmp_path, mark, quoted):
     assert frame["user"].to_list() == ["anna", None, f"x{mark}", f"{mark}x", None]
     assert frame["slot"].to_list() == [3, 3, None, 4, None]
     assert frame["x"].to_list() == [0.5, 0.5, -1, None, None]
-    found = bad.marks_by_column()
-    assert {name: sum(marks.values()) for name, marks in found.items()} == {
-        "user": 2,
-        "x": 2,
-        "slot": 1,
-    }
-    assert "treated 5 cells as missing because of the text" in missing_marks_sentence(found)
+    assert bad.marks_by_column() == {"user": {mark: 2}, "x": {mark: 2}, "slot": {mark: 1}}
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

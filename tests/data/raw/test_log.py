@@ -1,6 +1,5 @@
 """Typed rows: bad ones, Parquet files, logs whose rows are scored."""
 
-import gzip
 import json
 
 import polars as pl
@@ -17,6 +16,7 @@ BAD = {
     "1,anna,3,five,1,2024-01-31": ("x", "'five'", "finite number"),
     "1,an\0na,3,0.5,1,2024-01-31": ("", "a NUL byte", "6 columns"),
     "1,anna,3,1e999,1,2024-01-31": ("x", "inf", "finite number"),
+    "1,anna,3,-nan,1,2024-01-31": ("x", "'-nan'", "finite number"),
     "1,anna,10,0.5,1,2024-01-31": ("slot", "'10'", "0 to 9"),
     "1,anna,3.5,0.5,1,2024-01-31": ("slot", "'3.5'", "0 to 9"),
     "1,anna,3,0.5,-1,2024-01-31": ("w", "-1", "from 0 to"),
@@ -134,57 +134,20 @@ def test_types_of_parquet_columns_that_do_not_fit(tmp_path, column, values):
         read(log_of(path))
 
 
-INPUTS = ["x", "user", "slot"]
-
-
-def schema_of(**changes):
-    return Schema.model_validate({**SCHEMA, **changes})
-
-
-def without(line, *columns):
-    cells = dict(zip(HEADER.split(","), line.split(","), strict=True))
-    return ",".join(value for name, value in cells.items() if name not in columns)
-
-
-@pytest.mark.parametrize("form", ["csv", "csv.gz", "parquet"])
-def test_a_log_without_label_weight_and_time_has_its_inputs(tmp_path, form):
-    lines = [without(line, "y", "w", "t") for line in (HEADER, GOOD, GOOD)]
-    path = write(tmp_path / "plain.csv", lines)
-    if form == "parquet":
-        path = tmp_path / "log.parquet"
-        pl.read_csv(tmp_path / "plain.csv").write_parquet(path)
-    elif form == "csv.gz":
-        path = tmp_path / "log.csv.gz"
-        path.write_bytes(gzip.compress((tmp_path / "plain.csv").read_bytes()))
-    frame, numbers, _ = read(scoring_log(schema_of(), [path]))
-    assert frame.columns == INPUTS
-    assert frame.rows() == [(0.5, "anna", 3)] * 2
-    assert numbers.tolist() == [0, 1]
-
-
-def test_the_label_is_read_unless_unwanted(tmp_path):
+def test_the_label_of_a_log_that_is_scored_is_read_unless_absent_or_unwanted(tmp_path):
+    schema, inputs = Schema.model_validate(SCHEMA), ["x", "user", "slot"]
     path = write(tmp_path / "log.csv", [HEADER, GOOD])
-    frame, _, _ = read(scoring_log(schema_of(), [path]))
-    assert frame.columns == ["#label", *INPUTS, "#weight"]
+    frame, _, _ = read(scoring_log(schema, [path]))
+    assert frame.columns == ["#label", *inputs, "#weight"]
     assert frame["#label"].to_list() == [1.0]
-    path = write(tmp_path / "log.csv", [HEADER, GOOD.replace("1,", "unknown,", 1)])
+    write(path, [HEADER, GOOD.replace("1,", "unknown,", 1)])
     with pytest.raises(DataError, match="write 0 or 1"):
-        read(scoring_log(schema_of(), [path]))
-    frame, _, _ = read(scoring_log(schema_of(), [path], with_label=False))
-    assert frame.columns == INPUTS and len(frame) == 1
-
-
-def test_columns_of_inputs_are_required(tmp_path):
-    timed = schema_of(ids={**SCHEMA["ids"], "day": {"encode": "weekday"}})
-    path = write(tmp_path / "log.csv", [HEADER, GOOD])
-    frame, _, _ = read(scoring_log(timed, [path]))
-    assert frame["day"].to_list() == [2]  # a Wednesday
-    path = write(tmp_path / "log.csv", [without(line, "t") for line in (HEADER, GOOD)])
-    with pytest.raises(DataError, match="no column 't'"):
-        read(scoring_log(timed, [path]))
-    path = write(tmp_path / "log.csv", [without(line, "user") for line in (HEADER, GOOD)])
-    with pytest.raises(DataError, match="no column 'user'; its header line has y, slot"):
-        read(scoring_log(schema_of(), [path]))
+        read(scoring_log(schema, [path]))
+    frame, _, _ = read(scoring_log(schema, [path], with_label=False))
+    assert frame.columns == inputs and len(frame) == 1
+    write(path, ["user,slot,x", "anna,3,0.5"])
+    frame, _, _ = read(scoring_log(schema, [path]))
+    assert frame.columns == inputs and frame.rows() == [(0.5, "anna", 3)]
 
 
 def test_line_1_of_a_file_without_header_shows_whether_it_has_labels(tmp_path):
@@ -197,9 +160,5 @@ def test_line_1_of_a_file_without_header_shows_whether_it_has_labels(tmp_path):
     assert labelled["#label"].to_list() == [1.0] and labelled["I1"].to_list() == [0.0]
     with pytest.raises(DataError, match="line 1: found 38 columns; write 40 columns"):
         read(scoring_log(CRITEO, [write(tmp_path / "s.txt", ["\t".join(values[1:])])]))
-
-
-def test_an_empty_file_has_no_rows(tmp_path):
-    path = tmp_path / "log.txt"
-    path.write_bytes(b"")
-    assert list(scoring_log(CRITEO, [path]).chunks(None)) == []
+    (tmp_path / "empty.txt").touch()
+    assert list(scoring_log(CRITEO, [tmp_path / "empty.txt"]).chunks(None)) == []

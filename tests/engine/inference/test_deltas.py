@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -56,10 +55,6 @@ def deltas(days, full, tmp_path_factory):
     return {n: exported(days, n, folder / f"delta{n}", "--since", full[n - 1]) for n in (2, 3)}
 
 
-def copied(folder, path):
-    return Path(shutil.copytree(folder, path))
-
-
 def same_files(one, other):
     # Python adds `__pycache__` to a package that was loaded.
     files, others = (
@@ -89,8 +84,7 @@ def test_a_chain_of_deltas_is_a_full_export_byte_for_byte(days, tmp_path, capsys
     found, expected = loaded(made).score(log), loaded(full[3]).score(log)
     np.testing.assert_array_equal(found, expected)
     assert not np.array_equal(loaded(full[1]).score(log), expected)
-    # Nothing is left beside it.
-    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_rows_that_hardly_moved_may_stay(days, full, tmp_path):
@@ -109,24 +103,25 @@ def test_rows_that_hardly_moved_may_stay(days, full, tmp_path):
 
 
 def test_a_wrong_or_damaged_delta_leaves_nothing(full, deltas, tmp_path):
-    delta = copied(deltas[3], tmp_path / "delta")
+    delta = shutil.copytree(deltas[3], tmp_path / "delta")
     out = tmp_path / "out"
-    with pytest.raises(
-        ValueError, match=r"was made for another package .* apply the deltas in order"
+    in_order = r"was made for another package .* apply the deltas in order"
+    for base, given, to, words in (
+        (full[1], delta, out, in_order),
+        (full[2], full[1], out, "no delta here"),
+        (full[2], delta, full[1], "already exists"),
     ):
-        update.apply(full[1], [delta], out)
-    with pytest.raises(ValueError, match="no delta here"):
-        update.apply(full[2], [full[1]], out)
-    with pytest.raises(ValueError, match="already exists"):
-        update.apply(full[2], [delta], full[1])
+        with pytest.raises(ValueError, match=words):
+            update.apply(base, [given], to)
     changed = delta / "changes/user.safetensors"
     whole = changed.read_bytes()
-    changed.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ValueError, match="user"):
-        update.apply(full[2], [delta], out)
-    changed.write_bytes(whole[:40])
-    with pytest.raises(ValueError, match=r"user\.safetensors cannot be made"):
-        update.apply(full[2], [delta], out)
+    for damaged, words in (
+        (whole[:-1] + bytes([whole[-1] ^ 1]), "user"),
+        (whole[:40], r"user\.safetensors cannot be made"),
+    ):
+        changed.write_bytes(damaged)
+        with pytest.raises(ValueError, match=words):
+            update.apply(full[2], [delta], out)
     assert [path.name for path in tmp_path.iterdir()] == ["delta"]
 
 
@@ -145,7 +140,7 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path):
 
 def test_a_server_takes_the_package_that_is_published(days, full, deltas, tmp_path):
     models = tmp_path / "models"
-    first = copied(full[1], models / "day_1")
+    first = shutil.copytree(full[1], models / "day_1")
     update.publish(models, "day_1")
     log = pl.read_csv(days / "log2.csv", infer_schema=False).drop("click")
     # The package's own update.py, which uses the load.py beside it.
@@ -183,7 +178,7 @@ def test_other_versions_of_libraries_may_apply_a_delta(days, full, deltas, tmp_p
 
 
 def test_no_program_is_taken_from_a_delta(full, deltas, tmp_path):
-    delta = copied(deltas[2], tmp_path / "delta")
+    delta = shutil.copytree(deltas[2], tmp_path / "delta")
     assert not list(delta.rglob("*.py"))
     (delta / "load.py").write_text("raise SystemExit('taken')")
     assert same_files(update.apply(full[1], [delta], tmp_path / "made"), full[2])
@@ -194,7 +189,7 @@ def test_no_program_is_taken_from_a_delta(full, deltas, tmp_path):
 
 
 def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_path, monkeypatch):
-    base = copied(full[1], tmp_path / "full1")
+    base = shutil.copytree(full[1], tmp_path / "full1")
     # As if a bug left a row out.
     changed = packaging._changed
     monkeypatch.setattr(packaging, "_changed", lambda *a: changed(*a)[1:])

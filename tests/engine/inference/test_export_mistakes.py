@@ -1,5 +1,6 @@
 """What an export and a package refuse."""
 
+import re
 from contextlib import ExitStack
 
 import polars as pl
@@ -35,17 +36,14 @@ def test_an_existing_folder_is_replaced_only_where_it_is_a_package(trained_run, 
     status, said = export(trained_run, tmp_path / "thesis", "--overwrite")
     assert status == 2 and "is not an exported package" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "thesis"]
+    said = refused(command.main, tmp_path, trained_run, tmp_path / ("long" * 100))
+    assert "longlong: cannot be written (File name too long)" in said
 
 
 def full(tmp_path, run, name, *options):
     """The command finds no room and leaves nothing."""
     said = refused(command.main, tmp_path, run, tmp_path / name, *options)
     assert f"{tmp_path}/{name}: cannot be written (" in said and "File too large" in said
-
-
-def test_a_name_that_is_too_long(trained_run, tmp_path):
-    said = refused(command.main, tmp_path, trained_run, tmp_path / ("long" * 100))
-    assert "longlong: cannot be written (File name too long)" in said
 
 
 def test_a_full_disk_leaves_nothing(trained_run, tmp_path):
@@ -110,16 +108,14 @@ def test_files_are_readable_by_others(packages):
 def test_values_that_cannot_be_used(packages, changes, words):
     model = loaded(packages / "fp32")
     assert model.score(GOOD).shape == (1,)
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match=re.escape(words)):
         model.score({**GOOD, **changes})
-    assert words in str(raised.value)
 
 
 def test_samples_that_are_no_mappings(packages):
     model = loaded(packages / "fp32")
-    with pytest.raises(
-        ValueError, match=r"found the sample \['1'\]; write each sample as a mapping"
-    ):
+    words = r"found the sample \['1'\]; write each sample as a mapping"
+    with pytest.raises(ValueError, match=words):
         model.score([["1"]])
     with pytest.raises(ValueError, match="batch_size: found 0; write a number of at least 1"):
         model.score(GOOD, batch_size=0)
@@ -149,12 +145,5 @@ def test_rows_of_tables_that_cannot_be_used(packages, name, value, words):
         del ids[name]
     else:
         given["lengths" if name == "genres" else "ids"][name] = value
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match=re.escape(words)):
         model.score_rows(**given)
-    assert words in str(raised.value)
-
-
-def test_everything_may_be_missing_but_the_time(packages):
-    missing = {name: [None, None] for name in GOOD} | {"when": GOOD["when"] * 2}
-    first, second = loaded(packages / "fp32").score(missing)
-    assert first == second

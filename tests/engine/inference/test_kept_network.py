@@ -63,14 +63,12 @@ def test_a_file_that_is_gone(tmp_path, network):
 
 
 def test_the_executed_file_is_kept_even_if_it_changes_meanwhile(tmp_path):
-    config = small_config(tmp_path, *own_network(tmp_path, "numbers_only", NUMBERS_ONLY))
+    network = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
+    config = small_config(tmp_path, *network)
     (tmp_path / "own.py").write_text(FLIPPED)
     run(config)
     assert (tmp_path / "small/network.py").read_text() == NUMBERS_ONLY
-
-
-def test_a_run_from_scratch_keeps_the_current_file(tmp_path, network):
-    (tmp_path / "own.py").write_text(FLIPPED)
+    # A run that begins again keeps what it executes.
     for path in (tmp_path / "small/checkpoints").iterdir():
         path.rename(tmp_path / path.name)
     (tmp_path / "small/summary.json").unlink()

@@ -9,6 +9,8 @@ import pytest
 import torch
 import yaml
 
+from stampede.data.apply import apply_learned
+from stampede.data.options import WritingOptions
 from stampede.engine import export
 from stampede.engine import predict as command
 from stampede.engine.inference.trained import open_trained
@@ -18,6 +20,7 @@ from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movie
 from support.movies import movies, write_movies
 from support.predicting import predict, run_command, scores
 from support.preparing import prepared
+from support.tampering import sign_learned, swap_users
 
 
 def refused(folder, *arguments):
@@ -30,7 +33,10 @@ def test_runs_that_are_not_there(trained_run, tmp_path, log):
     empty.mkdir()
     assert "has no checkpoint" in refused(tmp_path, empty, log, out)
     (empty / "period_0002").mkdir()
+    strange = shutil.copytree(trained_run, tmp_path / "strange")
+    (strange / "config.yaml").write_text("")
     for run, epoch, words in (
+        (strange, "1", "config.yaml: no run wrote it (data is missing)"),
         (tmp_path / "nowhere", "1", "nowhere: no such run folder or checkpoint"),
         (empty, "1", f"write {empty}/period_0002, the newest"),
         (trained_run, "7", "no complete checkpoint of epoch 7; there are: epoch_0001, epoch_0002"),
@@ -38,12 +44,6 @@ def test_runs_that_are_not_there(trained_run, tmp_path, log):
         (open_trained(trained_run).checkpoint, "1", "leave --epoch out"),
     ):
         assert words in refused(tmp_path, run, log, out, "--epoch", epoch)
-
-
-def test_a_damaged_checkpoint(run, tmp_path, log):
-    for shard in (run / "checkpoints/epoch_0001").glob("*.distcp"):
-        shard.write_bytes(shard.read_bytes()[:1000])
-    assert "damaged checkpoint" in refused(tmp_path, run, log, tmp_path / "s.parquet")
 
 
 @pytest.mark.parametrize("where", ["network.", "front."])
@@ -66,38 +66,34 @@ def test_weights_that_are_not_finite_give_no_scores(run, tmp_path, log, where):
     assert "holds numbers that are not finite" in said
 
 
-def test_one_unreadable_manifest_does_not_block_the_others(run, tmp_path, log):
+def test_one_unreadable_checkpoint_does_not_block_the_others(run, tmp_path, log):
     (run / "checkpoints/epoch_0003/manifest.json").write_text("{")
     status, said = predict(run, log, tmp_path / "s.parquet")
     # As far as the second one knows, the first is the best.
     assert status == 0 and "epoch 1" in said
     assert "epoch_0003: damaged checkpoint" in said and "epoch_0002 is the newest that can" in said
     assert "damaged" in refused(tmp_path, run, log, tmp_path / "t.parquet", "--epoch", "newest")
+    for shard in (run / "checkpoints/epoch_0001").glob("*.distcp"):
+        shard.write_bytes(shard.read_bytes()[:1000])
+    assert "damaged checkpoint" in refused(tmp_path, run, log, tmp_path / "t.parquet")
 
 
-@pytest.mark.parametrize("column", ["user", "when"])
-def test_a_column_that_is_absent(trained_run, tmp_path, column):
-    log = write_movies(tmp_path / "log.csv", rows_of_test_part().drop(columns=column))
-    said = refused(tmp_path, trained_run, log, tmp_path / "s.parquet")
-    assert f"log.csv: no column {column!r}; its header line has rating" in said
+def test_a_column_that_is_absent(trained_run, tmp_path):
+    for column in ("user", "when"):
+        log = write_movies(tmp_path / "log.csv", rows_of_test_part().drop(columns=column))
+        said = refused(tmp_path, trained_run, log, tmp_path / "s.parquet")
+        assert f"log.csv: no column {column!r}; its header line has rating" in said
 
 
 def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
-    out = tmp_path / "s.parquet"
-    assert "no such file or glob" in refused(tmp_path, trained_run, tmp_path / "no*.csv", out)
-    assert "is a folder; write its files" in refused(tmp_path, trained_run, tmp_path, out)
-    said = refused(tmp_path, trained_run, tmp_path, log, out)
-    assert "write one prepared folder alone, or files" in said
-    said = refused(tmp_path, trained_run, "@run", log, out)
-    assert "@run: is the run's own data; write it alone" in said
-    said = refused(tmp_path, trained_run, log, out, "--part", "test")
-    assert f"--part test: raw files such as {log} have no parts; leave it out" in said
-
-
-def test_a_configuration_that_no_run_wrote(run, tmp_path, log):
-    (run / "config.yaml").write_text("")
-    said = refused(tmp_path, run, log, tmp_path / "s.parquet")
-    assert "config.yaml: no run wrote it (data is missing)" in said
+    for inputs, words in (
+        ([tmp_path / "no*.csv"], "no such file or glob"),
+        ([tmp_path], "is a folder; write its files"),
+        ([tmp_path, log], "write one prepared folder alone, or files"),
+        (["@run", log], "@run: is the run's own data; write it alone"),
+        (["--part", "test", log], f"--part test: raw files such as {log} have no parts; leave it"),
+    ):
+        assert words in refused(tmp_path, trained_run, *inputs, tmp_path / "s.parquet")
 
 
 @pytest.mark.parametrize(
@@ -140,59 +136,84 @@ def test_own_data_whose_paths_are_relative(tmp_path, monkeypatch):
     assert f"this is {tmp_path}/elsewhere" in said
 
 
-def test_another_vocabulary(trained_run, tmp_path):
-    schema = str(prepare_movies(tmp_path) / "schema.yaml")
-    path = str(write_movies(tmp_path / "log.csv", movies(700)))
-    folder = prepared(tmp_path / "data", "table", path, schema=schema)
-    said = refused(tmp_path, trained_run, folder, tmp_path / "s.parquet")
+def test_what_a_run_kept_is_compared_with_its_checkpoint(run, log, tmp_path):
+    apply_learned(run / "inputs", str(log), WritingOptions(), tmp_path / "prepared")
+    expected = scores(run, [log], tmp_path)
+    swap_users(run / "inputs")
+    for main, arguments in (
+        (command.main, [log, tmp_path / "s.parquet"]),
+        (export.main, [tmp_path / "package"]),
+    ):
+        said = predicting.refused(main, tmp_path, run, *arguments)
+        assert "inputs: these are not the vocabularies that " in said
+        assert "epoch_0001 was trained with" in said and said.count("\n") == 1
+        assert f"delete {run}/inputs to use the run's prepared data" in said
+    # A prepared folder has vocabularies of its own.
+    assert scores(run, [tmp_path / "prepared"], tmp_path).equals(expected.drop("file"))
+    shutil.rmtree(run / "inputs")
+    assert scores(run, [log], tmp_path).equals(expected)
+
+
+def test_prepared_data_are_compared_with_the_checkpoint(tmp_path):
+    run, log = train_on_movies(prepare_movies(tmp_path)), tmp_path / "log.csv"
+    (data,) = (tmp_path / "cache").iterdir()
+    swap_users(data)
+    sign_learned(data)
+    for given in ("@run", data):
+        said = refused(tmp_path, run, given, tmp_path / "s.parquet")
+        assert f"{data}: these are not the vocabularies that " in said
+        assert "score raw files, or prepare them with `stampede apply`" in said
+    assert len(scores(run, [log], tmp_path))
+    other = prepared(
+        tmp_path / "other",
+        "table",
+        str(write_movies(log, movies(700))),
+        schema=str(tmp_path / "schema.yaml"),
+    )
+    said = refused(tmp_path, run, other, tmp_path / "s.parquet")
     assert "the table of 'user' has" in said and "stampede apply" in said
+    shutil.rmtree(run / "inputs")
+    shutil.rmtree(tmp_path / "cache")
+    said = refused(tmp_path, run, log, tmp_path / "s.parquet")
+    assert "the run kept no vocabularies" in said and "not prepared yet" in said
 
 
 def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch):
-    said = refused(tmp_path, trained_run, log, tmp_path / "s.csv")
-    assert said.endswith("write a NAME.parquet\n")
-    (tmp_path / "old.parquet").write_text("old")
-    said = refused(tmp_path, trained_run, log, tmp_path / "old.parquet")
-    assert "already exists; write --overwrite, or another name" in said
-    (tmp_path / "folder.parquet").mkdir()
-    said = refused(tmp_path, trained_run, log, tmp_path / "folder.parquet", "--overwrite")
-    assert "is a folder" in said
-    said = refused(tmp_path, trained_run, log, log / "s.parquet")
-    assert "log.csv/s.parquet: cannot be written (File exists)" in said
     parquet = write_movies(tmp_path / "log.parquet", rows_of_test_part())
-    said = refused(tmp_path, trained_run, parquet, parquet, "--overwrite")
-    assert "log.parquet: is also an input" in said
+    (tmp_path / "folder.parquet").mkdir()
+    (tmp_path / "old.parquet").write_text("old")
+    old = (trained_run, log, tmp_path / "old.parquet")
+    for given, words in (
+        ((trained_run, log, tmp_path / "s.csv"), "write a NAME.parquet\n"),
+        (old, "already exists; write --overwrite, or another name"),
+        ((trained_run, log, tmp_path / "folder.parquet", "--overwrite"), "is a folder"),
+        ((trained_run, log, log / "s.parquet"), "cannot be written (File exists)"),
+        ((trained_run, parquet, parquet, "--overwrite"), "log.parquet: is also an input"),
+    ):
+        assert words in refused(tmp_path, *given)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", full)
-    said = refused(tmp_path, trained_run, log, tmp_path / "old.parquet", "--overwrite")
+    with monkeypatch.context() as patch:
+        patch.setattr(pyarrow.parquet.ParquetWriter, "write_table", full)
+        said = refused(tmp_path, *old, "--overwrite")
     assert "cannot be written (No space left on device); make room" in said
-    monkeypatch.undo()
-    status, _ = predict(trained_run, log, tmp_path / "old.parquet", "--overwrite")
-    assert status == 0 and len(pyarrow.parquet.read_table(tmp_path / "old.parquet")) == 60
-
-
-def test_options(trained_run, log, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        predict(trained_run, log, tmp_path / "s.parquet", "--batch-size", 0)
-    for parser in (command._parser(), export._parser()):
-        assert max(map(len, parser.format_help().splitlines())) <= 100
+    assert predict(*old, "--overwrite")[0] == 0
+    assert len(pyarrow.parquet.read_table(tmp_path / "old.parquet")) == 60
 
 
 def test_code_that_a_run_folder_names_is_not_executed_unasked(run, tmp_path):
-    name = "own.py"
     executed = tmp_path / "executed"
-    (run / name).write_text(f"open({str(executed)!r}, 'w').close()\nraise SystemExit(3)")
+    (run / "own.py").write_text(f"open({str(executed)!r}, 'w').close()\nraise SystemExit(3)")
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config["model"]["import"] = name
+    config["model"]["import"] = "own.py"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     out, package = tmp_path / "s.parquet", tmp_path / "package"
     for main, rest in ((command.main, ["@run", out]), (export.main, [package])):
         status, said = run_command(main, run, *rest)
         assert status == 2 and not executed.exists()
-        assert f"config.yaml: its network is Python code, '{name}', which would be executed" in said
+        assert "config.yaml: its network is Python code, 'own.py', which would be executed" in said
         assert "write --allow-import if you trust it" in said
         status, said = run_command(main, run, *rest, "--allow-import")
         assert status == 2 and executed.exists() and "own.py, line 2: SystemExit: 3" in said
