@@ -172,18 +172,14 @@ LONG = ["train.epochs=2", "evaluate.every=3", "train.timing_every=3"]
 
 @pytest.fixture(scope="module")
 def timed_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("watched")
+    folder = tmp_path_factory.mktemp("timed")
     run_small(folder, LONG)
     return folder / "small"
 
 
-def of_event(run, event):
-    return [line for line in logged(run) if line["event"] == event]
-
-
 def test_times_are_logged_at_fixed_steps_and_at_an_epochs_end(timed_run):
     found = [line for line in lines(timed_run) if line["kind"] == "timing"]
-    by_rank = of_event(timed_run, "timing")
+    by_rank = [line for line in logged(timed_run) if line["event"] == "timing"]
     assert [line["step"] for line in found] == [3, 6, 8, 9, 12, 15, 16]
     assert [(line["step"], line["steps"]) for line in by_rank] == [
         (3, 3), (6, 3), (8, 2), (9, 1), (12, 3), (15, 3), (16, 1),
@@ -220,16 +216,6 @@ def test_untimed_runs_compute_the_same(timed_run, tmp_path):
     assert without_times(tmp_path / "small") == [
         line for line in without_times(timed_run) if line["kind"] != "timing"
     ]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_has_the_same_lines_and_appends_to_its_log(timed_run, tmp_path):
-    run_disturbed(tmp_path, LONG, 4)
-    (stop,) = of_event(tmp_path / "small", "stopped")
-    assert stop["step"] == 4 and "SIGTERM" in stop["reason"]
-    run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
-    assert without_times(tmp_path / "small") == without_times(timed_run)
-    assert [line["step"] for line in of_event(tmp_path / "small", "started")] == [0, 4]
 
 
 def test_why_a_run_failed_is_in_its_log(tmp_path):
@@ -270,14 +256,19 @@ def test_the_requested_steps_are_traced(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_trace_ends_and_goes_on_with_the_run(tmp_path, capsys):
-    run_disturbed(tmp_path, trace(3, 100), 4)
+def test_the_log_and_the_trace_go_on_with_the_run(timed_run, tmp_path, capsys):
+    run = tmp_path / "small"
+    run_disturbed(tmp_path, [*LONG, *trace(3, 100)], 4)
+    stop = logged(run)[-1]
+    assert stop["event"] == "stopped" and stop["step"] == 4 and "SIGTERM" in stop["reason"]
     # What was traced until then is kept until there is more.
-    assert traced(tmp_path / "small")[1] == [3, 4]
-    run_small(tmp_path, [*trace(3, 100), "checkpoint.resume=auto"])
-    assert traced(tmp_path / "small")[1] == [5, 6, 7, 8]
+    assert traced(run)[1] == [3, 4]
+    run_small(tmp_path, [*LONG, *trace(3, 100), "checkpoint.resume=auto"])
+    assert without_times(run) == without_times(timed_run)
+    assert [line["step"] for line in logged(run) if line["event"] == "started"] == [0, 4]
+    assert traced(run)[1] == list(range(5, 17))
     run_small(tmp_path, [*trace(9, 3), "run.overwrite=true"])
-    assert not (tmp_path / "small/profile").exists()
+    assert not (run / "profile").exists()
     said = "train.profile asks for steps 9 to 11, but training ended after step 8 without them"
     assert said in capsys.readouterr().out
 
@@ -289,4 +280,4 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
     (tmp_path / "small/profile").write_text("a file")
     run_small(tmp_path, [*trace(2, 2), "checkpoint.resume=auto"])
     assert capsys.readouterr().err.count("the trace cannot be written (") == 1
-    assert [line["step"] for line in lines(tmp_path / "small") if line["kind"] == "train"][-1] == 8
+    assert logged(tmp_path / "small")[-1]["event"] == "ended"
