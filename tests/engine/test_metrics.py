@@ -148,3 +148,11 @@ def test_one_class_leaves_metrics_undefined(label):
     assert (found["calibration"] is None) == (label == 0)
     assert (found["pr_auc"] is None) == (label == 0)
     assert found["logloss"] > 0 and found["gauc_groups"] == 0
+
+
+def test_weights_in_only_some_of_the_pieces_count():
+    logits, labels, weights, groups, truth = drawn(1000, False)
+    weights[:500] = np.random.default_rng(1).integers(0, 3, 500)
+    found = measured((logits, labels, weights, groups, truth), pieces=2)
+    expected = roc_auc_score(labels, logits, sample_weight=weights)
+    assert found["auc"] == pytest.approx(expected, abs=1e-12)
