@@ -3,8 +3,6 @@
 import json
 import logging
 import re
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -13,7 +11,6 @@ import polars as pl
 import pytest
 import torch.distributed as dist
 
-import stampede
 from stampede import DataError, RunFolderError, SettingsError, open_run, train
 from stampede.engine import api
 from stampede.engine.api import _history
@@ -22,7 +19,6 @@ from stampede.engine.tables import read_field
 from support.jobs import lines
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import write_movies
-from support.paths import ROOT
 from support.predicting import scores
 
 SECTIONS = {
@@ -48,13 +44,11 @@ def test_a_run_from_keywords_and_a_second_one(tmp_path, capsys):
     printed = capsys.readouterr()
     assert first.path == tmp_path / "run"
     assert "best AUC on the validation part" in printed.out and "training:" in printed.err
-    assert not dist.is_initialized()
     # Nothing is replaced, and the same numbers come out in the same process.
     second = train({**SECTIONS, "run.dir": str(tmp_path)}, run={"seed": 3})
     assert second.path == tmp_path / "run-2"
     assert second.metrics == first.metrics
     summary = json.loads((first.path / "summary.json").read_text())
-    assert first.summary == summary
     assert first.metrics["validation"] == summary["validation"]
     assert first.metrics["test"]["auc"] == summary["auc"]
     assert repr(first).startswith(f"Run({str(first.path)!r}, epoch 1: validation AUC 0.")
@@ -70,13 +64,8 @@ def test_a_configuration_from_a_file_with_other_values(tmp_path):
     assert (config.run.name, config.train.batch_size, config.train.epochs) == ("job", 512, 2)
     assert (config.optim.dense.lr, config.optim.embedding.lr) == (1e-3, 0.5)
     assert api.configuration(str(path)).train.epochs == 4
-    given = {"train": {"epochs": 3}}
-    api.configuration(given, train={"epochs": 9})
-    assert given == {"train": {"epochs": 3}}
     with pytest.raises(SettingsError, match=r"^configuration:\n  train\.epoch: .*did you.*epochs"):
         api.configuration(train={"epoch": 2})
-    with pytest.raises(SettingsError, match=r"absent\.yaml"):
-        api.configuration(tmp_path / "absent.yaml")
 
 
 def test_history_has_a_row_for_each_evaluation(movie_run):
@@ -89,9 +78,6 @@ def test_history_has_a_row_for_each_evaluation(movie_run):
     assert found["train_seconds"].is_monotonic_increasing
     losses = [line["loss"] for line in logged if line["kind"] == "train" and line["epoch"] == 2]
     assert found["train_loss"][1] == pytest.approx(np.mean(losses))
-    best = found[found["epoch"] == movie_run.summary["best_epoch"]]
-    for part in ("validation", "test"):
-        assert best[f"{part}_logloss"].item() == movie_run.metrics[part]["logloss"]
     assert list(_history([]).columns) == ["epoch", "step", "train_seconds", "train_loss"]
 
 
@@ -111,33 +97,22 @@ def test_scores_are_those_of_predict(movie_run, tmp_path, kind):
     found = movie_run.score(data)
     assert found.dtype == np.float64 and found.shape == (len(frame),)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    np.testing.assert_allclose(movie_run.score(data, batch_size=7), expected, rtol=1e-6)
 
 
-def test_a_frame_without_a_needed_column_is_refused(movie_run, tmp_path):
+def test_a_frame_that_does_not_fit_is_refused(movie_run):
     frame = rows_of_test_part()
     with pytest.raises(DataError, match=r"^the frame: no column 'movie'; its columns are "):
         movie_run.score(frame.drop(columns="movie"))
     with pytest.raises(DataError, match=r"the frame: row 1, .*\(or on_bad_value=\"missing\" "):
         movie_run.score(frame.assign(slot=99))
-    with pytest.raises(DataError, match="no such file"):
-        movie_run.score(tmp_path / "absent.csv")
 
 
-def test_bad_values_count_as_missing_on_request(movie_run, tmp_path):
+def test_bad_values_count_as_missing_on_request(movie_run):
     frame = rows_of_test_part()
-    bad, missing = frame.copy(), frame.copy()
-    bad.loc[bad.index[[0, 3]], "slot"] = 99
-    missing["slot"] = missing["slot"].astype("Int64")
-    missing.loc[missing.index[[0, 3]], "slot"] = pd.NA
-    expected = movie_run.score(missing)
-    assert not np.array_equal(expected, movie_run.score(frame))
-    file = tmp_path / "bad.csv"
-    bad.to_csv(file, index=False)
-    for data in (bad, file):
-        with pytest.warns(UserWarning, match="treated as missing: 2 of slot"):
-            scores = movie_run.score(data, on_bad_value="missing")
-        np.testing.assert_array_equal(scores, expected)
+    with pytest.warns(UserWarning, match=f"treated as missing: {len(frame)} of slot"):
+        found = movie_run.score(frame.assign(slot=99), on_bad_value="missing")
+    expected = movie_run.score(frame.assign(slot=pd.array([pd.NA] * len(frame), "Int64")))
+    np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match="found 'skip'; write 'error' or 'missing'"):
         movie_run.score(frame, on_bad_value="skip")
 
@@ -147,11 +122,8 @@ def test_embeddings_are_those_of_the_selected_epoch(movie_run):
     path = movie_run.path / f"checkpoints/epoch_{movie_run.summary['best_epoch']:04}"
     np.testing.assert_array_equal(found, read_field(path, "user").embedding)
     assert found.index[:2].tolist() == ["<missing>", "<rare or unseen>"]
-    assert found.index.name == "user" and found.index.is_unique
-    # An id that is known is scored by its row, and a rare one by that of all rare ones.
-    users = set(found.index[2:])
-    assert users <= {str(user) for user in range(60)}
-    assert movie_run.embeddings("age_group").index[0] == "<missing>"
+    assert found.index.name == "user"
+    assert set(found.index[2:]) <= {str(user) for user in range(60)}
     assert re.fullmatch(r"-inf to \S+", movie_run.embeddings("age_group").index[1])
     assert movie_run.embeddings("city").index.tolist() == list(range(8))
     with pytest.raises(RunFolderError, match="has no field 'users'; it has user"):
@@ -176,37 +148,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_the_libraries_are_quiet_for_a_while_only(monkeypatch, recwarn):
-    chosen = logging.DEBUG
     ours, theirs = logging.getLogger("stampede.native_library"), logging.getLogger("torchrec.x")
     # The modules of the commands have made this process quiet.
-    for name, level in {None: logging.WARNING, "torchrec": 0, "stampede": chosen}.items():
+    for name, level in {None: logging.WARNING, "torchrec": 0, "stampede": logging.DEBUG}.items():
         monkeypatch.setattr(logging.getLogger(name), "level", level)
     with libraries_quiet():
         warnings.warn("noise", stacklevel=1)
         assert not theirs.isEnabledFor(logging.WARNING)
-        assert not logging.getLogger().isEnabledFor(logging.WARNING)
-        assert ours.isEnabledFor(chosen)
-    assert theirs.isEnabledFor(logging.WARNING)
-    assert logging.getLogger("stampede").level == chosen
+        assert ours.isEnabledFor(logging.DEBUG)
+    assert theirs.isEnabledFor(logging.WARNING) and ours.isEnabledFor(logging.DEBUG)
     assert not recwarn.list
-
-
-def test_importing_stampede_imports_nothing_heavy():
-    program = (
-        "import sys, stampede, stampede.engine.cli\n"
-        "heavy = {'torch', 'polars', 'pandas', 'matplotlib'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-        "print(stampede.engine.cli.stampede(['--help']))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    first, *others = done.stdout.splitlines()
-    assert first == "[]" and others[-1] == "0", done.stderr
-
-
-def test_what_stampede_offers():
-    assert set(stampede.__all__) <= set(dir(stampede))
-    assert all(
-        getattr(stampede, name).__module__.startswith("stampede") for name in stampede.__all__
-    )
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        stampede.trian  # noqa: B018

@@ -1,4 +1,4 @@
-"""Prepared data that are not as they were prepared are refused, and others are not read for it."""
+"""Data that are not as they were prepared are refused, and a run is not continued on others."""
 
 import json
 import os
@@ -10,12 +10,17 @@ import pytest
 from stampede.data import DataError
 from stampede.data.prepared import verify as verifying
 from stampede.data.prepared.verify import verify
-from support.movie_runs import prepared_movies
+from stampede.engine.checkpoint.retention import newest
+from stampede.engine.errors import RunFolderError
+from support.movie_runs import prepared_movies, train_on_movies
+from support.movies import MOVIES
 from support.ranks import run_ranks
 from support.reading import prepared, refusal_of, run_prepared
-from support.tampering import swap_users
+from support.tampering import sign_learned, swap_users
+from support.warm_starts import movie_folder
 
 READING = "not verified here yet; reading them"
+RESUME = ["checkpoint.resume=auto", "train.epochs=2"]
 
 
 def change_a_value(path):
@@ -31,7 +36,6 @@ def test_a_changed_shard_is_refused_before_training(tmp_path, keeps_time):
     path = data / "test-0-label.npy"
     before = path.stat()
     change_a_value(path)
-    assert path.stat().st_size == before.st_size
     if keeps_time:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(DataError) as refusal:
@@ -39,18 +43,6 @@ def test_a_changed_shard_is_refused_before_training(tmp_path, keeps_time):
     assert str(refusal.value).startswith(f"{path}: its content has changed (SHA-256 differs)")
     assert f"--verify {data}" in str(refusal.value)
     assert not (tmp_path / "small").exists()
-
-
-@pytest.mark.slow
-def test_files_that_were_not_verified_here_are_read_once(tmp_path, capsys):
-    data = shutil.copytree(prepared(tmp_path / "data"), tmp_path / "copy")
-    run_prepared(tmp_path, data, ["run.name=one"])
-    assert f"files (0 MB) {READING}" in capsys.readouterr().err
-    run_prepared(tmp_path, data, ["run.name=two"])
-    assert READING not in capsys.readouterr().err
-    change_a_value(data / "train-0-label.npy")
-    with pytest.raises(DataError, match=r"train-0-label.npy: its content has changed"):
-        run_prepared(tmp_path, data, ["run.name=three"])
 
 
 def test_what_is_verified_is_recorded(tmp_path, monkeypatch):
@@ -68,15 +60,15 @@ def test_what_is_verified_is_recorded(tmp_path, monkeypatch):
     assert [getattr(one, "name", READING in one) for one in said] == [True, "test-0-ids.npy"]
 
 
-@pytest.mark.parametrize("record", ["", '{"files": 7}'])
-def test_a_record_that_is_damaged_is_none(tmp_path, record):
-    data = prepared(tmp_path / "data")
-    (data / "verified.json").write_text(record)
+@pytest.mark.parametrize("record", [None, "", '{"files": 7}'])
+def test_files_without_a_good_record_are_read_once(tmp_path, record):
+    data = shutil.copytree(prepared(tmp_path / "data"), tmp_path / "copy")
+    if record is not None:
+        (data / "verified.json").write_text(record)
     said = []
-    verifying.check_unchanged(data, said.append)
-    assert READING in said[0] and len(said) == 1
-    verifying.check_unchanged(data, said.append)
-    assert len(said) == 1
+    for _ in range(2):
+        verifying.check_unchanged(data, said.append)
+        assert READING in said[0] and len(said) == 1
 
 
 def test_a_record_that_cannot_be_written(tmp_path):
@@ -100,20 +92,37 @@ def test_all_ranks_are_told_of_a_changed_shard(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_changed_vocabulary_is_refused(tmp_path):
+def test_a_run_has_links_to_what_was_learned_and_is_not_continued_on_other_ids(tmp_path, capsys):
     data = prepared_movies(tmp_path)
+    run_prepared(tmp_path, data, ["run.name=other"])
     run_prepared(tmp_path, data, [])
+    # The links change no file.
+    assert READING not in capsys.readouterr().err
+    learned = "learned/user.parquet"
+    assert (tmp_path / "small/inputs" / learned).samefile(data / learned)
+    same = shutil.copytree(data, tmp_path / "same")
     swap_users(data)
-    for more in (["run.name=other"], ["checkpoint.resume=auto", "train.epochs=2"]):
-        with pytest.raises(DataError, match=r"user.parquet: .* since the data were prepared; del"):
-            run_prepared(tmp_path, data, more)
+    with pytest.raises(DataError, match=r"user.parquet: .* since the data were prepared; del"):
+        run_prepared(tmp_path, data, RESUME)
+    # As many users as before, but two have each other's row.
+    sign_learned(data)
+    with pytest.raises(RunFolderError, match=r"vocabulary_sha256: '\w+' in the checkpoint"):
+        run_prepared(tmp_path, data, RESUME)
+    run_prepared(tmp_path, same, RESUME)
 
 
 @pytest.mark.slow
-def test_what_was_learned_is_linked_by_runs(tmp_path, capsys):
-    data = prepared_movies(tmp_path)
-    for name in ("one", "two"):
-        run_prepared(tmp_path, data, [f"run.name={name}"])
-        assert READING not in capsys.readouterr().err
-    path = "learned/user.parquet"
-    assert (tmp_path / "two/inputs" / path).samefile(data / path)
+def test_a_run_with_another_vocabulary_begins_anew_with_its_weights(tmp_path):
+    """The same rows, but ids that are seen once have a row now."""
+    folder = movie_folder(tmp_path / "run")
+    train_on_movies(folder)
+    movie_folder(folder, schema=MOVIES.replace("min_count: 2", "min_count: 1"))
+    saved = newest(folder / "movies/checkpoints")
+    said = (
+        r"(?s)on other data.*_sha256: '\w+' in .*sizes.user: \d+ in the checkpoint, \d+ now"
+        r".*start a new run with its weights: write another run.name, and "
+        rf"checkpoint.init_from={saved}"
+    )
+    with pytest.raises(RunFolderError, match=said):
+        train_on_movies(folder, *RESUME)
+    train_on_movies(folder, f"checkpoint.init_from={saved}", "run.name=new")

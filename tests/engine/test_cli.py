@@ -1,13 +1,16 @@
-"""The command `stampede`, beside the launcher and the modules."""
+"""The command `stampede` and the launcher."""
 
 import subprocess
 import sys
 from importlib import metadata
 
 import pytest
+import torch
 
 from stampede.engine import cli
+from support.jobs import SMALL
 from support.paths import ROOT
+from support.predicting import run_command
 from support.waiting import HANG
 
 COMMANDS = [
@@ -31,26 +34,15 @@ def test_every_command_has_a_help(name, capsys):
     assert "python -m" not in shown
 
 
-def test_ctrl_c_while_data_are_prepared(monkeypatch, tmp_path, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("stampede.engine.run.open_dataset", interrupted)
-    job = [ROOT / "configs/quickstart.yaml", f"run.dir={tmp_path}"]
-    assert said(cli.stampede, "train", *job) == 130
-    # The message promises no checkpoint.
-    assert "from the newest checkpoint, or from scratch if there is none" in capsys.readouterr().out
-
-
 def test_the_launchers_help_is_the_same_but_for_its_name(capsys):
     assert said(cli.main, "--help") == 0
     launcher = capsys.readouterr().out
     assert said(cli.stampede, "train", "--help") == 0
     assert capsys.readouterr().out == launcher.replace("python launch.py", "stampede train")
     for word in ("configs/quickstart.yaml", "section.key=value", "torchrun", "run.name = ''",
-                 "train.epochs = null", "train.reproducible = false"):  # fmt: skip
+                 "train.epochs = null", "train.reproducible = false",
+                 "model.options.rank = 32"):  # fmt: skip
         assert word in launcher
-    assert max(map(len, launcher.splitlines())) <= 100
 
 
 def test_the_overview_names_every_command(capsys):
@@ -63,11 +55,43 @@ def test_the_overview_names_every_command(capsys):
     assert capsys.readouterr().out == f"stampede {metadata.version('stampede')}\n"
 
 
-def test_an_unknown_command_is_refused_with_the_nearest(capsys):
+def test_an_unknown_command_or_option_is_refused(capsys):
     assert cli.stampede(["trian"]) == 2
-    shown = capsys.readouterr()
-    assert not shown.out and shown.err.startswith("error: there is no command 'trian'; did you")
-    assert "mean 'train'?" in shown.err
+    told = capsys.readouterr()
+    assert not told.out and "no command 'trian'; did you mean 'train'?" in told.err
+    assert said(cli.main, "configs/quickstart.yaml", "--prnt-config") == 2
+    assert "unknown option --prnt-config" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_data_are_prepared(monkeypatch, tmp_path, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stampede.engine.run.open_dataset", interrupted)
+    job = [ROOT / "configs/quickstart.yaml", f"run.dir={tmp_path}"]
+    assert said(cli.stampede, "train", *job) == 130
+    # The message promises no checkpoint.
+    assert "from the newest checkpoint, or from scratch if there is none" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["absent.yaml"], "absent.yaml: no such file; `python launch.py --help` lists"),
+        (["configs/criteo_kaggle.yaml"], "data.path is not given"),
+        (["configs/criteo_kaggle.yaml", "data.path=absent.tsv"], "absent.tsv: no such file"),
+        (["configs/quickstart.yaml", "run.device=cuda"], "run.device"),
+        (["configs/quickstart.yaml", "run.dir=/proc/none", *SMALL], "/proc/none"),
+    ],
+)
+def test_mistakes_get_a_sentence_and_status_2(arguments, words, monkeypatch):
+    if "run.device=cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.chdir(ROOT)
+    status, told = run_command(cli.main, *arguments)
+    assert status == 2
+    assert words in told
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from stampede.engine.hang import (
 )
 from stampede.engine.processes import Processes, processes
 from support.forked import START_METHOD
-from support.jobs import run_small
 from support.waiting import HANG, wait_for
 
 
@@ -61,17 +60,14 @@ def test_the_only_process_ends_itself(tmp_path):
     assert "in sleep_well" in (tmp_path / "hang_rank_0.txt").read_text()
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_is_left_alone(tmp_path):
-    """Steps are shorter than the patience, all of them together are not."""
-    run_small(tmp_path, ["run.hang_seconds=3", "train.epochs=3"])
-    assert not list((tmp_path / "small").glob("hang*"))
-    assert "stampede-watchdog" not in [thread.name for thread in threading.enumerate()]
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_a_thread_watches_unless_the_patience_is_0(tmp_path, seconds):
+    def watching():
+        return "stampede-watchdog" in [thread.name for thread in threading.enumerate()]
 
-
-def test_0_seconds_watch_nothing():
-    with processes("cpu") as here, watched(here, RunSection(hang_seconds=0.0), None):
-        assert "stampede-watchdog" not in [thread.name for thread in threading.enumerate()]
+    with processes("cpu") as here, watched(here, RunSection(hang_seconds=seconds), tmp_path):
+        assert watching() == (seconds > 0)
+    assert not watching()
 
 
 def of_two(rank):
@@ -79,41 +75,41 @@ def of_two(rank):
 
 
 def by_hand(folder, **settings):
-    """A heartbeat and its watchdog, whose thread has ended."""
+    """A heartbeat, and a function that gives the seconds left after so many without a beat."""
     here = of_two(0)
     here.heartbeat.beat("an earlier run in this process")
     watchdog = Watchdog(here, RunSection(hang_seconds=8.0, **settings), folder, None)
     watchdog.close()
-    return here.heartbeat, watchdog
+
+    def left_after(seconds):
+        # The first call sees the newest beat.
+        watchdog._count(0.0)
+        watchdog._count(seconds)
+        return watchdog._left()
+
+    return here.heartbeat, left_after
 
 
-def left_after(watchdog, seconds):
-    # The first call sees the newest beat.
-    watchdog._count(0.0)
-    watchdog._count(seconds)
-    return watchdog._left()
-
-
-@pytest.mark.parametrize("begun", [[("computing", 7)], [("evaluating", None), ("computing", 7)]])
-def test_only_the_first_step_may_take_longer_and_time_counts_from_its_beat_on(tmp_path, begun):
-    heartbeat, watchdog = by_hand(tmp_path)
-    assert left_after(watchdog, 100.0) == 608.0
-    for stage, step in begun:
-        heartbeat.beat(stage, step)
-        # Kernels may be compiled in it.
-        assert left_after(watchdog, 5.0) == 603.0
+def test_only_the_first_step_may_take_longer_and_time_counts_from_its_beat_on(tmp_path):
+    heartbeat, left_after = by_hand(tmp_path)
+    assert left_after(100.0) == 608.0
+    # Kernels may be compiled in it, and in an evaluation before it.
+    heartbeat.beat("evaluating")
+    assert left_after(5.0) == 603.0
+    heartbeat.beat("computing", 7)
+    assert left_after(5.0) == 603.0
     heartbeat.beat("computing", 8)
-    assert left_after(watchdog, 5.0) == 3.0
+    assert left_after(5.0) == 3.0
 
 
 @pytest.mark.parametrize("slow, limit", [(300.0, 300.0), (2.0, 8.0)])
 def test_the_longer_time_counts_in_a_slow_stage(tmp_path, slow, limit):
-    heartbeat, watchdog = by_hand(tmp_path, slow_hang_seconds=slow)
+    heartbeat, left_after = by_hand(tmp_path, slow_hang_seconds=slow)
     for step in (1, 2):
         heartbeat.beat("computing", step)
     with heartbeat.slowly("saving"):
-        assert left_after(watchdog, 1.0) == limit - 1.0
-    assert left_after(watchdog, 1.0) == 7.0
+        assert left_after(1.0) == limit - 1.0
+    assert left_after(1.0) == 7.0
 
 
 def test_time_while_the_process_was_stopped_does_not_count(tmp_path, monkeypatch):
@@ -129,18 +125,16 @@ def test_time_while_the_process_was_stopped_does_not_count(tmp_path, monkeypatch
         watchdog.close()
 
 
-LOST = (
-    "[/src/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:5: Connection reset by peer. "
-    "This is typically caused by a remote worker hanging"
-)
-
-
 def test_a_lost_rank_is_a_sentence_on_the_others(capsys, monkeypatch):
     def fail(message):
         raise RuntimeError(message)
 
+    lost = (
+        "[/src/gloo/transport/tcp/pair.cc:537] Read error [::1]:5: Connection reset by peer. This "
+        "is typically caused by a remote worker hanging"
+    )
     monkeypatch.setenv("RANK", "1")
-    assert exit_status(lambda: fail(LOST)) == 1
+    assert exit_status(lambda: fail(lost)) == 1
     said = capsys.readouterr().err
     assert said.startswith("error on rank 1: the connection to another rank is lost (Read error ")
     assert "Connection reset by peer); read that rank's output" in said
@@ -150,6 +144,7 @@ def test_a_lost_rank_is_a_sentence_on_the_others(capsys, monkeypatch):
 
 AHEAD = RankStatus(9, beats=31, step=5, stage="adding up the loss", still_seconds=60.0, hangs=True)
 BEHIND = replace(AHEAD, beats=30, stage="computing")
+WAITING = replace(BEHIND, waits=True)
 STUCK = "makes no progress: at step 5, computing, for 60 s"
 GONE = "is stopped, dead or out of reach, or has left the training"
 WAIT = "; the others wait at step 5, "
@@ -158,10 +153,9 @@ WAIT = "; the others wait at step 5, "
 @pytest.mark.parametrize(
     "ranks, silent, said",
     [
-        ([AHEAD, BEHIND], (), f"rank 1 {STUCK}"),
-        ([replace(BEHIND, waits=True), BEHIND, AHEAD], (), f"rank 1 {STUCK}"),
+        ([WAITING, BEHIND, AHEAD], (), f"rank 1 {STUCK}"),
         ([BEHIND, AHEAD, BEHIND], (), f"rank 0 {STUCK}; rank 2 {STUCK}"),
-        ([replace(BEHIND, waits=True)] * 2, (), f"rank 0 {STUCK}; rank 1 {STUCK}"),
+        ([WAITING] * 2, (), f"rank 0 {STUCK}; rank 1 {STUCK}"),
         ([AHEAD, None], (), f"rank 1 {GONE}: never heard of{WAIT}adding up the loss"),
         # Whatever it said last.
         ([AHEAD, replace(AHEAD, hangs=False), BEHIND], {1},
@@ -174,49 +168,34 @@ def test_the_rank_that_the_others_wait_for(ranks, silent, said):
     assert stuck_ranks(dict(enumerate(ranks)), silent) == said
 
 
-def test_a_thread_that_sleeps_waits_for_no_rank():
-    woken = threading.Event()
-    thread = threading.Thread(target=lambda: woken.wait(HANG))
-    thread.start()
-    try:
-        assert not waits_for_others(thread.ident)
-    finally:
-        woken.set()
-        thread.join()
-    assert not waits_for_others(-1)
-
-
-def test_a_thread_within_a_collective_waits_for_others():
-    code = "def spin(ended):\n    while not ended.is_set(): pass"
-    found, ended = {}, threading.Event()
+def test_a_thread_waits_for_others_within_a_collective_only():
+    ended = threading.Event()
+    code, found = "def spin():\n    while not ended.is_set(): pass", {"ended": ended}
     exec(compile(code, "site-packages/torch/distributed/distributed_c10d.py", "exec"), found)
-    thread = threading.Thread(target=found["spin"], args=(ended,))
-    thread.start()
+    collective = threading.Thread(target=found["spin"])
+    asleep = threading.Thread(target=lambda: ended.wait(HANG))
+    for thread in (collective, asleep):
+        thread.start()
     try:
-        assert wait_for(lambda: waits_for_others(thread.ident))
+        assert wait_for(lambda: waits_for_others(collective.ident))
+        assert not waits_for_others(asleep.ident)
     finally:
         ended.set()
-        thread.join()
+        for thread in (collective, asleep):
+            thread.join()
 
 
 def test_ranks_tell_each_other_where_they_are(tmp_path):
     store, ranks = dist.HashStore(), [of_two(rank) for rank in range(2)]
-    # Rounds of a fiftieth of a second; in the first step nobody hangs.
-    settings = RunSection(hang_seconds=0.4)
-    watchdogs = [Watchdog(here, settings, tmp_path, store) for here in ranks]
-
-    def seen():
-        watchdogs[0]._read_others()
-        return watchdogs[0]._seen[1]
-
-    try:
-        ranks[1].heartbeat.beat("computing", 7)
-        assert wait_for(lambda: seen()[0].step == 7)
-        watchdogs[1].close()
-        number = seen()[0].published
-        for _ in range(20):
-            status, new_in = seen()
-        assert status.published == number and watchdogs[0]._rounds - new_in > 20
-    finally:
-        for watchdog in watchdogs:
-            watchdog.close()
+    mine, other = (Watchdog(here, RunSection(), tmp_path, store) for here in ranks)
+    for watchdog in (mine, other):
+        watchdog.close()
+    ranks[1].heartbeat.beat("computing", 7)
+    other._publish()
+    for _ in range(20):
+        mine._read_others()
+    status, first_read = mine._seen[1]
+    assert (status.step, status.stage, first_read) == (7, "computing", 0)
+    other._publish()
+    mine._read_others()
+    assert mine._seen[1][1] == 20

@@ -1,17 +1,14 @@
 """Step times by phase and rank, the log and the trace of a rank; monitoring changes no result."""
 
 import gzip
-import io
 import json
 import os
 import threading
-from contextlib import redirect_stdout
+from collections import Counter
 
-import numpy as np
 import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.profiler import profile
 
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.heartbeat import PHASES, Heartbeat
@@ -45,68 +42,69 @@ class SetClock:
         return last - first
 
 
-STEP = [("reading the next batch", 1.0), ("sending ids", 2.0), ("between steps", 0.5),
-        ("looking up", 4.0), ("computing", 8.0)]  # fmt: skip
+STEP = {"reading the next batch": 1.0, "sending ids": 2.0, "between steps": 0.5,
+        "looking up": 4.0, "computing": 8.0}  # fmt: skip
 
 
-def take_step(heartbeat, clock, stages=STEP):
-    for stage, seconds in stages:
-        heartbeat.beat(stage)
-        clock.now += seconds
+class Watched:
+    """Times of steps that last as long as they are told."""
+
+    def __init__(self, **options):
+        self.clock, self.heartbeat = SetClock(), Heartbeat()
+        self.times = PhaseTimes(self.clock, **options)
+
+    def step(self, stages=STEP):
+        with self.heartbeat.listening(self.times.begin):
+            for stage, seconds in stages.items():
+                self.heartbeat.beat(stage)
+                self.clock.now += seconds
+        self.times.end_step()
 
 
-@pytest.fixture
-def watched():
-    clock, heartbeat = SetClock(), Heartbeat()
-    times = PhaseTimes(clock)
-    with heartbeat.listening(times.begin):
-        yield clock, heartbeat, times
-
-
-def test_phases_are_the_whole_step_and_evaluations_are_outside(watched):
-    clock, heartbeat, times = watched
+def test_phases_are_the_whole_step_and_evaluations_are_outside():
+    watched = Watched()
+    clock, heartbeat = watched.clock, watched.heartbeat
     clock.now = 100.0
-    for _ in range(2):
-        take_step(heartbeat, clock)
-        times.end_step()
+    watched.step()
     clock.now += 3.0
-    take_step(heartbeat, clock, [("evaluating", 10.0), ("evaluating", 10.0)])
-    # Two batches of an evaluation take no more memory than one.
-    assert len(times._step.stages) == 2
-    with heartbeat.slowly("saving"):
-        clock.now += 7.0
-    clock.now += 1.0
-    take_step(heartbeat, clock)
-    times.end_step()
-    # What was before the first stage of training is no part of a step.
-    window = times.take()
-    assert window["steps"] == 3 and window["step_seconds"]["max"] == 15.5 + 3.0
-    means = {**dict.fromkeys(PHASES, 0.0), **dict(STEP), "computing": 8.0 + 3.0 / 3}
+    with heartbeat.listening(watched.times.begin):
+        for _ in range(2):
+            heartbeat.beat("evaluating")
+            clock.now += 10.0
+        # Two batches of an evaluation take no more memory than one.
+        assert len(watched.times._step.stages) == 2
+        with heartbeat.slowly("saving"):
+            clock.now += 7.0
+        clock.now += 1.0
+    watched.step()
+    window = watched.times.take()
+    assert window["steps"] == 2 and window["step_seconds"]["max"] == 15.5 + 3.0
+    assert window["step_seconds"]["mean"] == pytest.approx(15.5 + 3.0 / 2)
+    means = {**dict.fromkeys(PHASES, 0.0), **STEP, "computing": 8.0 + 3.0 / 2}
     assert window["phase_seconds"] == pytest.approx(means)
-    assert window["step_seconds"]["mean"] == pytest.approx(15.5 + 3.0 / 3)
+    # What was before the first stage of training is no part of a step.
     assert window["outside_seconds"] == {
         "starting": 100.0, "evaluating": 20.0, "saving": 7.0, "continuing after saving": 1.0,
     }  # fmt: skip
     # The next window begins anew.
-    take_step(heartbeat, clock)
-    times.end_step()
-    window = times.take()
+    watched.step()
+    window = watched.times.take()
     assert window["steps"] == 1 and not window["outside_seconds"]
     assert window["step_seconds"] == dict.fromkeys(["p50", "p90", "p99", "max", "mean"], 15.5)
 
 
-def test_a_gpu_is_only_waited_for_at_the_end_of_a_window(watched):
-    clock, heartbeat, times = watched
+def test_a_gpu_is_only_waited_for_at_the_end_of_a_window():
+    watched = Watched()
     for _ in range(100):
-        take_step(heartbeat, clock)
-        times.end_step()
+        watched.step()
     # It may be 16 steps behind.
-    assert clock.read == pytest.approx(84 * 15.5) and len(times._ended) == 16
-    assert times.take()["steps"] == 100 and clock.read == clock.now
+    assert watched.clock.read == pytest.approx(84 * 15.5)
+    assert watched.times.take()["steps"] == 100 and watched.clock.read == watched.clock.now
 
 
-def test_waits_of_this_thread_count_within_a_step(watched, monkeypatch):
-    clock, heartbeat, times = watched
+def test_waits_of_this_thread_count_within_a_step(monkeypatch):
+    watched = Watched()
+    clock, heartbeat, times = watched.clock, watched.heartbeat, watched.times
 
     class Work:
         def wait(self):
@@ -115,11 +113,10 @@ def test_waits_of_this_thread_count_within_a_step(watched, monkeypatch):
 
     before = Work.wait
     monkeypatch.setattr(dist, "Work", Work)
-    with waits_counted(times):
+    with heartbeat.listening(times.begin), waits_counted(times):
         heartbeat.beat("evaluating")
-        assert Work().wait() == "waited"
+        Work().wait()
         heartbeat.beat("computing")
-        clock.now += 1.0
         assert Work().wait() == "waited"
         # That of a checkpoint's writer.
         writer = threading.Thread(target=lambda: Work().wait())
@@ -128,28 +125,17 @@ def test_waits_of_this_thread_count_within_a_step(watched, monkeypatch):
         times.end_step()
     assert Work.wait is before
     window = times.take()
-    assert window["communication_seconds"] == 3.0 and window["phase_seconds"]["computing"] == 7.0
-    assert window["outside_seconds"] == {"starting": 0.0, "evaluating": 3.0}
+    assert window["communication_seconds"] == 3.0 and window["phase_seconds"]["computing"] == 6.0
 
 
 def window(computing, waiting=0.0, memory=0):
     """Of steps that read for a tenth of a second, compute and wait on the GPU's stream."""
-    clock, heartbeat = SetClock(), Heartbeat()
-    times = PhaseTimes(clock, exchanges=["adding up the loss"])
-    with heartbeat.listening(times.begin):
-        for one in computing:
-            stages = [("reading the next batch", 0.1), ("computing", one)]
-            take_step(heartbeat, clock, [*stages, ("adding up the loss", waiting)])
-            times.end_step()
-    return times.take() | {"peak_memory_bytes": memory}
-
-
-def test_percentiles_and_means_of_a_rank():
-    found = window(np.random.default_rng(0).permutation(np.arange(101.0)), waiting=0.4)
-    assert found["step_seconds"] == pytest.approx(
-        {"p50": 50.5, "p90": 90.5, "p99": 99.5, "max": 100.5, "mean": 50.5}
-    )
-    assert found["communication_seconds"] == pytest.approx(0.4)
+    watched = Watched(exchanges=["adding up the loss"])
+    for one in computing:
+        watched.step(
+            {"reading the next batch": 0.1, "computing": one, "adding up the loss": waiting}
+        )
+    return watched.times.take() | {"peak_memory_bytes": memory}
 
 
 def test_the_slowest_rank_is_the_one_that_waits_least():
@@ -160,21 +146,14 @@ def test_the_slowest_rank_is_the_one_that_waits_least():
     assert found["communication_seconds"] == pytest.approx(3.1 / 3)
     assert sum(found["phase_seconds"].values()) == pytest.approx(found["step_seconds"]["mean"])
     # The largest percentiles of any rank.
-    found = over_ranks([window([1.0, 9.0]), window([5.0, 5.0])])
-    assert found["step_seconds"]["p50"] == pytest.approx(5.1)
-    assert found["step_seconds"]["max"] == pytest.approx(9.1)
-
-
-def test_the_sentence_for_the_console():
-    line = {"step": 1500, **over_ranks([window([0.8], 0.1, 2 * 10**9)])}
-    assert sentence_of(line, 1) == (
-        "step 1,500: p50 1 s, p90 1 s, p99 1 s, max 1 s; reading 10.0%; memory 2.00 GB"
+    found = over_ranks([window(range(101)), window([60.0])])["step_seconds"]
+    assert [found[name] for name in ("p50", "p90", "p99", "max")] == pytest.approx(
+        [60.1, 90.1, 99.1, 100.1]
     )
     line = {"step": 3, **over_ranks([window([0.2], 0.2), window([0.4])])}
-    assert sentence_of(line, 2) == (
-        "step 3: p50 500 ms, p90 500 ms, p99 500 ms, max 500 ms; reading 20.0%; communication "
-        "20.0%; slowest rank 1: 500 ms without waiting, the others 300 ms; memory 0 B"
-    )
+    said = sentence_of(line, 2)
+    for part in ("step 3: p50 500 ms", "reading 20.0%", "communication 20.0%", "rank 1: 500 ms w"):
+        assert part in said
 
 
 def test_a_full_disk_ends_the_log_with_one_sentence(tmp_path, capsys):
@@ -193,85 +172,50 @@ LONG = ["train.epochs=2", "evaluate.every=3", "train.timing_every=3"]
 
 @pytest.fixture(scope="module")
 def timed_run(tmp_path_factory):
-    """The folder of a run, and what it printed."""
-    folder = tmp_path_factory.mktemp("watched")
-    with redirect_stdout(io.StringIO()) as printed:
-        run_small(folder, LONG)
-    return folder / "small", printed.getvalue()
-
-
-def of_kind(run, kind):
-    return [line for line in lines(run) if line["kind"] == kind]
-
-
-def of_event(run, event):
-    return [line for line in logged(run) if line["event"] == event]
+    folder = tmp_path_factory.mktemp("timed")
+    run_small(folder, LONG)
+    return folder / "small"
 
 
 def test_times_are_logged_at_fixed_steps_and_at_an_epochs_end(timed_run):
-    run, printed = timed_run
-    found, by_rank = of_kind(run, "timing"), of_event(run, "timing")
+    found = [line for line in lines(timed_run) if line["kind"] == "timing"]
+    by_rank = [line for line in logged(timed_run) if line["event"] == "timing"]
     assert [line["step"] for line in found] == [3, 6, 8, 9, 12, 15, 16]
-    assert [line["step"] for line in by_rank] == [3, 6, 8, 9, 12, 15, 16]
-    assert [line["steps"] for line in by_rank] == [3, 3, 2, 1, 3, 3, 1]
-    said = [line.split(":")[0] for line in printed.splitlines() if "; reading " in line]
-    assert said == ["step 3", "step 6", "step 9", "step 12", "step 15"]
+    assert [(line["step"], line["steps"]) for line in by_rank] == [
+        (3, 3), (6, 3), (8, 2), (9, 1), (12, 3), (15, 3), (16, 1),
+    ]  # fmt: skip
     for line in found:
-        # All phases take place: those of one process exchange nothing, but are entered.
-        assert set(line["phase_seconds"]) == set(PHASES)
         assert line["phase_seconds"]["computing"] > 0 < line["phase_seconds"]["updating tables"]
         assert line["slowest_seconds"]["rank"] == 0 and line["slowest_seconds"]["others"] is None
         assert 1e8 < line["peak_memory_bytes"] < 1e11
-        # A resumed run is compared without them.
-        fields = line.keys() - {"kind", "step"}
-        assert all(field.endswith(("_seconds", "_bytes")) for field in fields)
     outside = [set(line["outside_seconds"]) for line in by_rank]
     assert "evaluating" not in outside[0] and {"evaluating", "computing metrics"} <= outside[1]
     assert {"evaluating", "saving"} <= outside[3]
     # Without the rows that are brought up to date in the end; the clocks begin a little apart.
     timed = sum(line["steps"] * line["step_seconds"]["mean"] for line in by_rank)
-    trained = of_kind(run, "evaluation")[-1]["train_seconds"]
-    assert 0.8 * trained < timed < 1.05 * trained
+    trained = [line for line in lines(timed_run) if line["kind"] == "evaluation"][-1]
+    assert 0.8 * trained["train_seconds"] < timed < 1.05 * trained["train_seconds"]
 
-
-def test_the_log_tells_of_begin_and_end(timed_run):
-    first, *_, last = logged(timed_run[0])
+    first, *_, last = logged(timed_run)
     assert first["event"] == "started" and first["process"] == os.getpid()
     assert (first["rank"], first["world_size"], first["step"]) == (0, 1, 0)
     assert {"torch", "torchrec", "python"} <= first["versions"].keys()
-    assert last["event"] == "ended" and last["step"] == 16 and last["time"].endswith("+00:00")
+    assert last["event"] == "ended" and last["step"] == 16
 
-
-def test_tensorboard_has_the_numbers(timed_run):
-    board = EventAccumulator(str(timed_run[0] / "tensorboard"))
+    board = EventAccumulator(str(timed_run / "tensorboard"))
     board.Reload()
-    tags = board.Tags()["scalars"]
-    assert {"timing/step_seconds/p99", "timing/slowest_seconds/own", "train/loss"} <= set(tags)
     shown = [(event.step, event.value) for event in board.Scalars("timing/step_seconds/p50")]
-    expected = [
-        (line["step"], line["step_seconds"]["p50"]) for line in of_kind(timed_run[0], "timing")
+    assert shown == [
+        (line["step"], pytest.approx(line["step_seconds"]["p50"], rel=1e-6)) for line in found
     ]
-    assert shown == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
 
 
 def test_untimed_runs_compute_the_same(timed_run, tmp_path):
-    before = dist.Work.wait
     run_small(tmp_path, [*LONG[:2], "train.timing_every=0"])
-    assert dist.Work.wait is before
     assert [line["event"] for line in logged(tmp_path / "small")] == ["started", "ended"]
     assert without_times(tmp_path / "small") == [
-        line for line in without_times(timed_run[0]) if line["kind"] != "timing"
+        line for line in without_times(timed_run) if line["kind"] != "timing"
     ]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_has_the_same_lines_and_appends_to_its_log(timed_run, tmp_path):
-    run_disturbed(tmp_path, LONG, 4)
-    (stop,) = of_event(tmp_path / "small", "stopped")
-    assert stop["step"] == 4 and "SIGTERM" in stop["reason"]
-    run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
-    assert without_times(tmp_path / "small") == without_times(timed_run[0])
-    assert [line["step"] for line in of_event(tmp_path / "small", "started")] == [0, 4]
 
 
 def test_why_a_run_failed_is_in_its_log(tmp_path):
@@ -288,68 +232,52 @@ def trace(start, steps):
     return [f"train.profile.start={start}", f"train.profile.steps={steps}"]
 
 
-def events_in(run, rank=0):
-    """How often each event is in the trace."""
-    with gzip.open(trace_file(run, rank), "rt") as file:
-        events = json.load(file)["traceEvents"]
-    found = {}
-    for event in events:
-        if event.get("ph") == "X" and event.get("cat") != "gpu_user_annotation":
-            found[event["name"]] = found.get(event["name"], 0) + 1
-    return found
-
-
-def steps_in(run):
-    return sorted(int(name[5:]) for name in events_in(run) if name.startswith("step "))
+def traced(run):
+    """How often each event is in the trace, and the steps in it."""
+    with gzip.open(trace_file(run, 0), "rt") as file:
+        found = Counter(
+            event["name"]
+            for event in json.load(file)["traceEvents"]
+            if event.get("ph") == "X" and event.get("cat") != "gpu_user_annotation"
+        )
+    return found, sorted(int(name[5:]) for name in found if name.startswith("step "))
 
 
 def test_the_requested_steps_are_traced(tmp_path, capsys):
     run_small(tmp_path, trace(3, 2))
     run = tmp_path / "small"
-    assert steps_in(run) == [3, 4]
-    found = events_in(run)
-    for phase in ("reading the next batch", "computing", "updating tables"):
-        assert found[phase] == 2, phase
-    assert found["aten::binary_cross_entropy_with_logits"] == 2
+    found, steps = traced(run)
+    assert steps == [3, 4]
+    for event in ("reading the next batch", "computing", "updating tables",
+                  "aten::binary_cross_entropy_with_logits"):  # fmt: skip
+        assert found[event] == 2, event
     assert f"steps 3 to 4 are traced: {trace_file(run, 0)}" in capsys.readouterr().out
     assert [path.name for path in (run / "profile").iterdir()] == [trace_file(run, 0).name]
 
 
 @pytest.mark.slow
-def test_a_trace_ends_with_the_run_and_steps_beyond_are_not_traced(tmp_path, capsys):
-    run_small(tmp_path, trace(7, 100))
-    assert steps_in(tmp_path / "small") == [7, 8]
-    assert "steps 7 to 8 are traced: " in capsys.readouterr().out
+def test_the_log_and_the_trace_go_on_with_the_run(timed_run, tmp_path, capsys):
+    run = tmp_path / "small"
+    run_disturbed(tmp_path, [*LONG, *trace(3, 100)], 4)
+    stop = logged(run)[-1]
+    assert stop["event"] == "stopped" and stop["step"] == 4 and "SIGTERM" in stop["reason"]
+    # What was traced until then is kept until there is more.
+    assert traced(run)[1] == [3, 4]
+    run_small(tmp_path, [*LONG, *trace(3, 100), "checkpoint.resume=auto"])
+    assert without_times(run) == without_times(timed_run)
+    assert [line["step"] for line in logged(run) if line["event"] == "started"] == [0, 4]
+    assert traced(run)[1] == list(range(5, 17))
     run_small(tmp_path, [*trace(9, 3), "run.overwrite=true"])
-    assert not (tmp_path / "small/profile").exists()
+    assert not (run / "profile").exists()
     said = "train.profile asks for steps 9 to 11, but training ended after step 8 without them"
     assert said in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_resumed_run_traces_what_is_left(tmp_path, capsys):
-    run_disturbed(tmp_path, trace(3, 4), 4)
-    # What was traced until then is kept until there is more.
-    assert steps_in(tmp_path / "small") == [3, 4]
-    run_small(tmp_path, [*trace(3, 4), "checkpoint.resume=auto"])
-    assert steps_in(tmp_path / "small") == [5, 6]
-    capsys.readouterr()
-    run_small(tmp_path, [*trace(1, 2), "checkpoint.resume=auto", "train.epochs=2"])
-    assert "no trace" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys, monkeypatch):
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
     (tmp_path / "small").mkdir()
     (tmp_path / "small/config.yaml").write_text("")
     (tmp_path / "small/profile").write_text("a file")
     run_small(tmp_path, [*trace(2, 2), "checkpoint.resume=auto"])
     assert capsys.readouterr().err.count("the trace cannot be written (") == 1
-    assert [line["step"] for line in lines(tmp_path / "small") if line["kind"] == "train"][-1] == 8
-
-    def busy(*_):
-        raise RuntimeError("another profiler is active")
-
-    monkeypatch.setattr(profile, "prepare_trace", busy)
-    run_small(tmp_path, [*trace(2, 2), "run.name=busy"])
-    assert capsys.readouterr().err.count("the trace cannot be written (another profiler is") == 1
+    assert logged(tmp_path / "small")[-1]["event"] == "ended"

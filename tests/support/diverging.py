@@ -34,17 +34,22 @@ def run_poisoned_on_rank_1(folder: Path, overrides: list[str], world_size: int, 
     run_small(folder, overrides, world_size)
 
 
-def broken(patch, at):
-    """Let a step leave an infinite weight."""
+def after_step(patch, at, action):
+    """Do something with the job when a step has been taken."""
     take = trainer.train_step
 
     def disturbed(job, sent, step, *further):
         loss = take(job, sent, step, *further)
         if step == at:
-            list(job.dense_parameters.values())[-1].data.fill_(math.inf)
+            action(job)
         return loss
 
     patch.setattr(trainer, "train_step", disturbed)
+
+
+def broken(patch, at):
+    """Let a step leave an infinite weight."""
+    after_step(patch, at, lambda job: [*job.dense_parameters.values()][-1].data.fill_(math.inf))
 
 
 def same_run(one, other):

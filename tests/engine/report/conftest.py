@@ -11,16 +11,9 @@ def run_folders(tmp_path_factory):
     """A folder with runs of two batch sizes."""
     folder = tmp_path_factory.mktemp("runs")
     for size in (256, 512):
-        run_small(
-            folder,
-            [
-                f"run.name=b{size}",
-                f"train.batch_size={size}",
-                "train.epochs=2",
-                "evaluate.every=2",
-                f"train.clip_stats_every={0 if size == 512 else 3}",
-            ],
-        )
+        clips = f"train.clip_stats_every={0 if size == 512 else 3}"
+        names = [f"run.name=b{size}", f"train.batch_size={size}"]
+        run_small(folder, [*names, "train.epochs=2", "evaluate.every=2", clips])
     return folder
 
 

@@ -32,8 +32,6 @@ def test_results_of_the_selected_and_the_last_epoch(runs):
             for part in ("validation", "test"):
                 assert after[f"{part} {shown}"] == f"{run.summary['last'][part][name]:.4f}"
     assert not [head for head in results.header if head.startswith("difference")]
-    right = results.header
-    assert right["test AUC"] and right["batch size"] and not right["run"] and not right["network"]
 
 
 def test_seeds_are_averaged_and_compared_with_a_baseline(runs):
@@ -48,7 +46,6 @@ def test_seeds_are_averaged_and_compared_with_a_baseline(runs):
     assert row["difference of validation AUC"] == f"+0.1100 ± {error:.4f}"
     assert base["difference of validation AUC"] == ""
     assert cells(each)["b512-seed2"]["validation AUC"] == "0.8400"
-    assert cells(each)["b512-seed2"]["seed"] == "2"
 
 
 def test_differences_are_not_shown_to_runs_on_other_data(runs):
@@ -60,7 +57,6 @@ def test_differences_are_not_shown_to_runs_on_other_data(runs):
     rare = replace(runs[0], config={**runs[0].config, "data.min_count": 3}, label="rare")
     assert len(by_data([runs[0], rare])) == 1 and len(settings_of([runs[0], rare])) == 2
     groups = by_data([*runs, elsewhere])
-    assert list(groups) == ["synthetic, rows 2000", "synthetic, rows 5"]
     results = cells(result_tables(groups, runs[0])[0])
     assert results["elsewhere"]["data"] == "synthetic, rows 5"
     assert results["elsewhere"]["difference of test AUC"] == ""

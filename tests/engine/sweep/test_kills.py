@@ -1,6 +1,5 @@
 """Sweeps that are killed or interrupted, and trials that fail, in processes of their own."""
 
-import json
 import os
 import signal
 from functools import partial
@@ -24,49 +23,22 @@ grid:
     too high: [optim.dense.lr=1e38, optim.dense.schedule.warmup=0]
   train.batch_size: [256]
 seeds: [1, 2]
-overrides: [train.epochs=2]
 keep_checkpoints: false
 """
-FAILED = ["too-high-256-seed1", "too-high-256-seed2"]
-ONE_FAILS = "grid: {optim.dense.lr: [1e38, 1e-4]}\noverrides: [optim.dense.schedule.warmup=0]"
 
 
-def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path, capsys):
+def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path):
     with pytest.raises(SystemExit):
         sweep(tmp_path, GRID, Started(die_at=2))
     assert not (tmp_path / "out/results.csv").exists()
     second = Started()
     sweep(tmp_path, GRID, second)
     # The first was done before the kill.
-    assert second.names == ["low-256-seed2", *FAILED]
-
+    assert second.names == ["low-256-seed2", "too-high-256-seed1", "too-high-256-seed2"]
+    assert not list((tmp_path / "out/trials").glob("*/checkpoints"))
     low, high = rows_of(tmp_path)
-    each = []
-    for seed in (1, 2):
-        run = tmp_path / f"out/trials/low-256-seed{seed}"
-        summary = json.loads((run / "summary.json").read_text())
-        each.append(summary["best_auc"])
-        assert not (run / "checkpoints").exists()
-    assert float(low["auc_mean"]) == pytest.approx(sum(each) / 2)
-    # Of two values the standard error is half of their distance.
-    assert float(low["auc_stderr"]) == pytest.approx(abs(each[0] - each[1]) / 2)
-    assert each[0] != each[1]
     assert (low["seeds"], low["failed"], low["selected_on"]) == ("2", "0", "validation")
     assert (high["seeds"], high["failed"], high["auc_mean"]) == ("0", "2", "")
-    assert "`too-high-256-seed1`: the loss is nan" in (tmp_path / "out/results.md").read_text()
-
-    third = Started()
-    sweep(tmp_path, GRID, third)
-    assert third.names == []
-    again = Started()
-    sweep(tmp_path, GRID, again, retry_failed=True)
-    assert again.names == FAILED and [row["failed"] for row in rows_of(tmp_path)] == ["0", "2"]
-    # One more seed starts one more run.
-    with pytest.raises(SystemExit):
-        sweep(tmp_path, GRID.replace("[1, 2]", "[1, 2, 3]"), Started(die_at=1))
-    # Runs of another configuration are neither reused nor deleted.
-    with pytest.raises(RunFolderError, match="another configuration"):
-        sweep(tmp_path, GRID.replace("lr=1e-4", "lr=2e-4"), Started())
 
 
 def test_a_trial_ends_with_its_sweep_and_is_continued(tmp_path):
@@ -119,7 +91,8 @@ def is_gone(process):
 
 
 def test_trials_on_two_processes_that_fail_are_recorded_with_their_sentence(tmp_path):
-    sweep(tmp_path, ONE_FAILS, partial(start_trial, 2))
+    text = "grid: {optim.dense.lr: [1e38, 1e-4]}\noverrides: [optim.dense.schedule.warmup=0]"
+    sweep(tmp_path, text, partial(start_trial, 2))
     assert sorted(row["failed"] for row in rows_of(tmp_path)) == ["0", "1"]
     table = (tmp_path / "out/results.md").read_text()
     assert "-seed1`: the loss is nan" in table

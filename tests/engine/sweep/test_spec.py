@@ -13,69 +13,40 @@ from support.sweeping import write_sweep
 
 SHIPPED = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
 GRID = "grid: {train.epochs: [1, 2]}\n"
+TUNED = "grid: {train.epochs: [1, 2], model.name: [lr, fm]}\ntune: train.epochs\n"
+STUDY = "study: {parameters: {train.epochs: {low: 1, high: 3}}"
 
 # The file's text besides `config`, and words of the sentence it gets.
 BAD = [
     ("", ["write either a grid or a study"]),
-    ("gird: {}", ["gird: unknown key", "did you mean 'grid'?"]),
-    (GRID + "study: {parameters: {train.epochs: {low: 1, high: 3}}}", ["either a grid or a study"]),
+    (GRID + STUDY + "}", ["either a grid or a study"]),
     ("grid: {train.epochs: 3}", ["grid: train.epochs: found 3", "a list of values"]),
     ("grid: {batch: [1, 2]}", ["grid: batch", "such as train.batch_size"]),
     ("grid: {train.epoch: [1]}", ["tiny.yaml: 1: ", "train.epoch: unknown key", "'epochs'"]),
     ("grid: {train.epochs: [1, 0]}", ["tiny.yaml: 0: ", "greater than or equal to 1"]),
     ("grid: {run.seed: [1, 2]}", ["run.seed", "seeds in the file"]),
     ("grid: {size: {a b: [train.epochs=1], a-b: [train.epochs=2]}}", ["2 points", "a-b-seed1"]),
-    (GRID + "overrides: [train.epochs=3]", ["the sweep varies train.epochs"]),
-    (GRID + "overrides: [run.name=x]", ["run.name", "the sweep sets it"]),
+    (TUNED.replace("tune: train.", "tune: "), ["tune: found 'epochs'", "write an axis"]),
     (
-        "grid: {train.epochs: [1, 2], model.name: [lr, fm]}\ntune: epochs",
-        ["tune: found 'epochs'", "write an axis"],
-    ),
-    (
-        "grid: {train.epochs: [1, 2], model.name: [lr, fm]}\ntune: train.epochs\n"
-        "report: {x: train.epochs}",
+        TUNED + "report: {x: train.epochs}",
         ["report.x: 'train.epochs' is not an axis of the grid that is not tuned"],
     ),
     (
-        "grid: {train.epochs: [1, 2], model.name: [lr, fm]}\ntune: train.epochs\n"
-        "published: {a: {source: a, auc: {1 / fm: 0.8}}}",
-        ["'1 / fm' is not a point", "such as 'lr'"],
-    ),
-    (
-        GRID + "published: {a: {source: a, auc: {'3': 0.8}}}",
-        ["published.a.auc", "'3' is not a point", "'1'"],
+        TUNED + "published: {a: {source: a, auc: {1 / fm: 0.8}}}",
+        ["published.a.auc", "'1 / fm' is not a point", "such as 'lr'"],
     ),
     (GRID + "exclude: ['3']", ["exclude: '3' is not a point of the grid", "such as '1'"]),
     (GRID + "exclude: ['1', '2']", ["exclude: no point of the grid is left", "name fewer"]),
-    (
-        "study: {parameters: {train.epochs: {low: 1, high: 3}}}\nexclude: [a]",
-        ["exclude", "points of a grid"],
-    ),
+    (STUDY + "}\nexclude: [a]", ["exclude", "points of a grid"]),
     (GRID + "small: {grid: {batch: {a: []}}}", ["small.grid.batch", "train.epochs"]),
     ("study: {parameters: {a.b: {low: 1}}}", ["study.parameters.a.b", "low and high, or choices"]),
     ("study: {parameters: {a.b: {low: 2, high: 1}}}", ["low is 2 and high 1"]),
     ("study: {parameters: {a.b: {low: 0, high: 1, log: true}}}", ["a low above 0"]),
+    (STUDY.replace("epochs", "epoch") + "}", ["train.epoch=1: ", "did you mean 'epochs'?"]),
+    (STUDY + ", metric: gauc}", ["study.metric is 'gauc'", "not computed", "evaluate.group_by"]),
     (
-        "study: {parameters: {train.epoch: {low: 1, high: 3}}}",
-        ["train.epoch=1: ", "did you mean 'epochs'?"],
-    ),
-    (
-        "study: {parameters: {train.epochs: {low: 1, high: 3},"
-        " train.batch_size: {low: 0, high: 9}}}",
-        ["train.batch_size=0: ", "greater than or equal to 1"],
-    ),
-    (
-        "study: {parameters: {train.epochs: {low: 1, high: 3}}, metric: gauc}",
-        ["study.metric is 'gauc'", "GAUC is not computed", "evaluate.group_by"],
-    ),
-    (
-        "study: {parameters: {train.epochs: {low: 1, high: 3}}, metric: pr_auc}\n"
-        "overrides: ['evaluate.metrics=[]']",
+        STUDY + ", metric: pr_auc}\noverrides: ['evaluate.metrics=[]']",
         ["study.metric is 'pr_auc'", "evaluate.metrics"],
-    ),
-    (
-        "grid: {train.epochs: [1, 2], size: {a: [train.epochs=3]}}",
-        ["'train.epochs' and 'size' both set train.epochs"],
     ),
     (
         "grid: {clip: {none: [optim.embedding.clip=null]}, optim.embedding.clip.bound: [1e-3]}",
