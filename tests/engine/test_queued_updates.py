@@ -68,7 +68,7 @@ def test_a_nonfinite_step_changes_no_weights(way, poison, says, tmp_path, monkey
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 10, 0, 1)
         weights = [*job.dense_parameters.values(), *local_cowclip_tables(job.model)]
         before = None
-        with pytest.raises(TrainingStoppedError, match=f"step 3.*{says}"):
+        with pytest.raises(TrainingStoppedError, match=f"step 3.*{says}") as stop:
             for step, batch in enumerate(batches.epoch(0), 1):
                 with monkeypatch.context() as patch:
                     if step == 3:
@@ -76,6 +76,8 @@ def test_a_nonfinite_step_changes_no_weights(way, poison, says, tmp_path, monkey
                         before = [_values(held) for held in weights]
                     train_step(job, send(batch, job.front, here.device), step, here)
         assert step == 3 + (way == "queued")
+        of_loss = way == "kernels" and poison is _poison_loss
+        assert ("the loss is nan" in str(stop.value)) == of_loss
         assert all(map(torch.equal, before, [_values(held) for held in weights]))
 
 

@@ -66,7 +66,7 @@ IN_STEPS = "optim.dense.schedule.unit=steps"
     [
         (3_240, [], {BATCH: 32, BASE: 32, EPOCHS: 6}),
         (ROWS, [], {BATCH: 1024, BASE: 1024, EPOCHS: 6, PATIENCE: 2}),
-        (2_500_000, [], {BATCH: 4096, BASE: 1024, EPOCHS: 3}),
+        (2_500_000, [], {BATCH: 4096, BASE: 1024, EPOCHS: 3, PATIENCE: 2}),
         (41_000_000, [], {BATCH: 8192, BASE: 1024, EPOCHS: 2}),
         # Large batches of a small log.
         (ROWS, [f"{BATCH}=2048"], {EPOCHS: 24, BETAS: [0.8, 0.992], WARMUP: 1.0}),
