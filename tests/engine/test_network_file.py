@@ -1,16 +1,22 @@
-"""Networks of a user's own, by `model.import`."""
+"""Networks of a user's own, by `model.import`; what they may do in training, and what not."""
 
 import json
 
 import pytest
+import torch
 import yaml
+from torch import nn
 
 from stampede.engine.config.load import load_config
-from stampede.models import network
+from stampede.models import CTRModel, network
 from stampede.settings import SettingsError
+from support.checkpoints import small_job
 from support.forked import run_program
-from support.jobs import SMALL
+from support.gathering import gather_field
+from support.jobs import SMALL, run_small, small_config, train_an_epoch
+from support.own_networks import DRAWING, NUMBERS_ONLY, drawn_in_training, own_network
 from support.paths import ROOT
+from support.ranks import run_ranks
 from support.waiting import HANG
 
 OWN = """
@@ -80,11 +86,13 @@ def test_the_working_folder_comes_before_that_of_the_configuration(job, tmp_path
     assert load(job).model.import_file == str(tmp_path / "own.py")
 
 
-def test_two_files_cannot_have_a_network_of_the_same_name(job):
+def test_keys_and_files_that_do_not_go_together(job):
     load(job)
     (job.parent / "other.py").write_text(OWN + "# another one")
     said = mistake(job, "model.import=other.py")
     assert "own.py has a network of that name; choose another" in said
+    job.write_text("model: {import: own.py}")
+    assert "own.py is given without model.name; write model.name: own" in mistake(job)
 
 
 @pytest.mark.parametrize(
@@ -100,17 +108,9 @@ def test_two_files_cannot_have_a_network_of_the_same_name(job):
 )
 def test_mistakes(job, text, words):
     own = job.parent / "own.py"
-    own.unlink()
-    if text is not None:
-        own.write_text(text)
+    own.unlink() if text is None else own.write_text(text)
     said = mistake(job)
-    for word in ["model.import" if "owm" not in str(words) else "job.yaml", *words]:
-        assert word in said
-
-
-def test_mistakes_in_the_key(job):
-    job.write_text("model: {import: own.py}")
-    assert "own.py is given without model.name; write model.name: own" in mistake(job)
+    assert all(word in said for word in words), said
 
 
 @pytest.mark.slow
@@ -129,3 +129,49 @@ def test_a_run_trains_it_says_so_and_goes_on(tmp_path, job):
     assert done.returncode == 0, done.stderr
     assert "continuing after step" in done.stdout
     assert json.loads((tmp_path / "runs/job/summary.json").read_text())["epochs"] == 2
+
+
+# In one tile, and in several.
+@pytest.mark.parametrize("tile_rows", [8192, 100])
+def test_unused_embeddings_are_not_trained(tmp_path, monkeypatch, tile_rows):
+    monkeypatch.setattr("stampede.engine.step.TILE_ROWS", tile_rows)
+    overrides = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
+    overrides += ["data.rows=6000", "train.batch_size=256", "optim.embedding.l2=0"]
+    with small_job(tmp_path, *overrides) as (here, job, config, dataset, _):
+        before = {f: gather_field(job.model, f, 10, here) for f in dataset.vocabulary_sizes}
+    trained = train_an_epoch(config)
+    assert trained.losses[-1] < 1 and trained.evaluation["auc"] > 0.5
+    for field, weights in before.items():
+        assert torch.equal(trained.tables[field].embedding, weights.embedding)
+
+
+@pytest.mark.parametrize(
+    "line, changed",
+    [
+        ("embeddings[:, 0] = 1.0", "embeddings"),
+        ("nn.functional.relu(embeddings.view(len(dense), -1), inplace=True)", "embeddings"),
+        ("dense.add_(1)", "numbers"),
+    ],
+)
+def test_a_network_that_changes_its_inputs_is_refused(tmp_path, line, changed):
+    text = NUMBERS_ONLY.replace("        return", f"        {line}\n        return")
+    said = f"the network 'numbers_only' changes its {changed} in place; its forward must not: write"
+    with pytest.raises(SettingsError, match=said):
+        run_small(tmp_path, own_network(tmp_path, "numbers_only", text))
+
+
+def test_trying_a_network_leaves_its_state_alone(tmp_path):
+    text = NUMBERS_ONLY.replace("nn.Linear(shape.numbers, 1)", "nn.Sequential(nn.BatchNorm1d("
+                                "shape.numbers), nn.Linear(shape.numbers, 1))")  # fmt: skip
+    small_config(tmp_path, *own_network(tmp_path, "numbers_only", text))
+    model = CTRModel("numbers_only", {"a": 7}, 3, 4, [8], 0)
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
+    assert norm.training and norm.num_batches_tracked == 0 and norm.running_var.eq(1).all()
+
+
+@pytest.mark.slow
+def test_ranks_and_steps_drop_different_samples(tmp_path):
+    network = own_network(tmp_path, "dropping", DRAWING)
+    drawn = run_ranks(2, drawn_in_training, tmp_path, network, 2)
+    assert [len(of_rank) for of_rank in drawn] == [7, 7]
+    assert len({value for of_rank in drawn for value in of_rank}) == 14

@@ -4,22 +4,9 @@ import json
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.engine.job import Job
 from stampede.engine.optimizers import table_optimizer
-from stampede.engine.processes import processes
-from stampede.optim import (
-    CowClipAdam,
-    DenseAdam,
-    Hyperparameters,
-    Schedule,
-    cowclip_sharders,
-    learning_rate,
-)
+from stampede.optim import CowClip, Hyperparameters, Schedule, learning_rate
 from stampede.settings import SettingsError
 from support.checkpoints import small_job
 from support.jobs import lines, losses_and_weights, run_small, small_config
@@ -32,7 +19,7 @@ EMBEDDING_LR = 1e-2
 DENSE_LR = 1e-3 / 2
 
 
-def logged(folder, key):
+def rates(folder, key):
     return [line[key] for line in lines(folder / "small") if line["kind"] == "train"]
 
 
@@ -42,52 +29,30 @@ def test_both_schedules_are_followed(tmp_path):
         "optim.embedding.schedule={warmup: 3, decay: step, unit: steps, every: 5, factor: 0.5}",
         "optim.dense.schedule={warmup: 0.5, decay: cosine, final: 0.1}",
     ])  # fmt: skip
-    embedding = Schedule(3, "step", "steps", every=5, factor=0.5)
-    dense = Schedule(0.5, "cosine", final=0.1)
     for key, schedule, lr in (
-        ("embedding_lr", embedding, EMBEDDING_LR),
-        ("dense_lr", dense, DENSE_LR),
+        ("embedding_lr", Schedule(3, "step", "steps", every=5, factor=0.5), EMBEDDING_LR),
+        ("dense_lr", Schedule(0.5, "cosine", final=0.1), DENSE_LR),
     ):
         expected = [learning_rate(schedule, lr, step, PER_EPOCH, 24) for step in range(24)]
-        assert logged(tmp_path, key) == pytest.approx(expected, rel=1e-12)
-    assert logged(tmp_path, "embedding_lr")[3:9] == [EMBEDDING_LR] * 5 + [EMBEDDING_LR / 2]
+        assert rates(tmp_path, key) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_schedule_may_change_on_resume(tmp_path, capsys):
+def test_a_schedule_may_change_on_resume(tmp_path):
     run_small(tmp_path, ROWS)
     run_small(tmp_path, [*ROWS, "train.epochs=2", "checkpoint.resume=auto",
                          "optim.dense.schedule={decay: step, warmup: 0}"])  # fmt: skip
-    printed = capsys.readouterr().out
-    assert "new setting: optim.dense.schedule.decay=" in printed
-    assert logged(tmp_path, "dense_lr")[8:] == pytest.approx([DENSE_LR / 10] * 8)
+    assert rates(tmp_path, "dense_lr")[8:] == pytest.approx([DENSE_LR / 10] * 8)
 
 
-def test_the_rate_reaches_tables_with_torchrecs_own_optimizer_too():
-    configs = [
-        EmbeddingBagConfig(name=name, embedding_dim=4, num_embeddings=5, feature_names=[name])
-        for name in ("ours", "sgd", "adagrad")
-    ]
-    ebc = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-    for name, optimizer in (
-        ("ours", CowClipAdam), ("sgd", torch.optim.SGD), ("adagrad", torch.optim.Adagrad)
-    ):  # fmt: skip
-        weight = ebc.embedding_bags[name].weight
-        apply_optimizer_in_backward(optimizer, [weight], {"lr": 0.5})
-    layer = torch.nn.Linear(2, 1)
-    with processes("cpu") as here:
-        model = DistributedModelParallel(ebc, device=here.device, sharders=cowclip_sharders())
-        job = Job(model, {}, DenseAdam(layer.parameters()), None, None)
+@pytest.mark.parametrize("optimizer", ["adam", "fbgemm_rowwise_adagrad"])
+def test_the_rate_reaches_the_tables(tmp_path, optimizer):
+    with small_job(tmp_path, f"optim.embedding.optimizer={optimizer}") as (_, job, *_):
+        (lookup,) = job.model.module.front.ebc._lookups
         for embedding, dense in ((0.25, 0.125), (0.0, 0.0)):
             job.set_learning_rates(embedding, dense)
-            assert [group["lr"] for group in job.dense_optimizer.param_groups] == [dense]
-            tbes = [
-                kernel.emb_module
-                for module in model.modules()
-                if isinstance(module, ShardedEmbeddingBagCollection)
-                for lookup in module._lookups
-                for kernel in lookup._emb_modules
-            ]
-            assert [tbe.get_learning_rate() for tbe in tbes] == [embedding] * 3
+            assert {group["lr"] for group in job.dense_optimizer.param_groups} == {dense}
+            rates = {kernel.emb_module.get_learning_rate() for kernel in lookup._emb_modules}
+            assert rates == {embedding}
 
 
 def decays(folder, *overrides):
@@ -102,6 +67,7 @@ def decays(folder, *overrides):
 
 
 def test_matrices_of_the_network_decay(tmp_path):
+    """Also dcn's kernels, but no bias and no norm, even one that is a matrix."""
     found = decays(tmp_path, "model.normalization=layer", "optim.scaling.rule=none")
     layer, norm = (
         "network.mlp.hidden._mlp.{}._linear",
@@ -116,22 +82,11 @@ def test_matrices_of_the_network_decay(tmp_path):
         **{f"{layer.format(i)}.bias": (0.0, 0.0) for i in (0, 1)},
         **{f"{norm.format(i)}.{name}": (0.0, 0.0) for i in (0, 1) for name in ("weight", "bias")},
     }
-
-
-@pytest.mark.parametrize(
-    "name, options, others",
-    [
-        ("dcn", {"layers": 2}, {"network.cross.bias.0", "network.cross.bias.1"}),
-        ("masknet", {"blocks": 1}, {"network.norm_weight", "network.norm_bias"}),
-    ],
-)
-def test_biases_and_norms_that_are_matrices_do_not(tmp_path, name, options, others):
-    found = decays(tmp_path, f"model.name={name}", f"model.options={json.dumps(options)}")
-    still = {key for key, (decay, _) in found.items() if not decay}
-    assert others <= still
-    assert all("bias" in key or "norm" in key for key in still - {"number_weights.weight"})
-    if name == "dcn":
-        assert found["network.cross.kernels.0"] == (0.1, 1e-5)
+    found = decays(tmp_path, "model.name=dcn", "model.options={layers: 1}")
+    assert found["network.cross.bias.0"] == (0.0, 0.0)
+    assert found["network.cross.kernels.0"] == (0.1, 1e-5)
+    found = decays(tmp_path, "model.name=masknet", "model.options={blocks: 1}")
+    assert found["network.norm_weight"] == found["network.norm_bias"] == (0.0, 0.0)
 
 
 OURS = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
@@ -166,13 +121,10 @@ def test_settings_reach_the_optimizer(tmp_path, optimizer):
         "optim.embedding.clip.threshold=2.0",
     )
     settings = kind.update_settings(kind.defaults_with(arguments))
-    assert settings.rule == kind.rule_type(
-        **{k: arguments[k] for k in kind.rule_type.__dataclass_fields__ if k in arguments}
-    )
+    assert isinstance(settings.rule, kind.rule_type)
     assert (settings.rows, settings.weight_decay, settings.l2) == ("touched", 0.125, 0.25)
     assert settings.on_nonfinite == "skip_row"
-    assert (settings.clip.granularity, settings.clip.threshold) == ("row", 2.0)
-    assert settings.clip.columns == 10
+    assert settings.clip == CowClip(granularity="row", threshold=2.0, columns=10)
     assert arguments["lr"] == 0.5
 
 
@@ -189,51 +141,33 @@ def test_settings_of_helen_and_no_clip_reach_it(tmp_path):
 @pytest.mark.slow
 def test_helen_differs_from_adam_by_its_first_pass(tmp_path):
     """Without a perturbation Helen is Adam with torch's epsilon and no clip."""
-    plain = [
-        "optim.embedding.optimizer=adam",
-        "optim.embedding.clip=null",
-        "optim.embedding.eps=1e-8",
-        "optim.embedding.eps_placement=torch",
-    ]
-    results = {}
-    for name, overrides in {
-        "adam": plain,
-        "still": ["optim.embedding.optimizer=helen", "optim.embedding.rho=0"],
-        "helen": ["optim.embedding.optimizer=helen", "optim.embedding.rho=1"],
-    }.items():
-        results[name] = losses_and_weights(tmp_path, overrides)[0]
-    assert results["still"] == pytest.approx(results["adam"], rel=1e-6)
-    assert results["helen"] != pytest.approx(results["adam"], rel=1e-6)
+    plain = "{optimizer: adam, lr: 1e-2, clip: null, eps: 1e-8, eps_placement: torch}"
+    adam, still, helen = (
+        losses_and_weights(tmp_path, [f"optim.embedding={section}"]).losses
+        for section in (
+            plain, "{optimizer: helen, lr: 1e-2, rho: 0}", "{optimizer: helen, lr: 1e-2, rho: 1}"
+        )
+    )  # fmt: skip
+    assert still == pytest.approx(adam, rel=1e-6)
+    assert helen != pytest.approx(adam, rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    "overrides, words",
+    "overrides, said",
     [
-        (["optim.embedding.optimizer=adamw"], ["optim.embedding.optimizer", "'adamw'", "'adam'"]),
-        (["optim.embedding.momentum=0.9"], ["momentum: not for optimizer: adam"]),
-        (
-            ["optim.embedding.optimizer=sgd", "optim.embedding.betas=[0.9,0.99]"],
-            ["not for optimizer: sgd", "only for optimizer: "],
-        ),
-        (
-            ["optim.embedding.clip.granularity=row"],
-            ["optim.embedding.clip: granularity 'row' needs a threshold"],
-        ),
-        (["optim.embedding.clip.threshold=1.0"], ["'cowclip' has no threshold, but it is 1.0"]),
-        (["optim.embedding.ar_alpha=1"], ["ar_alpha is 1", "write rows: touched"]),
+        (["optim.embedding.optimizer=adamw"], r"embedding\.optimizer: found 'adamw'.*'adam'"),
+        (["optim.embedding.momentum=0.9"], "momentum: not for optimizer: adam, only for .*sgd"),
+        (["optim.embedding.clip.granularity=row"], r"clip: granularity 'row' needs a threshold"),
+        (["optim.embedding.ar_alpha=1"], "ar_alpha is 1 .*write rows: touched"),
         (
             ["optim.embedding.optimizer=fbgemm_cowclip", "sharding.plan=column_wise"],
-            ["sharding.plan", "'column_wise'", "table_wise"],
+            r"sharding\.plan.*'column_wise'.*table_wise",
         ),
-        (["optim.embedding.on_nonfinite=ignore"], ["'error' or 'skip_row'"]),
-        (["optim.embedding.weight_decay=-1"], ["weight_decay: found -1"]),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_with_the_configuration(tmp_path, overrides, words):
-    with pytest.raises(SettingsError) as failure:
+def test_settings_that_do_not_fit_are_refused_with_the_configuration(tmp_path, overrides, said):
+    with pytest.raises(SettingsError, match=said):
         small_config(tmp_path, *overrides)
-    for word in words:
-        assert word in str(failure.value)
 
 
 def test_an_optimizer_that_the_device_lacks_is_refused(tmp_path):

@@ -28,19 +28,15 @@ FEW = [
 
 
 def test_a_run_is_that_of_the_cpu(tmp_path):
-    found, update = {}, UpdateQueue.update
+    update = UpdateQueue.update
     for way in ("kernels", "queued"):
-        folder = tmp_path / way
-        folder.mkdir()
         with computed(way), mock.patch.object(UpdateQueue, "update", autospec=True) as queued:
             queued.side_effect = update
-            run_small(folder, [*FEW, "evaluate.every=2"])
+            run_small(tmp_path, [*FEW, "evaluate.every=2", f"run.name={way}"])
         assert bool(queued.call_count) == (way == "queued")
-        found[way] = lines(folder / "small")
-    for one, other in zip(*found.values(), strict=True):
-        for key in ("loss", "logloss", "auc", "clipped_share"):
-            if key in one:
-                assert one[key] == pytest.approx(other[key], rel=1e-5)
+    for one, other in zip(lines(tmp_path / "queued"), lines(tmp_path / "kernels"), strict=True):
+        for key in {"loss", "logloss", "auc", "clipped_share"} & one.keys():
+            assert one[key] == pytest.approx(other[key], rel=1e-5)
 
 
 def _poison_loss(batch, patch):
@@ -59,25 +55,29 @@ def _poison_gradient(batch, patch):
     patch.setattr(step_module, "_dense_pass", poisoned)
 
 
+@pytest.mark.parametrize("way", ["kernels", "queued"])
 @pytest.mark.parametrize(
     "poison, says",
     [(_poison_loss, "optim.dense.lr"), (_poison_gradient, "optim.embedding.on_nonfinite=skip_row")],
 )
-def test_a_nonfinite_step_is_named_some_steps_later(poison, says, tmp_path, monkeypatch):
+def test_a_nonfinite_step_changes_no_weights(way, poison, says, tmp_path, monkeypatch):
+    """It is named at once or, where updates are queued, some steps later."""
     monkeypatch.setattr(nonfinite, "LATE", 1)
     made = small_job(tmp_path, *FEW, "train.batch_size=10")
-    with computed("queued"), made as (here, job, _, dataset, _):
+    with computed(way), made as (here, job, _, dataset, _):
         batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 10, 0, 1)
         weights = [*job.dense_parameters.values(), *local_cowclip_tables(job.model)]
         before = None
-        with pytest.raises(TrainingStoppedError, match=f"step 3: .*{says}"):
+        with pytest.raises(TrainingStoppedError, match=f"step 3.*{says}") as stop:
             for step, batch in enumerate(batches.epoch(0), 1):
                 with monkeypatch.context() as patch:
                     if step == 3:
                         poison(batch, patch)
                         before = [_values(held) for held in weights]
                     train_step(job, send(batch, job.front, here.device), step, here)
-        assert step == 3 + 1
+        assert step == 3 + (way == "queued")
+        of_loss = way == "kernels" and poison is _poison_loss
+        assert ("the loss is nan" in str(stop.value)) == of_loss
         assert all(map(torch.equal, before, [_values(held) for held in weights]))
 
 

@@ -1,27 +1,15 @@
 """Starts of the same torchrun find each other, and continue what they began."""
 
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
-from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import agree_on_name, start_ranks
 from stampede.engine.run_folder import RunFolder
-from support.waiting import HANG
-
-
-def joined(store, ranks, names):
-    threads = [
-        threading.Thread(target=lambda r=r: names.append(agree_on_name(store, r, 3, 20)))
-        for r in ranks
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG)
+from support.jobs import small_config
 
 
 def test_each_start_gets_a_new_name():
@@ -29,10 +17,12 @@ def test_each_start_gets_a_new_name():
     store, names = dist.HashStore(), []
     for other in (1, 2):
         store.set(f"stampede/rendezvous/hello/{other}", "of a process that is gone")
-    joined(store, [1, 0, 2], names)
-    assert len(names) == 3 and len(set(names)) == 1
-    joined(store, [0, 1, 2], names)
-    assert len(names) == 6 and len(set(names)) == 2
+    for ranks in ((1, 0, 2), (0, 1, 2)):
+        with ThreadPoolExecutor(3) as pool:
+            found = set(pool.map(lambda rank: agree_on_name(store, rank, 3, 20), ranks))
+        assert len(found) == 1
+        names += found
+    assert names[0] != names[1]
 
 
 def test_processes_that_do_not_join_are_named():
@@ -40,43 +30,25 @@ def test_processes_that_do_not_join_are_named():
         agree_on_name(dist.HashStore(), 0, 3, 0.05)
 
 
-def small(tmp_path, *overrides):
-    path = tmp_path / "small.yaml"
-    path.write_text("")
-    return load_config(path, [f"run.dir={tmp_path}", *overrides])
-
-
-@pytest.mark.parametrize("overrides", [[], ["run.overwrite=true"]])
-def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch, overrides):
-    config = small(tmp_path, *overrides)
-
-    def start(torchrun, attempt):
+def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch):
+    def start(torchrun, attempt, *overrides):
         name = f"{tmp_path}/torchelastic_{torchrun}/none_{torchrun}/attempt_{attempt}/0/error.json"
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", name)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", name if torchrun else "")
+        config = small_config(tmp_path, *overrides)
         with RunFolder(tmp_path / "small") as folder:
             continued = folder.reserve(config)
             folder.claim(config)
-            return continued
+        (tmp_path / "small/checkpoints/epoch_0001").mkdir(exist_ok=True)
+        return continued
 
-    # Another run is there, whose torchrun is gone.
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
-    with RunFolder(tmp_path / "small") as folder:
-        folder.reserve(small(tmp_path))
-        folder.claim(small(tmp_path))
-    (tmp_path / "small/checkpoints/epoch_0001").mkdir()
-    if overrides:
-        assert not start("a", 0)
-        assert not list((tmp_path / "small/checkpoints").iterdir())
-        (tmp_path / "small/checkpoints/epoch_0001").mkdir()
-        assert start("a", 1)
-        assert list((tmp_path / "small/checkpoints").iterdir())
-        assert not start("b", 0)
-        assert not list((tmp_path / "small/checkpoints").iterdir())
-    else:
-        # A mistake remains one, however often torchrun starts again.
-        for attempt in range(2):
-            with pytest.raises(RunFolderError, match="exists; write"):
-                start("a", attempt)
+    # Another run is there, whose torchrun is gone. A mistake remains one, however often torchrun
+    # starts again.
+    start("", 0)
+    for attempt in range(2):
+        with pytest.raises(RunFolderError, match="exists; write"):
+            start("a", attempt)
+    starts = [("a", 0), ("a", 1), ("b", 0)]
+    assert [start(*which, "run.overwrite=true") for which in starts] == [False, True, False]
 
 
 @pytest.mark.slow

@@ -6,67 +6,54 @@ import re
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
 import stampede.engine.run as engine_run
-from stampede.data import GlobalBatches
 from stampede.engine import trainer
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.run_folder import RunFolder
-from stampede.engine.step import send, train_step
-from stampede.optim import CowClipTables, local_cowclip_tables
+from stampede.optim import CowClipTables
 from stampede.settings import SettingsError
-from support.checkpoints import small_job
 from support.jobs import lines, run_small, small_config
-
-SUMMARY = {
-    "auc", "logloss", "best_auc", "attainable_auc", "samples_per_second", "train_seconds",
-    "epochs", "batch_size", "world_size", "device", "peak_memory_bytes", "best_epoch",
-}  # fmt: skip
+from support.paths import ROOT, shared
 
 
 def test_a_run_leaves_its_files(tmp_path, capsys):
     run_small(tmp_path, ["train.epochs=2", "evaluate.every=4"])
     run = tmp_path / "small"
     summary = json.loads((run / "summary.json").read_text())
-    assert summary.keys() >= SUMMARY
     assert 0.5 < summary["auc"] < summary["attainable_auc"] < 1
     assert 0 < summary["clipped_share"] < 1
+    assert summary["samples_per_second"] > 0 and summary["peak_memory_bytes"] > 0
     assert (summary["epochs"], summary["batch_size"], summary["world_size"]) == (2, 256, 1)
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((run / "tensorboard").glob("events*"))
-    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
-        "epoch_0001", "epoch_0002",
-    ]  # fmt: skip
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"epoch_0001", "epoch_0002"}
     kinds = [(line["kind"], line["step"]) for line in lines(run)]
     assert ("evaluation", 4) in kinds and ("evaluation", 8) in kinds
     assert kinds.count(("evaluation", 16)) == 2
     printed = capsys.readouterr().out
-    for word in ("attainable AUC", "samples/s", "peak memory", "curve.png", "rows clipped"):
-        assert word in printed
     assert re.search(r"embedding_l2 +1e-05 +x 0\.25 +2\.5e-06\n", printed)
-    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
 
 
 @pytest.mark.slow
 def test_training_time_includes_all_steps_and_those_that_rows_had_missed(tmp_path, monkeypatch):
-    late, flush, take_step = [0.0], CowClipTables.flush, trainer.train_step
+    late = [0.0]
 
-    def slow_flush(tables):
-        late[0] += 1e6
-        flush(tables)
+    def slower(owner, name, seconds):
+        original = getattr(owner, name)
 
-    def slow_step(*given):
-        late[0] += 1e3
-        return take_step(*given)
+        def called(*given):
+            late[0] += seconds
+            return original(*given)
 
+        monkeypatch.setattr(owner, name, called)
+
+    slower(CowClipTables, "flush", 1e6)
+    slower(trainer, "train_step", 1e3)
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
     monkeypatch.setattr("stampede.engine.trainer.time", clock)
-    monkeypatch.setattr(CowClipTables, "flush", slow_flush)
-    monkeypatch.setattr(trainer, "train_step", slow_step)
     run_small(tmp_path, ["evaluate.every=3"])
     summary = json.loads((tmp_path / "small/summary.json").read_text())
     least = 1e6 * 3 + 1e3 * summary["steps"]
@@ -75,8 +62,8 @@ def test_training_time_includes_all_steps_and_those_that_rows_had_missed(tmp_pat
 
 def test_an_existing_run_is_not_overwritten_silently(tmp_path, monkeypatch):
     run_small(tmp_path, [])
-    assert load_config(tmp_path / "small/config.yaml") == small_config(tmp_path)
-    before = (tmp_path / "small/metrics.jsonl").read_bytes()
+    metrics = tmp_path / "small/metrics.jsonl"
+    before = metrics.read_bytes()
     with monkeypatch.context() as patch:
         # Before data are prepared.
         patch.setattr(engine_run, "open_dataset", None)
@@ -85,11 +72,9 @@ def test_an_existing_run_is_not_overwritten_silently(tmp_path, monkeypatch):
         with pytest.raises(RunFolderError, match=r"optim.embedding.l2: 1e-05 .* 0.5 now"):
             run_small(tmp_path, ["checkpoint.resume=auto", "optim.embedding.l2=0.5"])
     assert load_config(tmp_path / "small/config.yaml") == small_config(tmp_path)
-    assert (tmp_path / "small/metrics.jsonl").read_bytes() == before
-    with pytest.raises(SettingsError, match="only one of them"):
-        run_small(tmp_path, ["run.overwrite=true", "checkpoint.resume=auto"])
+    assert metrics.read_bytes() == before
     run_small(tmp_path, ["run.overwrite=true", "run.seed=1"])
-    assert (tmp_path / "small/metrics.jsonl").read_bytes() != before
+    assert metrics.read_bytes() != before
 
 
 def test_a_folder_that_is_no_run_is_never_deleted(tmp_path):
@@ -102,32 +87,13 @@ def test_a_folder_that_is_no_run_is_never_deleted(tmp_path):
 
 
 def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path, capsys):
-    for part in ("validation", "test"):
-        run_small(tmp_path, ["train.epochs=3", "run.overwrite=true", f"evaluate.select_on={part}",
-                             "optim.embedding.lr=0.05"])  # fmt: skip
-        summary = json.loads((tmp_path / "small/summary.json").read_text())
-        every = [e for e in lines(tmp_path / "small") if e["kind"] == "evaluation"]
-        chosen = [e["auc"] for e in every if e["part"] == part]
-        tested = [e["auc"] for e in every if e["part"] == "test"]
-        assert summary["best_epoch"] == int(np.argmax(chosen)) + 1
-        assert summary["best_auc"] == tested[summary["best_epoch"] - 1]
-        assert ("validation" in {e["part"] for e in every}) == (part == "validation")
-        assert summary["selected_on"] == part
-        assert ("itself, so optimistic" in capsys.readouterr().out) == (part == "test")
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
-    with small_job(tmp_path) as (here, job, _, dataset, _):
-        batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 256, 0, 1).epoch(0)
-        train_step(job, send(next(batches), job.front, here.device), 1, here)
-        batch = next(batches)
-        batch.dense[3, 0] = float("nan")
-        weights = [*job.dense_parameters.values()]
-        weights += [tables.weights_tensor() for tables in local_cowclip_tables(job.model)]
-        before = [values.detach().clone() for values in weights]
-        with pytest.raises(TrainingStoppedError, match=r"step 2.*optim.dense.lr"):
-            train_step(job, send(batch, job.front, here.device), 2, here)
-        assert all(map(torch.equal, before, weights))
+    run_small(tmp_path, ["train.epochs=3", "evaluate.select_on=test", "optim.embedding.lr=0.05"])
+    summary = json.loads((tmp_path / "small/summary.json").read_text())
+    every = [line for line in lines(tmp_path / "small") if line["kind"] == "evaluation"]
+    assert {line["part"] for line in every} == {"test"} == {summary["selected_on"]}
+    assert summary["best_auc"] == max(line["auc"] for line in every)
+    assert every[summary["best_epoch"] - 1]["auc"] == summary["best_auc"]
+    assert "itself, so optimistic" in capsys.readouterr().out
 
 
 def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
@@ -150,3 +116,27 @@ def test_two_runs_do_not_write_one_folder(tmp_path):
 def test_a_validation_part_without_rows_is_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"data.validation_fraction.*select_on=test"):
         run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.005"])
+
+
+# Beside the test AUC of scikit-learn's logistic regression on hashed `column=value`, with the
+# strength of its penalty chosen on the validation part; benchmarks/quality.py measures it anew.
+@pytest.mark.parametrize(
+    "config, file, network, theirs, margin",
+    [
+        pytest.param(
+            *("criteo_kaggle", "criteo_kaggle_137k.tsv.gz", "deepfm", 0.7600, 0.002),
+            marks=pytest.mark.soak,
+        ),
+        # Of 2,000 test rows: the AUC of one seed is within 0.002 of that of another.
+        pytest.param(*("avazu", "avazu_20k.csv.gz", "lr", 0.7075, -0.002), marks=pytest.mark.slow),
+    ],
+)
+def test_shipped_configurations_beside_scikit_learn(
+    tmp_path, config, file, network, theirs, margin
+):
+    given = [f"data.path={shared(f'data/{file}')}", f"data.cache={tmp_path}", f"run.dir={tmp_path}"]
+    # Layers of 400 give the same AUC to 0.0003 and take twice as long.
+    network = [f"model.name={network}", "model.hidden=[128, 128]", "evaluate.compare_with_lr=false"]
+    engine_run.run(load_config(ROOT / f"configs/{config}.yaml", [*given, *network]))
+    ours = json.loads((tmp_path / config / "summary.json").read_text())["best_auc"]
+    assert ours > theirs + margin

@@ -12,7 +12,6 @@ import stampede.engine.evaluate as made_by
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.evaluate import Plateau
 from stampede.engine.metrics import PARTS
-from stampede.engine.tables import read_field
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, small_config, without_times
 
@@ -25,17 +24,16 @@ def evaluations(folder, part):
     return [line for line in lines(folder / "small") if line.get("part") == part]
 
 
-def rates(folder, of="dense"):
+def rates(folder, of):
     return [line[f"{of}_lr"] for line in lines(folder / "small") if line["kind"] == "train"]
 
 
 @pytest.fixture
 def scripted(monkeypatch):
     """Let the validation part have given AUCs, one evaluation after another."""
-
     real = made_by.evaluate
 
-    def script(aucs):
+    def script(*aucs):
         values = iter(aucs)
 
         def evaluate(model, batches, *others):
@@ -69,28 +67,25 @@ def test_a_plateau_matches_torchs(scores, factor, patience, threshold):
 
 
 def test_training_stops_when_epochs_are_no_better(tmp_path, scripted, capsys):
-    scripted([0.7, 0.69, 0.71, 0.71, 0.7])
+    scripted(0.7, 0.69, 0.71, 0.71, 0.7)
     run_small(tmp_path, ["train.epochs=10", "evaluate.patience=2", "checkpoint.keep=1"])
     summary = summary_of(tmp_path)
     assert (summary["epochs"], summary["best_epoch"], summary["stopped_early"]) == (5, 3, True)
     assert summary["best_auc"] == evaluations(tmp_path, "test")[2]["auc"]
     kept = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
     assert kept == {"epoch_0003", "epoch_0005"}
-    printed = capsys.readouterr().out
-    assert "no better AUC on the validation part since epoch 3" in printed
-    assert "stopped early" in printed
+    assert "no better AUC on the validation part since epoch 3" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_run_that_stopped_early_stays_stopped_until_it_may_wait_longer(tmp_path, scripted):
-    scripted([0.7, 0.6])
+    scripted(0.7, 0.6, 0.6, 0.71)
     overrides = ["train.epochs=4", "checkpoint.resume=auto"]
     run_small(tmp_path, [*overrides, "evaluate.patience=1"])
     before = without_times(tmp_path / "small")
     run_small(tmp_path, [*overrides, "evaluate.patience=1"])
     assert without_times(tmp_path / "small") == before
     assert summary_of(tmp_path)["stopped_early"]
-    scripted([0.6, 0.71])
     run_small(tmp_path, [*overrides, "evaluate.patience=3"])
     summary = summary_of(tmp_path)
     assert (summary["epochs"], summary["best_epoch"], summary["stopped_early"]) == (4, 4, False)
@@ -98,7 +93,7 @@ def test_a_run_that_stopped_early_stays_stopped_until_it_may_wait_longer(tmp_pat
 
 @pytest.mark.slow
 def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, scripted, capsys):
-    scripted([0.6, 0.71, 0.7])
+    scripted(0.6, 0.71, 0.7)
     overrides = ["train.epochs=3", "optim.embedding.lr=0.05", "evaluate.group_by=C6"]
     run_small(tmp_path, overrides)
     summary = summary_of(tmp_path)
@@ -112,11 +107,8 @@ def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, s
         assert summary["last"][part] == {name: last[name] for name in names}
     printed = capsys.readouterr().out
     assert "epoch 2: best AUC on the validation part; epoch 3: the last one\n" in printed
-    assert "optimistic" not in printed and not summary["stopped_early"]
-    cells = [
-        f"{metrics['logloss']:.4f}"
-        for metrics in (summary["validation"], summary, *map(summary["last"].get, PARTS))
-    ]
+    cells = [summary["validation"], summary, *map(summary["last"].get, PARTS)]
+    cells = [f"{metrics['logloss']:.4f}" for metrics in cells]
     assert re.search(r"^  logloss +" + " +".join(cells) + "$", printed, flags=re.M)
     # The same from the newest checkpoint.
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
@@ -124,74 +116,50 @@ def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, s
 
 
 def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):
-    run_small(tmp_path, ["train.epochs=5", "evaluate.every_epochs=2"])
+    run_small(tmp_path, ["train.epochs=5", "evaluate.every_epochs=2", "checkpoint.keep=9"])
     assert [line["step"] for line in evaluations(tmp_path, "test")] == [16, 32, 40]
     # What was not evaluated may have diverged, and is not saved.
     kept = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
-    assert {"epoch_0004", "epoch_0005"} <= kept <= {"epoch_0002", "epoch_0004", "epoch_0005"}
+    assert kept == {"epoch_0002", "epoch_0004", "epoch_0005"}
     summary = summary_of(tmp_path)
-    assert summary["best_epoch"] in (2, 4, 5)
-    assert summary["last"]["epoch"] == 5
-    assert summary["last"]["test"]["auc"] == evaluations(tmp_path, "test")[-1]["auc"]
-
-
-PLATEAU = "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.01}"
+    assert summary["best_epoch"] in (2, 4, 5) and summary["last"]["epoch"] == 5
 
 
 def test_rates_fall_on_a_plateau_by_factors_of_their_own(tmp_path, scripted, capsys):
-    scripted([0.6, 0.7, 0.705, 0.7, 0.72, 0.72, 0.72, 0.72])
-    tables = "optim.embedding.plateau={factor: 0.1, patience: 0, threshold: 0.01, least: 0.05}"
-    run_small(tmp_path, ["train.epochs=4", "evaluate.every=4", "train.log_every=4", PLATEAU, tables,
-                         "optim.dense.schedule.warmup=0"])  # fmt: skip
+    scripted(0.6, 0.7, 0.705, 0.7, 0.72, 0.72, 0.72, 0.72)
+    run_small(tmp_path, [
+        "train.epochs=4", "evaluate.every=4", "train.log_every=4",
+        "optim.dense.schedule.warmup=0",
+        "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.01}",
+        "optim.embedding.plateau={factor: 0.1, patience: 0, threshold: 0.01, least: 0.05}",
+    ])  # fmt: skip
     fractions = [1, 1, 1, 0.1, 0.05, 0.05, 0.05, 0.05]
     assert rates(tmp_path, "embedding") == pytest.approx([1e-2 * one for one in fractions])
     # A line after each evaluation, but for the last; a quarter of the base batch halves the rate.
     fractions = [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]
-    assert rates(tmp_path) == pytest.approx([5e-4 * one for one in fractions])
-    printed = capsys.readouterr().out
-    assert "the tables continue with 0.05 of their scheduled rate" in printed
-    assert "0.5 of their scheduled rate" in printed
+    assert rates(tmp_path, "dense") == pytest.approx([5e-4 * one for one in fractions])
+    assert "the tables continue with 0.05 of their scheduled rate" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_tables_hardly_move_at_a_tiny_rate(tmp_path, scripted):
-    """Rows that wait for their steps take them at the rates that were then."""
-    scripted([0.7, 0.6, 0.6])
-    still = "optim.embedding.plateau={factor: 1e-9, patience: 0, least: 0}"
-    run_small(tmp_path, ["train.epochs=3", "optim.embedding.l2=0", still, "checkpoint.keep=3"])
-    first, second, third = (
-        read_field(tmp_path / f"small/checkpoints/epoch_000{epoch}", "C3").embedding
-        for epoch in (1, 2, 3)
-    )
-    assert not torch.allclose(second, first, rtol=0, atol=1e-5)
-    torch.testing.assert_close(third, second, rtol=0, atol=1e-6)
-
-
-def test_metrics_reach_the_files_and_the_table(tmp_path, capsys):
+def test_metrics_reach_the_files(tmp_path):
     run_small(tmp_path, ["evaluate.group_by=C6"])
     names = {"pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc",
              "gauc_groups", "gauc_left_out", "gauc_unknown_samples"}  # fmt: skip
     summary = summary_of(tmp_path)
-    assert names < summary.keys()
     assert names < evaluations(tmp_path, "validation")[-1].keys()
     last = evaluations(tmp_path, "test")[-1]
     assert all(summary[name] == last[name] for name in names)
-    assert summary["gauc_groups"] + summary["gauc_left_out"] <= 24
+    assert 0 < summary["gauc_groups"] + summary["gauc_left_out"] <= 24
     # Each row of the table is one synthetic id.
     assert summary["gauc_unknown_samples"] == 0
-    assert sum(bucket["samples"] for bucket in summary["calibration_buckets"]) == 300
-    printed = capsys.readouterr().out
-    for shown in ("PR-AUC", "norm. entropy", "calibration", "GAUC", "one class left out"):
-        assert shown in printed
     run_small(tmp_path, ["run.overwrite=true", "evaluate.metrics=[calibration]"])
     assert names & summary_of(tmp_path).keys() == {"calibration"}
 
 
-def test_groups_must_be_an_id_field(tmp_path):
+def test_groups_and_metrics_that_are_not_there(tmp_path):
     said = r"evaluate.group_by: 'user' is not an id field.*C1, C2"
     with pytest.raises(SettingsError, match=said):
         run_small(tmp_path, ["evaluate.group_by=user"])
-    with pytest.raises(SettingsError, match=r"'gauc' but group_by is not given"):
-        small_config(tmp_path, "evaluate.metrics=[gauc]")
-    with pytest.raises(SettingsError, match=r"found 'aucc'.*did you mean 'auc'"):
-        small_config(tmp_path, "evaluate.metrics=[aucc]")
+    for name, said in (("gauc", "'gauc' but group_by is not given"), ("aucc", "mean 'auc'")):
+        with pytest.raises(SettingsError, match=said):
+            small_config(tmp_path, f"evaluate.metrics=[{name}]")

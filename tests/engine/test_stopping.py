@@ -1,24 +1,17 @@
 """Runs that are stopped within an epoch, and what continues from there."""
 
 import json
-import multiprocessing
 import signal
-import sys
 
 import pytest
 
 from stampede.engine import evaluate as evaluation
 from stampede.engine import stop
-from stampede.engine.checkpoint.manifest import read_manifest
-from stampede.engine.checkpoint.retention import newest
-from stampede.engine.cli import main
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop import StopSignals
 from support.diverging import same_run
-from support.forked import START_METHOD
-from support.jobs import SMALL, run_small, without_times
+from support.jobs import run_small, without_times
 from support.stopping import ask_to_stop, kill, run_disturbed
-from support.waiting import HANG, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -33,24 +26,20 @@ def undisturbed(tmp_path_factory):
     return folder / "small"
 
 
-@pytest.mark.parametrize("killed_before, continues_after", [(8, 8), (11, 10)])
-def test_a_killed_run_continues_from_its_newest_checkpoint(
-    tmp_path, capsys, undisturbed, killed_before, continues_after
+@pytest.mark.parametrize(
+    "action, step, saved",
+    [(kill, 9, 8), (kill, 12, 10), (ask_to_stop, 4, 4), (ask_to_stop, 16, 16)],
+)
+def test_a_run_continues_from_its_newest_checkpoint(
+    tmp_path, capsys, undisturbed, action, step, saved
 ):
-    overrides = [*LONG, "checkpoint.every_steps=2", "checkpoint.keep=100"]
-    run_disturbed(tmp_path, overrides, killed_before + 1, kill)
-    run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
-    assert f"continuing after step {continues_after} from" in capsys.readouterr().out
-    same_run(tmp_path / "small", undisturbed)
-
-
-@pytest.mark.parametrize("before", [4, 16])
-def test_a_signal_stops_after_the_step_and_saves_it(tmp_path, undisturbed, before):
-    stop = run_disturbed(tmp_path, LONG, before)
-    assert f"SIGTERM after step {before}" in str(stop) and stop.signal == signal.SIGTERM
-    saved = read_manifest(newest(tmp_path / "small/checkpoints"))
-    assert saved.progress.step == before
-    run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
+    """After a kill; a signal stops it after the step, and saves it."""
+    every = ["checkpoint.every_steps=2", "checkpoint.keep=100"] if action is kill else []
+    stop = run_disturbed(tmp_path, [*LONG, *every], step, action)
+    if action is ask_to_stop:
+        assert f"SIGTERM after step {step}" in str(stop) and stop.signal == signal.SIGTERM
+    run_small(tmp_path, [*LONG, *every, "checkpoint.resume=auto"])
+    assert f"continuing after step {saved} from" in capsys.readouterr().out
     same_run(tmp_path / "small", undisturbed)
 
 
@@ -102,26 +91,6 @@ def test_a_second_signal_ends_at_once_unless_it_is_torchruns_copy(monkeypatch):
             signal.raise_signal(signal.SIGTERM)
     assert end.value.code == 128 + signal.SIGTERM
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def launch(*arguments):
-    sys.exit(main(arguments))
-
-
-def test_the_launcher_ends_with_the_signals_status(tmp_path):
-    (tmp_path / "small.yaml").write_text("")
-    arguments = (f"{tmp_path}/small.yaml", f"run.dir={tmp_path}", *SMALL, "train.epochs=100000")
-    process = multiprocessing.get_context(START_METHOD).Process(target=launch, args=arguments)
-    process.start()
-    metrics = tmp_path / "small/metrics.jsonl"
-    # Advice is there before the training that heeds the signal.
-    assert wait_for(
-        lambda: not process.is_alive() or (metrics.exists() and '"train"' in metrics.read_text())
-    )
-    process.terminate()
-    process.join(HANG)
-    assert process.exitcode == 143
-    assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step > 0
 
 
 def test_a_continued_run_may_have_fewer_epochs_than_already_begun(tmp_path):

@@ -78,58 +78,47 @@ def test_what_does_not_fit_is_left_out_and_told(trained, tmp_path):
     folder = movie_folder(tmp_path / "new", schema=CHANGED)
     settings = ["model.hidden=[16,8]", "run.seed=5"]
     fresh = tensors_of(begun(folder, settings, name="fresh")[0])
-    path, lines, report = begun(folder, [*settings, f"checkpoint.init_from={trained}"])
+    path, _, report = begun(folder, [*settings, f"checkpoint.init_from={trained}"])
     found, saved = tensors_of(path), tensors_of(trained / "checkpoints/epoch_0002")
     fields = fields_of(report)
     assert fields["city"]["why"] == "hashed into 7 buckets with seed 3, now 9 with seed 3"
     assert fields["hour"]["why"] == "not in the checkpoint" and fields["hour"]["new"] == 25
-    assert fields["weekday"] == {"field": "weekday", "rows": 0, "loaded": 0, "new": 0,
-                                 "dropped": 8, "why": "not in this run"}  # fmt: skip
+    assert fields["weekday"]["why"] == "not in this run" and fields["weekday"]["dropped"] == 8
     for field in ("city", "hour"):
         assert torch.equal(found[weights_name(field)], fresh[weights_name(field)])
     slot = weights_name("slot")
-    assert torch.equal(found[slot][:12], saved[slot][:12])
-    assert torch.equal(found[slot][12:15], fresh[slot][12:15])
     # The row of a missing value is the one after the last.
-    assert torch.equal(found[slot][15], saved[slot][12])
+    expected = torch.cat([saved[slot][:12], fresh[slot][12:15], saved[slot][12:]])
+    assert torch.equal(found[slot], expected)
     layers = {name: why for name, why in report["new"].items() if name.startswith("model.")}
     assert set(layers.values()) == {"was [16, 16], now [8, 16]", "was [16], now [8]",
                                     "was [1, 16], now [1, 8]"}  # fmt: skip
-    for name in layers:
-        assert torch.equal(found[name], fresh[name])
+    assert all(torch.equal(found[name], fresh[name]) for name in layers)
     first = [name for name in report["loaded"] if found[name].ndim == 2]
     assert first and all(torch.equal(found[name], saved[name]) for name in first)
-    told = "\n".join(lines)
-    assert max(map(len, lines[1:])) <= 100
-    for name in layers:
-        assert name.removeprefix("model.") in told
-    assert "was [16, 16], now [8, 16]" in told and "hashed into 7 buckets" in told
 
 
 def test_another_scale_of_the_first_order_term(trained, tmp_path):
     """Weights are stored so much smaller that scores stay what they were."""
-    folder = movie_folder(tmp_path / "new")
-    settings = ["run.seed=5", "model.first_order_scale=4"]
-    path, _, report = begun(folder, [*settings, f"checkpoint.init_from={trained}"])
-    source = trained / "checkpoints/epoch_0002"
+    folder, source = movie_folder(tmp_path / "new"), trained / "checkpoints/epoch_0002"
+    path, _, report = begun(folder, ["model.first_order_scale=4", f"checkpoint.init_from={source}"])
     found, saved = tensors_of(path), tensors_of(source)
     for field in fields_of(report):
         one, other = read_field(path, field), read_field(source, field)
         assert torch.equal(one.embedding, other.embedding)
         assert torch.equal(one.first_order, other.first_order)
-        assert torch.equal(found[weights_name(field)][:, 10:11] * 4, other.first_order)
-    assert saved[weights_name("slot")][:, 10].any()
+    slot = weights_name("slot")
+    assert saved[slot][:, 10].any() and torch.equal(found[slot][:, 10] * 4, saved[slot][:, 10])
     name = "model.number_weights.weight"
     assert torch.equal(found[name] * 4, saved[name])
 
 
 def test_another_dim(trained, tmp_path):
     folder = movie_folder(tmp_path / "new")
-    path, lines, report = begun(folder, ["model.dim=6", f"checkpoint.init_from={trained}"])
+    _, lines, report = begun(folder, ["model.dim=6", f"checkpoint.init_from={trained}"])
     assert {one["why"] for one in report["fields"]} == {"dim was 10, now 6"}
     assert not any(one["loaded"] for one in report["fields"])
     assert any("NO ROW of a table was loaded" in line for line in lines)
-    assert tensors_of(path)[weights_name("slot")].shape == (13, 8)
     # The layers behind the first do not depend on it.
     assert any("network" in name for name in report["loaded"])
 
@@ -142,11 +131,7 @@ def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(source, tmp_pa
     whole = train_on_movies(folder, given, "train.epochs=2", "run.name=whole")
     told = json.loads((whole / "init_from.json").read_text())
     assert told["checkpoint"] == str(source / "checkpoints/epoch_0002") and told["step"] > 0
-    said = capsys.readouterr().out
-    assert f"weights from {source}/checkpoints/epoch_0002, after step" in said
-    assert "  optimizer state: 0 tensors loaded" in said and "dense layers: " in said
-    anew = train_on_movies(folder, "train.epochs=2", "run.name=anew")
-    assert without_times(anew) != without_times(whole)
+    assert f"weights from {source}/checkpoints/epoch_0002, after step" in capsys.readouterr().out
     parts = train_on_movies(folder, given, "run.name=parts")
     shutil.rmtree(source)
     capsys.readouterr()
@@ -162,20 +147,19 @@ def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(source, tmp_pa
 
 
 def test_synthetic_clicks_of_more_ids(tmp_path):
-    for name in ("small", "large"):
-        (tmp_path / name).mkdir()
-    run_small(tmp_path / "small", [])
-    start = tmp_path / "small/small"
-    given = [f"checkpoint.init_from={start}", "data.scale=0.001", "optim.embedding.lr=0",
-             "optim.dense.lr=0", "optim.embedding.l2=0"]  # fmt: skip
-    run_small(tmp_path / "large", given)
-    report = json.loads((tmp_path / "large/small/init_from.json").read_text())
+    run_small(tmp_path, [])
+    start = tmp_path / "small"
+    run_small(tmp_path, [
+        f"checkpoint.init_from={start}", "run.name=large", "data.scale=0.001",
+        "optim.embedding.lr=0", "optim.dense.lr=0", "optim.embedding.l2=0",
+    ])  # fmt: skip
+    report = json.loads((tmp_path / "large/init_from.json").read_text())
     grown = [one for one in report["fields"] if one["new"]]
     assert grown and all(one["dropped"] == 0 for one in report["fields"])
     for one in grown:
         saved, now = (
             read_field(folder / "checkpoints/epoch_0001", one["field"])
-            for folder in (start, tmp_path / "large/small")
+            for folder in (start, tmp_path / "large")
         )
         rows = one["loaded"]
         assert rows == len(saved.embedding) < len(now.embedding)
@@ -224,14 +208,11 @@ def test_what_cannot_be_used_is_said_before_anything_is_written(source, tmp_path
 
 def test_the_run_folder_that_is_to_be_replaced(trained, tmp_path):
     folder = movie_folder(tmp_path / "new")
-    run = train_on_movies(folder, "run.name=own")
-    for given in (run, run / "checkpoints/epoch_0001"):
-        with pytest.raises(
-            RunFolderError, match=r"own, where this run starts from scratch; write another"
-        ):
-            train_on_movies(
-                folder, "run.name=own", "run.overwrite=true", f"checkpoint.init_from={given}"
-            )
+    run = shutil.copytree(trained, folder / "own")
+    given = ["run.name=own", "run.overwrite=true"]
+    for start in (run, run / "checkpoints/epoch_0001"):
+        with pytest.raises(RunFolderError, match=r"own, where this run starts from scratch; write"):
+            train_on_movies(folder, *given, f"checkpoint.init_from={start}")
     assert (run / "checkpoints/epoch_0001").is_dir()
 
 
@@ -251,16 +232,15 @@ def test_only_the_checkpoint_and_the_vocabularies_are_read(source, tmp_path):
 
 def test_fields_in_another_order(trained, tmp_path):
     """Each table is that of its field; what layers make of them cannot be known."""
-    lines = MOVIES.splitlines()
-    first, second = (next(i for i, line in enumerate(lines) if name in line)
-                     for name in ("user:", "movie:"))  # fmt: skip
-    lines[first], lines[second] = lines[second], lines[first]
-    folder = movie_folder(tmp_path / "new", schema="\n".join(lines))
-    path, told, report = begun(folder, [f"checkpoint.init_from={trained}"])
+    user, movie = (next(line for line in MOVIES.splitlines() if f" {name}:" in line)
+                   for name in ("user", "movie"))  # fmt: skip
+    schema = MOVIES.replace(user, "A").replace(movie, user).replace("A", movie)
+    given = [f"checkpoint.init_from={trained}"]
+    path, told, report = begun(movie_folder(tmp_path / "new", schema=schema), given)
     found, saved = tensors_of(path), tensors_of(trained / "checkpoints/epoch_0002")
     for field in ("user", "movie"):
         assert torch.equal(found[weights_name(field)], saved[weights_name(field)])
     assert "were trained on: user, movie, " in " ".join("\n".join(told).split())
     assert "in another order" in report["note"]
-    _, told, report = begun(movie_folder(tmp_path / "same"), [f"checkpoint.init_from={trained}"])
-    assert report["note"] == "" and not any("in another order" in line for line in told)
+    _, _, report = begun(movie_folder(tmp_path / "same"), given)
+    assert report["note"] == ""

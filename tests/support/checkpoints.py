@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
-import os
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,9 +20,7 @@ from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.resume import load
 from stampede.files import file_entry
-from support.forked import START_METHOD
 from support.jobs import small_config
-from support.waiting import HANG
 
 WEIGHTS = "front.ebc.embedding_bags.t_C1.weight"
 
@@ -129,22 +124,6 @@ def _local(value):
     return [value]
 
 
-@contextmanager
-def held_back(monkeypatch):
-    """Tensors are not written before the event is set; gives it."""
-    go_on, write = threading.Event(), saving.write_tensors
-
-    def wait_and_write(*arguments):
-        assert go_on.wait(HANG)
-        return write(*arguments)
-
-    monkeypatch.setattr(saving, "write_tensors", wait_and_write)
-    try:
-        yield go_on
-    finally:
-        go_on.set()
-
-
 def save_while_changing(folder, overrides, world_size):
     """Save, change the weights at once; what they were, as gathered from the checkpoint again."""
     folder = Path(folder)
@@ -170,26 +149,6 @@ def random_after_load(folder, world_size):
             torch.manual_seed(2000)
         load(here.on_main(lambda: newest_whole(target)), job, data)
         return expected, torch.rand(3).tolist()
-
-
-def killed_in_a_save(folder, name):
-    """Exit status of a process that ends, with 9, where a save calls something of its module."""
-    # Not a fork of this one, whose threads may hold locks.
-    process = multiprocessing.get_context(START_METHOD).Process(
-        target=_end_in_a_save, args=(str(folder), name)
-    )
-    process.start()
-    process.join(HANG)
-    process.kill()
-    return process.exitcode
-
-
-def _end_in_a_save(folder, name):
-    with small_job(Path(folder)) as (here, job, config, data, target):
-        setattr(saving, name, lambda *_: os._exit(9))
-        checkpoints = Checkpoints(target, job, config, data, here)
-        checkpoints.save(Progress(step=7, reader={"epoch": 0, "samples": 8}))
-        checkpoints.wait()
 
 
 def fail_on_rank_1(folder, where):

@@ -3,6 +3,7 @@
 import json
 import random
 
+import polars as pl
 import torch
 
 from stampede.engine.checkpoint.retention import newest
@@ -20,7 +21,7 @@ numbers:
   price: {transform: [standard]}
 """
 
-FIELDS, DIM = ("user", "ad", "site"), 4
+DIM = 4
 
 
 def write_job(folder):
@@ -77,8 +78,6 @@ def tensors(folder, number):
 
 def ids_of(folder, number, field):
     """Row of each id after a period."""
-    import polars as pl
-
     file = period(folder, number) / f"inputs/learned/{field}.parquet"
     return {text: row for row, text in enumerate(pl.read_parquet(file)["value"], 2)}
 

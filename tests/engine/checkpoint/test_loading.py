@@ -1,6 +1,9 @@
 """Which changes of configuration and network a checkpoint allows; tables read without a model."""
 
+import shutil
 from copy import deepcopy
+from functools import reduce
+from operator import getitem
 
 import pytest
 import torch
@@ -15,17 +18,9 @@ from stampede.engine.tables import read_field
 from support.checkpoints import sign, small_job, values_of
 from support.gathering import gather_field
 from support.jobs import run_small, small_config
+from support.own_networks import NUMBERS_ONLY, own_network
 from support.predicting import predict
 from support.warm_starts import tensors_of, weights_name
-
-
-def without(values, dotted):
-    """A configuration of a version that had no such key."""
-    section = values
-    *sections, key = dotted.split(".")
-    for name in sections:
-        section = section[name]
-    del section[key]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +38,9 @@ def changed(saved):
 
     def told(absent, *overrides):
         values = deepcopy(before)
-        for key in absent:
-            without(values["config"], key)
+        for dotted in absent:
+            *sections, key = dotted.split(".")
+            del reduce(getitem, sections, values["config"])[key]
         sign(saved, values)
         with processes("cpu") as here:
             return changes(saved, small_config(saved.parents[2], *overrides), here)
@@ -53,30 +49,19 @@ def changed(saved):
     sign(saved, before)
 
 
-def test_keys_that_came_later_had_the_papers_values(changed):
+def test_a_key_that_came_later_had_its_default(changed):
     keys = ("first_order_scale", "dropout", "normalization", "initial_bias")
-    later = [f"model.{key}" for key in keys] + ["optim.dense.weight_decay"]
-    assert changed([*later, "optim.embedding.plateau"], "model.initial_bias=zero") == []
-
-
-@pytest.mark.parametrize("key, other", [
-    ("train.precision", "bf16"), ("optim.embedding.clip", "null"), ("model.name", "wide_deep"),
-    ("optim.embedding.optimizer", "rowwise_adam"),
-])  # fmt: skip
-def test_a_key_that_came_later_had_its_default(changed, key, other):
-    if not key.endswith((".name", ".optimizer")):
-        assert changed([key]) == []
-    with pytest.raises(RunFolderError, match=rf"{key}[.\w]*: .* in the checkpoint, .* now"):
-        changed([key], f"{key}={other}")
-
-
-def test_the_lines_have_the_default(changed):
-    with pytest.raises(RunFolderError) as refusal:
-        changed(["train.precision"], "train.precision=bf16")
-    lines = str(refusal.value).splitlines()[1:-1]
-    assert lines == ["  train.precision: 'fp32' in the checkpoint, 'bf16' now"]
+    later = [f"model.{key}" for key in keys] + ["optim.dense.weight_decay", "train.precision"]
+    later += ["optim.embedding.plateau", "optim.embedding.clip"]
+    assert changed(later, "model.initial_bias=zero") == []
     told = changed(["train.timing_every"], "train.timing_every=7", "checkpoint.resume=auto")
     assert told == ["train.timing_every=7 (was 500)"]
+    for key, other in (
+        ("train.precision", "bf16"), ("optim.embedding.clip", "null"),
+        ("model.name", "wide_deep"), ("optim.embedding.optimizer", "rowwise_adam"),
+    ):  # fmt: skip
+        with pytest.raises(RunFolderError, match=rf"\n  {key}[.\w]*: .* in the checkpoint, .* now"):
+            changed([key], f"{key}={other}")
 
 
 def test_another_network(saved):
@@ -117,48 +102,30 @@ def test_a_checkpoint_is_read_without_a_model(tmp_path):
             assert stored.any() and torch.equal(gathered.first_order, 8 * stored)
     with pytest.raises(RunFolderError, match=r"'C99'.*C1, C2"):
         read_field(folder, "C99")
-    with pytest.raises(RunFolderError, match="is not a checkpoint"):
+    with pytest.raises(RunFolderError, match=r"is not a checkpoint.*write a folder such as"):
         read_field(tmp_path, "C1")
-
-
-# A user's own network, edited between two runs.
-OWN = """
-from torch import nn
-from stampede.models import register
-
-@register("own_layers")
-class OwnLayers(nn.Module):
-    def __init__(self, shape, generator):
-        super().__init__()
-        self.first = nn.Linear(shape.inputs, 4)
-        self.scale = nn.LayerNorm(4)
-        self.last = nn.Linear(4, 1)
-
-    def forward(self, embeddings, dense):
-        inputs = nn.functional.pad(embeddings.flatten(1), [0, dense.shape[1]])
-        return self.last(self.scale(self.first(inputs))).squeeze(1)
-"""
 
 
 @pytest.mark.usefixtures("registered")
 def test_an_edited_file(tmp_path):
-    file = tmp_path / "own.py"
-    file.write_text(OWN)
-    given = [f"model.import={file}", "model.name=own_layers"]
+    given = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
     run_small(tmp_path, given)
     (tmp_path / "small/network.py").unlink()
-    file.write_text(OWN.replace("4", "6"))
+    layers = "nn.Sequential(nn.Linear(shape.numbers, 4), nn.Linear(4, 1))"
+    own_network(
+        tmp_path, "numbers_only", NUMBERS_ONLY.replace("nn.Linear(shape.numbers, 1)", layers)
+    )
     goes_on = [*given, "train.epochs=2", "checkpoint.resume=auto"]
-    with pytest.raises(RunFolderError, match=r"trained one \(network\.first"):
+    with pytest.raises(RunFolderError, match=r"trained one \(network\.layer"):
         run_small(tmp_path, goes_on)
     # The checkpoint was left where it is.
-    file.write_text(OWN)
+    own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
     run_small(tmp_path, goes_on)
 
 
-def test_an_edited_configuration(tmp_path):
-    run_small(tmp_path, [])
-    config = tmp_path / "small/config.yaml"
+def test_an_edited_configuration(saved, tmp_path):
+    run = shutil.copytree(saved.parents[1], tmp_path / "small")
+    config = run / "config.yaml"
     text = config.read_text()
     for old, new, name in (
         ("- 16\n  - 16\n", "- 16\n  - 8\n", "network.mlp."),
@@ -166,6 +133,6 @@ def test_an_edited_configuration(tmp_path):
     ):
         assert text.count(old) == 1
         config.write_text(text.replace(old, new))
-        status, said = predict(tmp_path / "small", "@run", tmp_path / "s.parquet")
+        status, said = predict(run, "@run", tmp_path / "s.parquet")
         assert status == 2 and "the network differs from the trained one" in said
         assert name in said and "delete" not in said

@@ -41,12 +41,6 @@ def test_every_changed_bit_is_found(checkpoint):
                 read_manifest(checkpoint)
 
 
-def test_no_checkpoint(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunFolderError, match=r"is not a checkpoint.*write a folder such as"):
-            read_manifest(path)
-
-
 def test_an_unknown_format_is_refused_rather_than_skipped(checkpoint):
     write_checkpoint(checkpoint.parent / "epoch_0000")
     sign(checkpoint, {**values_of(checkpoint), "format": 3, "more": 1})

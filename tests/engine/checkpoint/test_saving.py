@@ -1,6 +1,7 @@
 """Saving while training continues: a checkpoint appears whole or not at all, on all ranks alike."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -17,14 +18,13 @@ from support.checkpoints import (
     change_weights,
     fail_on_rank_1,
     first_weights,
-    held_back,
-    killed_in_a_save,
     random_after_load,
     rows_fewer_than_ranks,
     save_while_changing,
     small_job,
 )
 from support.ranks import run_ranks
+from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +33,9 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def at(step, epoch=0):
+def at(step):
     """A progress within an epoch."""
-    return Progress(step=step, epoch=epoch, reader={"epoch": epoch, "samples": 8})
+    return Progress(step=step, reader={"epoch": 0, "samples": 8})
 
 
 def full(*_, **__):
@@ -43,23 +43,24 @@ def full(*_, **__):
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    go_on, write = threading.Event(), saving.write_tensors
+
+    def write_later(*arguments):
+        assert go_on.wait(HANG)
+        return write(*arguments)
+
+    monkeypatch.setattr(saving, "write_tensors", write_later)
     with small_job(tmp_path) as (here, job, config, data, target):
-        before = first_weights(job)
-        progress = at(7)
-        with (
-            held_back(monkeypatch) as go_on,
-            Checkpoints(target, job, config, data, here) as checkpoints,
-        ):
+        before, progress = first_weights(job), at(7)
+        with Checkpoints(target, job, config, data, here) as checkpoints:
             checkpoints.save(progress)
             # What comes after must not be in it.
             change_weights(job, 1.0)
             progress.step = 8
             assert not (target / "step_00000007").exists()
             go_on.set()
-            checkpoints.wait()
-            assert names(target) == ["step_00000007"]
-        changed = first_weights(job)
-        assert changed != before
+        assert names(target) == ["step_00000007"]
+        assert first_weights(job) != before
         assert load(newest_whole(target), job, data).step == 7
         assert first_weights(job) == before
 
@@ -84,29 +85,23 @@ def test_a_synchronous_save_copies_nothing_and_waits(tmp_path, monkeypatch):
         change_weights(job, 1.0)
         load(newest_whole(target), job, data)
         assert first_weights(job) == before
-        monkeypatch.setattr(saving, "as_text", full)
-        with pytest.raises(TrainingStoppedError, match=r"step_00000008: .*No space left"):
-            checkpoints.save(at(8))
 
 
 def test_wait_raises_a_failure_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "as_text", full)
     with small_job(tmp_path) as (here, job, config, data, target):
         checkpoints = Checkpoints(target, job, config, data, here)
-        checkpoints.save(at(7))
-        checkpoints.wait()
-        monkeypatch.setattr(saving, "as_text", full)
         checkpoints.save(at(8))
         with pytest.raises(
             TrainingStoppedError, match=r"step_00000008: .*No space left.*resume=auto"
         ):
             checkpoints.wait()
-        # It was said once; nothing half-written is left.
         checkpoints.wait()
-        assert names(target) == ["step_00000007"]
+        # Nor does it hide another failure; nothing half-written is left.
         checkpoints.save(at(9))
         with pytest.raises(ZeroDivisionError), checkpoints:
             raise ZeroDivisionError
-        assert names(target) == ["step_00000007"]
+        assert names(target) == []
 
 
 def test_the_next_checkpoint_is_written_after_one_that_failed(tmp_path, monkeypatch, capsys):
@@ -128,20 +123,6 @@ def test_the_next_checkpoint_is_written_after_one_that_failed(tmp_path, monkeypa
             with pytest.raises(TrainingStoppedError, match=r"step_00000010: .*No space left"):
                 checkpoints.save(at(10))
         assert names(target) == ["step_00000008"]
-
-
-def test_dense_layers_that_are_not_finite_are_not_saved(tmp_path):
-    with small_job(tmp_path) as (here, job, config, data, target):
-        with Checkpoints(target, job, config, data, here) as checkpoints:
-            checkpoints.save(at(7))
-            name, parameter = list(job.dense_parameters.items())[-1]
-            parameter.data.view(-1)[-1] = math.inf
-            with pytest.raises(
-                TrainingStoppedError, match=r"not finite after step 8 .* lower"
-            ) as stop:
-                checkpoints.save(at(8))
-            assert name in str(stop.value) and stop.value.step == 8
-        assert names(target) == ["step_00000007"]
 
 
 @pytest.mark.parametrize("plan", ["column_wise", "data_parallel"])
@@ -172,30 +153,20 @@ def test_all_ranks_fail_if_one_does(tmp_path, where):
 
 def test_the_random_state_is_that_of_each_rank(tmp_path):
     first = run_ranks(2, random_after_load, str(tmp_path), 2)
-    assert [found for _, found in first] == [expected for expected, _ in first]
-    assert first[0] != first[1]
     again = run_ranks(2, random_after_load, str(tmp_path), 2)
-    assert [found for _, found in again] == [expected for expected, _ in first]
+    expected = [saved for saved, _ in first]
+    assert [found for _, found in first] == [found for _, found in again] == expected
+    assert expected[0] != expected[1]
     # Another number of ranks: each goes on with its own.
     _, alone = random_after_load(str(tmp_path), 1)
     torch.manual_seed(1000)
     assert alone == torch.rand(3).tolist()
 
 
-def test_a_kill_while_writing_leaves_no_checkpoint(tmp_path):
-    target = tmp_path / "checkpoints"
-    assert killed_in_a_save(tmp_path, "as_text") == 9
-    assert names(target) == [".step_00000007.tmp"]
-    assert newest_whole(target) is None
-    # What was left is removed when a run goes on.
-    assert names(target) == []
-
-
 def test_tensors_of_any_type_and_shape_are_taken_in_place():
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for shape in ((), (0, 4), (3, 4)):
-            whole = torch.arange(40).to(dtype)
-            tensor = whole[4 : 4 + math.prod(shape)].view(shape)
+            tensor = torch.arange(40).to(dtype)[4 : 4 + math.prod(shape)].view(shape)
             taken = on_cpu(tensor, copy=False)
             assert torch.equal(taken, tensor) and taken.dtype == dtype
             assert taken.untyped_storage().nbytes() == taken.nbytes

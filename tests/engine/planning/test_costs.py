@@ -1,9 +1,12 @@
-"""Costs of a plan made by hand, against arithmetic done here."""
+"""Costs of a plan made by hand, and how lookups spread over the rows of a table."""
 
+import numpy as np
 import pytest
+import torch
 
+from stampede.data import SyntheticClicks
 from stampede.engine.planning.dry_run import plan_costs
-from stampede.engine.planning.workload import PlacedShard
+from stampede.engine.planning.workload import PlacedShard, sampled, sampled_rows, zipf
 from support.planning import planned_config, work_of
 
 # 4 ranks, 16 samples of each; 12 columns; ids are int32.
@@ -36,14 +39,8 @@ def test_weights_and_states():
     # Two moments of 12 columns and the number of a step.
     states = [n * (2 * 12 * 4 + 4) + 2 * 4 * dense for n in rows]
     assert numbers.memory["optimizer_state"].tolist() == states
-
-
-@pytest.mark.parametrize(
-    "name, of_row", [("rowwise_adagrad", 4), ("cowclip", 12), ("adam", 2 * 12 * 4)]
-)
-def test_state_of_a_row_of_fbgemms_optimizers(name, of_row):
-    work, _ = found(f"optim.embedding.optimizer=fbgemm_{name}")
-    assert work.states.per_row(12) == of_row
+    work, _ = found("optim.embedding.optimizer=fbgemm_adam")
+    assert work.states.per_row(12) == 2 * 12 * 4
 
 
 def test_lookups():
@@ -116,9 +113,25 @@ def test_activations_grow_with_the_batch_and_what_every_row_needs():
 
 def test_groups_and_imbalance():
     _, numbers = found()
-    groups = numbers.groups
-    assert list(groups) == ["data_parallel", "row_wise", "table_wise"]
-    assert groups["row_wise"] == {"fields": ["b"], "rows": 800, "shards": 4, "ranks": 4}
+    assert list(numbers.groups) == ["data_parallel", "row_wise", "table_wise"]
+    assert numbers.groups["row_wise"] == {"fields": ["b"], "rows": 800, "shards": 4, "ranks": 4}
     total = numbers.total_memory
     assert numbers.imbalance()["memory"] == total[1] / total.mean()
-    assert set(numbers.imbalance()) == {"memory", "lookups", "communication"}
+
+
+def test_frequencies_by_zipf_and_by_a_sample():
+    assert [zipf(8, 0.0)(row) for row in (0, 2, 8)] == [0.0, 0.25, 1.0]
+    dataset = SyntheticClicks(scale=0.0001, zipf=1.3).dataset(20_000, 100)
+    size = dataset.vocabulary_sizes["C3"]
+    ids = dataset.train.read(torch.arange(20_000)).ids[:, 2].numpy()
+    for row in (0, 1, 10, 100, size):
+        assert zipf(size, 1.3)(row) == pytest.approx((ids < row).mean(), abs=0.015)
+    known = sampled(np.array([0, 0, 1, 5]))
+    assert [known(row) for row in (0, 1, 5, 6)] == [0.0, 0.5, 0.75, 1.0]
+
+
+def test_a_sample_of_rows_is_spread_over_the_part():
+    assert np.array_equal(sampled_rows(300), np.arange(300))
+    rows = sampled_rows(10**9)
+    assert len(set(rows.tolist())) == len(rows) == 64 * 1024
+    assert rows[0] == 0 and rows[-1] == 10**9 - 1

@@ -16,6 +16,7 @@ from stampede.models import CTRModel, network
 from stampede.native_library import switched_off
 from stampede.optim import local_cowclip_tables
 from stampede.optim.sharded.supported import SHARDING_TYPES
+from support.checkpoints import small_job
 from support.jobs import small_config
 from support.networks import OURS, VARIANTS, variant_id
 from support.planning import costs_of
@@ -119,16 +120,9 @@ def test_one_rank(tmp_path, overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "sgd", "helen"])
 def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
-    config = small_config(
-        tmp_path,
-        f"optim.embedding.optimizer={optimizer}",
-        "data.rows=20000",
-        "model.hidden=[200,200]",
-        "train.batch_size=4096",
-    )
-    with processes("cpu") as here:
-        dataset = open_dataset(config, here)
-        job = build(config, dataset, here)
+    large = ["data.rows=20000", "model.hidden=[200,200]", "train.batch_size=4096"]
+    with small_job(tmp_path, f"optim.embedding.optimizer={optimizer}", *large) as made:
+        here, job, config, dataset, _ = made
         _, found = costs_of(config, job.model.plan, 1)
         first, second, *_ = Reader(config, dataset, here).training()
         first, second = (send(batch, job.front, here.device) for batch in (first, second))
@@ -140,36 +134,28 @@ def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
 
 def every_sharding_type(folder):
     with processes("cpu") as here:
-        return [
-            planned_and_real(
-                folder, [f"sharding.plan={kind}", f"optim.embedding.optimizer={optimizer}"], here
-            )
-            for kind in SHARDING_TYPES
-            for optimizer in ("adam", "rowwise_adam")
-        ]
+        for kind in SHARDING_TYPES:
+            for optimizer in ("adam", "rowwise_adam"):
+                given = [f"sharding.plan={kind}", f"optim.embedding.optimizer={optimizer}"]
+                planned, real = planned_and_real(folder, given, here)
+                assert planned == real, given
 
 
 @pytest.mark.slow
 def test_two_ranks_under_every_sharding_type(tmp_path):
-    for of_rank in run_ranks(2, every_sharding_type, tmp_path):
-        for planned, real in of_rank:
-            assert planned == real
+    run_ranks(2, every_sharding_type, tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", ["fbgemm_rowwise_adagrad", "fbgemm_cowclip"])
 def test_states_of_fbgemm(tmp_path, optimizer):
-    config = small_config(tmp_path, f"optim.embedding.optimizer={optimizer}")
-    with processes("cpu") as here:
-        job = build(config, open_dataset(config, here), here)
+    with small_job(tmp_path, f"optim.embedding.optimizer={optimizer}") as (_, job, config, *_):
         work, found = costs_of(config, job.model.plan, 1)
         (lookup,) = job.model.module.front.ebc._lookups
+        modules = [kernel.emb_module for kernel in lookup._emb_modules]
         real = sum(
             state.nbytes
-            for kernel in lookup._emb_modules
-            for name, state in [
-                *kernel.emb_module.named_buffers(),
-                *kernel.emb_module.named_parameters(),
-            ]
+            for module in modules
+            for name, state in [*module.named_buffers(), *module.named_parameters()]
             # FBGEMM puts a placeholder of a few values where a state is not used.
             if name in ("momentum1_host", "prev_iter_host", "row_counter_host")
             and state.numel() > 100

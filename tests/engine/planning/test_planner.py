@@ -1,5 +1,7 @@
 """Plans, the message if the tables do not fit, and sizes of memory as people write them."""
 
+from contextlib import nullcontext
+
 import pytest
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -68,7 +70,10 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
         make_plan("auto")
 
 
-def test_reproducible_runs_do_not_split_tables_with_bags():
+def test_reproducible_runs_add_up_in_order():
+    in_order = planner.sharding_types("auto", "adam", 2, reproducible=True)
+    assert in_order == ("table_wise", "row_wise")
+    # Nor do they split tables with bags.
     bags = "data.ids_per_sample={C2: 3}"
     assert describe_plan(make_plan("row_wise", bags)) == "2 tables row_wise"
     plan = make_plan("row_wise", bags, "train.reproducible=true", "train.tiles=2")
@@ -78,27 +83,18 @@ def test_reproducible_runs_do_not_split_tables_with_bags():
 def test_auto_lets_the_planner_choose_among_the_exact_types():
     assert planner.sharding_types("auto", "adam", 2) == SHARDING_TYPES
     assert planner.sharding_types("auto", "fbgemm_cowclip", 2) == BASELINE_SHARDING_TYPES
-    in_order = planner.sharding_types("auto", "adam", 2, reproducible=True)
-    assert in_order == ("table_wise", "row_wise")
 
 
 @pytest.mark.parametrize(
     "text, size",
-    [("141GB", 141 * 10**9), ("80GiB", 80 * 2**30), ("1.5 TB", 15 * 10**11), ("4tib", 4 * 2**40)],
+    [("141GB", 141 * 10**9), ("80GiB", 80 * 2**30), ("1.5 TB", 15 * 10**11), ("4tib", 4 * 2**40)]
+    + [(wrong, None) for wrong in ("", "GB", "141G", "-3GB", "0GB", "80gbit")],
 )
 def test_a_size_is_parsed(text, size):
-    assert parse_bytes(text, "--device-memory") == size
+    with nullcontext() if size else pytest.raises(SettingsError, match=r"found '.*141GB.*80GiB"):
+        assert parse_bytes(text, "--device-memory") == size
 
 
-@pytest.mark.parametrize("text", ["", "141", "GB", "141G", "-3GB", "0GB", "80gbit"])
-def test_a_wrong_size_is_refused_with_examples(text):
-    with pytest.raises(SettingsError, match=r"--device-memory: found '.*141GB.*80GiB"):
-        parse_bytes(text, "--device-memory")
-
-
-@pytest.mark.parametrize(
-    "count, text",
-    [(0, "0 B"), (999_600, "1.00 MB"), (163.2e9, "163.2 GB"), (99.5e9, "99.50 GB")],
-)
-def test_sizes_are_shown(count, text):
-    assert readable_bytes(count) == text
+def test_sizes_are_shown():
+    sizes = {0: "0 B", 999_600: "1.00 MB", 163.2e9: "163.2 GB", 99.5e9: "99.50 GB"}
+    assert {count: readable_bytes(count) for count in sizes} == sizes
