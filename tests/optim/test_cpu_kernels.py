@@ -189,3 +189,29 @@ def test_an_id_outside_its_table_is_refused_and_leaves_nothing_behind(wrong):
     rows, _, counts = summed(torch.tensor([1, 2]), offsets, first_rows, 6, grad, 4, pooled=True)
     assert rows.tolist() == [1, 5]
     assert counts.tolist() == [1, 1]
+
+    assert counts.tolist() == [1, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(0, 40),
+    dim=st.integers(1, 70),
+    clipped=st.floats(0, 1),
+    l2=st.sampled_from([0.0, 1e-5, 0.3]),
+    seed=st.integers(0, 2**31),
+)
+def test_measures_rows(n, dim, clipped, l2, seed):
+    draw = torch.Generator().manual_seed(seed)
+    weights = torch.randn(50, dim, generator=draw)
+    rows = torch.randperm(50, generator=draw)[:n]
+    grads = torch.randn(n, dim, generator=draw)
+    kept, columns = grads.clone(), round(clipped * dim)
+    decayed, squares = KERNELS.measure_rows(weights, rows, grads, columns, l2)
+    expected = grads.double() + 2 * l2 * weights[rows].double()
+    torch.testing.assert_close(decayed.double(), expected, rtol=1e-6, atol=1e-6)
+    parts = expected[:, :columns], expected[:, columns:], weights[rows][:, :columns].double()
+    torch.testing.assert_close(
+        squares.double(), torch.stack([p.square().sum(1) for p in parts]), rtol=1e-5, atol=1e-6
+    )
+    assert torch.equal(grads, kept)
