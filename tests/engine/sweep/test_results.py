@@ -8,7 +8,7 @@ import pytest
 from stampede.engine.plots import to_png
 from stampede.engine.sweep import results as module
 from stampede.engine.sweep.results import Outcome, results, to_csv, to_markdown
-from stampede.engine.sweep.spec import load_sweep
+from stampede.engine.sweep.spec import Point, load_sweep
 from support.sweeping import write_sweep
 
 TEXT = """
@@ -176,3 +176,18 @@ def test_points_that_are_excluded_are_neither_run_nor_shown(tmp_path, monkeypatc
     # The axis is in the order of the file, also where its first point is missing.
     assert [text.get_text() for text in axes.get_xticklabels()] == ["256", "512"]
     assert [len(line[0].get_xdata()) for line in axes.containers] == [1, 2]
+
+
+def test_a_logarithmic_axis_of_a_study_shows_plain_numbers(tmp_path, monkeypatch):
+    text = "study: {parameters: {optim.embedding.lr: {low: 1e-4, high: 1e-1, log: true}}}"
+    sweep = load_sweep(write_sweep(tmp_path, text))
+    points = [
+        Point({"optim.embedding.lr": rate}, (), name=f"trial{number:04d}")
+        for number, rate in enumerate(("0.0001", "0.002", "0.1"))
+    ]
+    outcomes = [Outcome(point.trial(1), summary_of(0.7, 0.7)) for point in points]
+    drawn = []
+    monkeypatch.setattr(module, "to_png", lambda figure: drawn.append(figure) or to_png(figure))
+    module.draw(sweep, results(sweep, outcomes), tmp_path)
+    ticks = [text.get_text() for text in drawn[0].axes[1].get_xticklabels(which="both")]
+    assert "0.001" in ticks and not any("$" in text for text in ticks)
