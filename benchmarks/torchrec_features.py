@@ -47,12 +47,18 @@ from stampede.optim import CowClipAdam, Helen, cowclip_sharders
 from support import bags, foreign, managed_collision, processors, programs, torchrec_models
 from support import two_tables as two
 from support.gathering import whole_tables
-from support.parity import Case, Table, run_cases, train_sharded
+from support.parity import (
+    Case,
+    Table,
+    deviation,
+    run_cases,
+    state_deviation,
+    train_reference,
+    train_sharded,
+)
 from support.parity_cases import PLANS as EVERY_PLAN
 from support.parity_cases import SUMS, every_plan, odd_widths
-from support.parity_reference import deviation, state_deviation, train_reference
-from support.ranks import run_ranks
-from support.unsharded import process_group
+from support.ranks import process_group, run_ranks
 
 RANKS = 2
 SMALL = Case(("row_wise", "column_wise"), (Table(40, 8), Table(30, 8)), steps=9)
@@ -89,11 +95,11 @@ def plan_parity(options: argparse.Namespace, report: Report) -> str:
     # Number of processes: processes of a simulated node.
     processes = {1: 1} if options.quick else {1: 1, 2: 2, 4: 2}
     for count, per_node in processes.items():
-        results = run_ranks(count, run_cases, cases, per_node, ranks_per_node=per_node)[0]
+        results = run_ranks(count, run_cases, cases, ranks_per_node=per_node)[0]
         for case, result in zip(cases, results, strict=True):
             reference = train_reference(case, result["start"])
             found[f"{case.plan} {case.arguments['rows']} {count}"] = {
-                "weights": deviation(case, result["start"], result["weights"], reference),
+                "weights": deviation(result["start"], result["weights"], reference),
                 "moments": state_deviation(case, result["states"], reference),
                 "clipped_share": reference.clipped / reference.touched,
                 "largest_count": reference.largest_count,
@@ -116,13 +122,13 @@ def _told(run: Callable[[], float]) -> float | str:
 
 
 def _model(name: str) -> float:
-    return run_ranks(RANKS, torchrec_models.train_on_ranks, name)[0][0]
+    return run_ranks(RANKS, torchrec_models.follow_on_ranks, name)[0]
 
 
 def _of_case(case: Case, program: Callable[..., Any] = run_cases, **reference: Any) -> float:
-    (found,) = run_ranks(RANKS, program, [case], RANKS)[0]
+    (found,) = run_ranks(RANKS, program, [case])[0]
     expected = train_reference(case, found["start"], **reference)
-    return deviation(case, found["start"], found["weights"], expected)
+    return deviation(found["start"], found["weights"], expected)
 
 
 def _managed(pooled: bool) -> float:
@@ -200,13 +206,15 @@ WORKS: dict[str, Callable[[], float]] = {
     "feature processors with position weights": _processors,
     "learnable per-sample weights, `table_wise` on one process: their gradient": _sample_weights,
     "gradient accumulation, `backwards_per_step=4`": lambda: _of_case(
-        SMALL, foreign.run_accumulated
+        SMALL, partial(run_cases, passes=4)
     ),
     "`set_gradient_division(False)`": lambda: _of_case(
         SMALL, foreign.run_without_division, gradient_factor=RANKS
     ),
     "tables read, written and evicted, `set_optimizer_step`": lambda: _of_case(
-        SMALL, foreign.run_foreign, meanwhile=foreign.foreign_in_reference
+        SMALL,
+        partial(run_cases, meanwhile=foreign.Foreign()),
+        meanwhile=foreign.foreign_in_reference,
     ),
     "`embedding_dim` 10, 7 and 1": lambda: max(map(_of_case, odd_widths()[-2:])),
     "per-sample weights and mean pooling": lambda: _of_case(
@@ -367,7 +375,7 @@ def communication(processes: tuple[int, ...]) -> dict[str, Any]:
             start, weights = each[0]["start"], each[0]["weights"]
             reference = train_reference(case, start)
             found[f"{count} {case.plan} {' '.join(case.communication)}"] = {
-                "deviation": deviation(case, start, weights, reference),
+                "deviation": deviation(start, weights, reference),
                 "touched": [each[0]["counts"][0], reference.touched],
                 "bytes": [one["bytes"] for one in each],
             }

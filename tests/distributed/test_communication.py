@@ -2,8 +2,7 @@
 
 import pytest
 
-from support.parity import Case, Table, run_cases
-from support.parity_reference import deviation, train_reference
+from support.parity import Case, Table, deviation, run_cases, train_reference
 from support.ranks import run_ranks
 
 TABLES = (Table(40), Table(60))
@@ -22,7 +21,7 @@ CASES = [
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def results(request):
     """Of every case, on so many ranks."""
-    return run_ranks(request.param, run_cases, CASES, 2, ranks_per_node=2)[0]
+    return run_ranks(request.param, run_cases, CASES, ranks_per_node=2)[0]
 
 
 @pytest.mark.parametrize(
@@ -31,11 +30,11 @@ def results(request):
 def test_lower_precision_stays_near_the_equations(results, index):
     case, result = CASES[index], results[index]
     reference = train_reference(case, result["start"])
-    found = deviation(case, result["start"], result["weights"], reference)
+    found = deviation(result["start"], result["weights"], reference)
     # It is used, and no more than rounding.
     assert 1e-5 < found < PRECISIONS[case.communication]
     assert result["counts"][0] == reference.touched
     assert abs(result["counts"][1] - reference.clipped) <= 0.01 * reference.touched
     # The counts matter, and the test sees it.
     wrong = train_reference(case, result["start"], force_counts=1)
-    assert deviation(case, result["start"], result["weights"], wrong) > 5 * found
+    assert deviation(result["start"], result["weights"], wrong) > 5 * found

@@ -2,7 +2,14 @@
 
 import pytest
 
-from support.parity import results_of
+from support.parity import (
+    TOLERANCE,
+    assert_follows,
+    deviation,
+    results_of,
+    start_of,
+    train_reference,
+)
 from support.parity_cases import (
     PLANS,
     base_optimizers,
@@ -13,13 +20,6 @@ from support.parity_cases import (
     odd_widths,
     queued,
     sequences,
-)
-from support.parity_reference import (
-    TOLERANCE,
-    assert_follows,
-    deviation,
-    start_of,
-    train_reference,
 )
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def would_notice(case, found, expected):
     start = start_of(case, found)
     for wrong in wrongs:
         other = train_reference(case, start, **wrong)
-        assert deviation(case, start, found["weights"], other) > 100 * TOLERANCE
+        assert deviation(start, found["weights"], other) > 100 * TOLERANCE
 
 
 def placement(plan, processes, per_node):

@@ -3,10 +3,21 @@
 import pytest
 import torch
 
-from support.parity import Case, Table, build_collection, sharded_loss
+from support.gathering import tables_of
+from support.parity import (
+    Case,
+    Holder,
+    Table,
+    build_collection,
+    global_batch,
+    local_batch,
+    part_of,
+    shard,
+    sharded_loss,
+)
 from support.parity_cases import PLANS
-from support.processors import case_of, learn_sample_weights, learnable, reference, train_all
-from support.ranks import run_ranks
+from support.processors import case_of, reference, train_all
+from support.ranks import process_group, run_ranks
 from support.unsharded import PlainCollection
 
 pytestmark = pytest.mark.slow
@@ -30,6 +41,25 @@ def test_position_weights_and_tables_behind_them_follow_float64(count, cases):
             torch.testing.assert_close(end.double(), value, rtol=1e-4, atol=1e-5)
 
 
+def learnable(batch):
+    """A batch whose weights of samples require gradients."""
+    for _, _, weights, _ in batch.values():
+        weights.requires_grad_()
+    return batch
+
+
+@process_group()
+def learn_sample_weights(cases):
+    """By case, the tables (on rank 0 only) and the gradient of this rank's weights of samples."""
+    results = []
+    for case in cases:
+        model = shard(Holder(build_collection(case)), case)
+        start, batch = tables_of(model), learnable(local_batch(case, 1))
+        sharded_loss(case, model, batch).backward()
+        results.append((start, [weights.grad for _, _, weights, _ in batch.values()]))
+    return results
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_weights_of_samples_follow_float64_where_they_are_not_sent(count):
     plans = ("data_parallel", "table_wise") if count == 1 else ("data_parallel",)
@@ -43,7 +73,8 @@ def test_weights_of_samples_follow_float64_where_they_are_not_sent(count):
                 plain.tables[name].copy_(values)
         size = case.batch // count
         for rank, results in enumerate(ranks):
-            batch = learnable(case, slice(rank * size, rank * size + size))
+            part = slice(rank * size, rank * size + size)
+            batch = learnable(part_of(global_batch(case, 1), part))
             sharded_loss(case, plain, batch).backward()
             for (_, _, weights, _), found in zip(batch.values(), results[number][1], strict=True):
                 torch.testing.assert_close(found, weights.grad, rtol=1e-4, atol=1e-5)

@@ -5,18 +5,28 @@ from functools import cache
 
 import pytest
 import torch
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.distributed.model_tracker.types import TrackingMode
 
-from support.foreign import (
-    foreign_in_reference,
-    run_accumulated,
-    run_foreign,
-    run_tracked,
-    run_without_division,
+from stampede.optim import local_cowclip_tables
+from support.foreign import Foreign, foreign_in_reference, run_without_division
+from support.gathering import states_of
+from support.parity import (
+    Case,
+    Holder,
+    Table,
+    assert_follows,
+    build_collection,
+    deviation,
+    global_batch,
+    reference_of,
+    run_cases,
+    shard,
+    start_of,
+    train,
 )
-from support.parity import Case, Table, global_batch
 from support.parity_cases import PLANS
-from support.parity_reference import assert_follows, deviation, reference_of, start_of
-from support.ranks import run_ranks
+from support.ranks import process_group, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +53,7 @@ ON = {1: CASES[:2], 2: CASES}
 
 @cache
 def touched_by_others(count):
-    ranks = run_ranks(count, run_foreign, ON[count], count)
+    ranks = run_ranks(count, run_cases, ON[count], Foreign())
     return dict(zip(ON[count], ranks[0], strict=True))
 
 
@@ -59,25 +69,48 @@ def test_reads_writes_evictions_and_set_steps_are_exact(count, case):
     found = touched_by_others(count)[case]
     assert_follows(case, found, meanwhile=foreign_in_reference)
     untouched = reference_of(case)
-    assert deviation(case, start_of(case, found), found["weights"], untouched) > 0.1
+    assert deviation(start_of(case, found), found["weights"], untouched) > 0.1
 
 
 def test_gradients_that_are_not_divided_are_so_on_every_plan():
     cases = SMALL[: len(PLANS)]
-    results = run_ranks(2, run_without_division, cases, 2)[0]
+    results = run_ranks(2, run_without_division, cases)[0]
     for case, found in zip(cases, results, strict=True):
         assert_follows(case, found, gradient_factor=2)
         divided = reference_of(case)
-        assert deviation(case, start_of(case, found), found["weights"], divided) > 0.01
+        assert deviation(start_of(case, found), found["weights"], divided) > 0.01
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_gradients_and_counts_of_several_passes_add_up(count):
     cases = {1: SMALL[:2], 2: [*LARGE, *SMALL], 4: SMALL[:4]}[count]
-    results = run_ranks(count, run_accumulated, cases, count)[0]
+    results = run_ranks(count, run_cases, cases, None, 4)[0]
     for case, found in zip(cases, results, strict=True):
         expected = assert_follows(case, found)
         assert found["counts"][:2] == [expected.touched, expected.clipped]
+
+
+def run_tracked(cases):
+    """By case, states before and after steps 3 and 4, and what TorchRec's tracker tells of them.
+
+    It tells of this rank's rows, by table: their numbers in the whole table, and differences.
+    """
+    results = []
+    with process_group():
+        for case in cases:
+            model = shard(Holder(build_collection(case)), case)
+            train(case, model, [1, 2])
+            before = states_of(model)
+            tracker = ModelDeltaTrackerTrec(model, mode=TrackingMode.MOMENTUM_DIFF)
+            for step in (3, 4):
+                train(case, model, [step])
+                tracker.step()
+            arrays = [array for tbe in local_cowclip_tables(model) for array in tbe.arrays]
+            shards = {s.table.split(".")[-1]: s for array in arrays for s in array.shards}
+            told = {path.split(".")[-1]: rows for path, rows in tracker.get_unique().items()}
+            told = {n: (r.ids + shards[n].row_offset, r.states) for n, r in told.items()}
+            results.append((before, states_of(model), told))
+    return results
 
 
 def test_every_rank_tracks_what_its_rows_add_to_their_squared_gradients():

@@ -12,17 +12,15 @@ from support.parity import (
     Case,
     Holder,
     build_collection,
+    deviation,
     example_loss,
     global_batch,
     local_batch,
-    local_part,
     shard,
     sharded_loss,
 )
 from support.parity_cases import SUMS
-from support.parity_reference import deviation
-from support.ranks import run_ranks
-from support.unsharded import process_group
+from support.ranks import process_group, run_ranks
 
 MIXED = ("data_parallel", "grid_shard", "row_wise", "column_wise")
 CASES = [
@@ -46,7 +44,7 @@ def train(cases):
             model = shard(Holder(build_collection(case)), case, optimizer=optimizer)
             start = tables_of(model)
             for step in range(1, case.steps + 1):
-                batch = local_batch(global_batch(case, step), local_part(case))
+                batch = local_batch(case, step)
                 for _ in range(2):
                     sharded_loss(case, model, batch).backward()
             results.append((start, tables_of(model)))
@@ -127,6 +125,6 @@ def test_follows_the_formulas_on_any_plan(results, index):
     found, weights = results[case]
     start = START.setdefault(index, found)
     assert all(start[name].equal(found[name]) for name in start)
-    assert deviation(case, start, weights, reference(index)) < TOLERANCE
+    assert deviation(start, weights, reference(index)) < TOLERANCE
     for wrong in ({"rho": 0.0}, {"bound": 1.0}):
-        assert deviation(case, start, weights, reference(index, **wrong)) > 10 * TOLERANCE
+        assert deviation(start, weights, reference(index, **wrong)) > 10 * TOLERANCE

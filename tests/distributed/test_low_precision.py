@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from support.parity import Case, results_of
+from support.parity import Case, results_of, train_reference
 from support.parity_cases import PLANS, SUMS
-from support.parity_reference import train_reference
 
 STEPS = 4
 DTYPES = {"FP16": torch.float16, "BF16": torch.bfloat16}

@@ -11,8 +11,7 @@ from stampede.engine.processes import processes
 from stampede.optim import CowClipAdam, Helen, cowclip_sharders
 from support.gathering import tables_of
 from support.parity import Case, Holder, Table, build_collection, shard
-from support.ranks import run_ranks
-from support.unsharded import process_group
+from support.ranks import process_group, run_ranks
 
 TABLES = (Table(10, 8), Table(10, 8))
 FEATURES = ("f0_0", "f1_0")

@@ -9,8 +9,7 @@ from torchrec import KeyedJaggedTensor
 
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables, table_update
 from support.parity import Case, Holder, Table, build_collection, shard
-from support.ranks import run_ranks
-from support.unsharded import process_group
+from support.ranks import process_group, run_ranks
 from support.updated_tables import computed
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

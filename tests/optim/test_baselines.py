@@ -15,7 +15,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.optim.baselines import baseline_optimizer
 from support.bags import Bags, jagged, shard, weights_of
-from support.unsharded import process_group
+from support.ranks import process_group
 
 ROWS, SAMPLES, IDS_PER_SAMPLE = 20, 6, 3
 

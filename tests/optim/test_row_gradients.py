@@ -14,7 +14,7 @@ from torch import nn
 from stampede.optim import CowClipAdam, CowClipSGD
 from stampede.optim.row_gradients import ids_behind
 from support.one_table import EVERY_CLASS, ids_of_step, table
-from support.unsharded import process_group
+from support.ranks import process_group
 
 ROWS, DIM = 6, 3
 

@@ -4,17 +4,11 @@ Each pair is called after every step, with the sharded model and with `Reference
 """
 
 import torch
-import torch.distributed as dist
 from torchrec.distributed.comm_ops import set_gradient_division
-from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
-from torchrec.distributed.model_tracker.types import TrackingMode
 
 from stampede.optim import local_cowclip_tables
-from support.parity import Holder, build_collection, run_cases, shard
-from support.programs import everything, train
-from support.unsharded import process_group
+from support.parity import run_cases
 
-PASSES = 4
 EVICTED = [0, 3, 7, 11, 20, 21, 22]
 
 
@@ -77,46 +71,10 @@ def evict(model, rows):
             )
 
 
-def run_foreign(cases, local_world_size=None):
-    """The cases, with all of that in between."""
-    return run_cases(cases, local_world_size, Foreign())
-
-
-def run_accumulated(cases, local_world_size=None):
-    """The cases with each batch spread over several backward passes."""
-    return run_cases(cases, local_world_size, passes=PASSES)
-
-
-def run_without_division(cases, local_world_size=None):
+def run_without_division(cases):
     """The cases with gradients that TorchRec does not divide by the number of ranks."""
     set_gradient_division(False)
     try:
-        return run_cases(cases, local_world_size)
+        return run_cases(cases)
     finally:
         set_gradient_division(True)
-        assert not dist.is_initialized()
-
-
-def run_tracked(cases):
-    """By case, states before and after steps 3 and 4, and what TorchRec's tracker tells of them.
-
-    It tells of this rank's rows, by table: their numbers in the whole table, and differences.
-    """
-    results = []
-    with process_group():
-        for case in cases:
-            model = shard(Holder(build_collection(case)), case)
-            train(case, model, [1, 2])
-            before = everything(model)["states"]
-            tracker = ModelDeltaTrackerTrec(model, mode=TrackingMode.MOMENTUM_DIFF)
-            for step in (3, 4):
-                train(case, model, [step])
-                tracker.step()
-            arrays = [array for tbe in local_cowclip_tables(model) for array in tbe.arrays]
-            shards = {
-                shard.table.split(".")[-1]: shard for array in arrays for shard in array.shards
-            }
-            told = {path.split(".")[-1]: rows for path, rows in tracker.get_unique().items()}
-            told = {n: (r.ids + shards[n].row_offset, r.states) for n, r in told.items()}
-            results.append((before, everything(model)["states"], told))
-    return results

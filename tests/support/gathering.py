@@ -1,5 +1,8 @@
 """Whole tables and states of sharded models, on rank 0."""
 
+from collections import defaultdict
+from itertools import chain
+
 import torch
 import torch.distributed as dist
 
@@ -20,31 +23,26 @@ def tables_of(model):
     return {path.split(".")[-2]: whole for path, whole in whole_tables(model).items()}
 
 
-def states_of(states):
-    """Whole states by table and name, in float64; on every rank."""
-    local = {}
-    for path, of_table in states.items():
+def states_of(model):
+    """Whole states of the tables' optimizers by table and name, in float64; on every rank."""
+    local = []
+    for path, of_table in model.fused_optimizer.state_dict()["state"].items():
         for name, value in of_table.items():
+            shards = [([0] * value.ndim, value)]
             if hasattr(value, "local_shards"):
-                shards = [
-                    (s.metadata.shard_offsets, s.tensor.clone()) for s in value.local_shards()
-                ]
-            else:
-                shards = [([0] * value.ndim, value.clone())]
-            local[path.split(".")[-2], name.split(".", 1)[1]] = (tuple(value.size()), shards)
+                shards = [(s.metadata.shard_offsets, s.tensor) for s in value.local_shards()]
+            shards = [(offsets, tensor.clone()) for offsets, tensor in shards]
+            local.append((path.split(".")[-2], name.split(".", 1)[1], value.size(), shards))
     # A rank without a part of a table has no entry for its state.
     everywhere = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, local)
-    whole = {}
-    for of_rank in everywhere:
-        for (table, name), (size, shards) in of_rank.items():
-            target = whole.setdefault(table, {}).setdefault(
-                name, torch.full(size, float("nan"), dtype=torch.float64)
-            )
-            for offsets, values in shards:
-                where = tuple(slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True))
-                target[where] = values.double()
-    return whole
+    whole = defaultdict(dict)
+    for table, name, size, shards in chain(*everywhere):
+        target = whole[table].setdefault(name, torch.full(size, torch.nan, dtype=torch.float64))
+        for offsets, values in shards:
+            where = tuple(slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True))
+            target[where] = values.double()
+    return dict(whole)
 
 
 def gather_field(model, field, dim, processes):

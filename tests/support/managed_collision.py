@@ -1,6 +1,5 @@
 """Tables behind managed collision, shaped as TorchRec's ZCH example, beside float64 plain torch."""
 
-import copy
 from functools import partial
 
 import torch
@@ -27,8 +26,10 @@ from torchrec.modules.mc_modules import (
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.optim import CowClip, CowClipAdam, cowclip_sharders, local_cowclip_tables
+from support.gathering import tables_of
+from support.parity import deviation
+from support.ranks import process_group
 from support.reference import ReferenceTables
-from support.unsharded import process_group
 from support.updated_tables import computed
 
 CPU = torch.device("cpu")
@@ -71,14 +72,12 @@ class SparseArch(nn.Module):
             for name, interval in zip(FEATURES, (2, 1), strict=True)
         }
         collections = ManagedCollisionCollection(modules, tables)
-        if pooled:
-            self.mc = ManagedCollisionEmbeddingBagCollection(
-                EmbeddingBagCollection(tables, device=CPU), collections, True
-            )
-        else:
-            self.mc = ManagedCollisionEmbeddingCollection(
-                EmbeddingCollection(tables, device=CPU), collections, True
-            )
+        of_tables, behind = (
+            (EmbeddingBagCollection, ManagedCollisionEmbeddingBagCollection)
+            if pooled
+            else (EmbeddingCollection, ManagedCollisionEmbeddingCollection)
+        )
+        self.mc = behind(of_tables(tables, device=CPU), collections, True)
 
     def forward(self, features):
         """By feature what was looked up, and the rows that it was looked up in."""
@@ -87,7 +86,7 @@ class SparseArch(nn.Module):
 
 
 def train(pooled, rows, moved, by_hand, steps=8):
-    """How far the tables are from float64 at the end, and what became of the ids.
+    """How far the tables are from float64 at the end, on rank 0, and what became of the ids.
 
     Args:
         pooled: whether bags are pooled.
@@ -103,8 +102,19 @@ def train(pooled, rows, moved, by_hand, steps=8):
     )
     sharders, plan = cowclip_sharders(), None
     if by_hand:
-        sharders = wrapped(sharders)
-        plan = planned(model, sharders)
+        # As could be written before they were among ours.
+        bags, sequences = sharders[:2]
+        sharders = [
+            ManagedCollisionEmbeddingBagCollectionSharder(ebc_sharder=bags),
+            ManagedCollisionEmbeddingCollectionSharder(ec_sharder=sequences),
+        ]
+        # TorchRec's offer kernels that its planner does not know on a CPU.
+        world = dist.get_world_size()
+        fused = ParameterConstraints(compute_kernels=["fused"])
+        plan = EmbeddingShardingPlanner(
+            topology=Topology(world_size=world, local_world_size=world, compute_device="cpu"),
+            constraints=dict.fromkeys(FEATURES, fused),
+        ).collective_plan(model, sharders, dist.group.WORLD)
     model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     assert isinstance(model.module.mc, ShardedModule)
     evicted = recorded_evictions(model.module.mc)
@@ -116,20 +126,23 @@ def train(pooled, rows, moved, by_hand, steps=8):
         looked_up, where = model(batch(step, rank, pooled))
         loss = sum(loss_of(v if pooled else v.values()) for v in looked_up.values())
         loss.backward()
-        begin_anew(reference, gathered(dict(evicted)))
+        for of_rank in gathered(dict(evicted)):
+            for table, rows_anew in of_rank.items():
+                reference.weights[table][rows_anew] = FRESH
+                reference.first[table][rows_anew] = reference.second[table][rows_anew] = 0.0
         follow(reference, gathered(where.to_dict()), pooled)
     backends = [backend for tbe in local_cowclip_tables(model) for backend in tbe.backends]
     waited = [b.waiting is not None and b.waiting.behind for b in backends]
-    found = whole_tables(model)
-    movement = max(float((reference.weights[n] - FRESH).abs().max()) for n in FEATURES)
-    worst = max(float((found[n] - reference.weights[n]).abs().max()) for n in FEATURES)
+    found, worst = tables_of(model), None
+    if rank == 0:
+        worst = deviation(start, found, reference)
     # What every id is mapped to, asked on each rank alone.
     model.eval()
     every = torch.arange(INPUT)
     lengths = torch.ones(3 * len(every), dtype=torch.long)
     _, where = model(KeyedJaggedTensor(NAMES, every.repeat(3), lengths=lengths))
     mapped = {name: entry.values().tolist() for name, entry in where.to_dict().items()}
-    return {"deviation": worst / movement, "mapped": mapped, "waited": any(waited)}
+    return {"deviation": worst, "mapped": mapped, "waited": any(waited)}
 
 
 def batch(step, rank, pooled):
@@ -169,14 +182,6 @@ def gathered(value):
     return everywhere
 
 
-def begin_anew(reference, evicted):
-    for of_rank in evicted:
-        for table, rows in of_rank.items():
-            reference.weights[table][rows] = FRESH
-            reference.first[table][rows] = 0.0
-            reference.second[table][rows] = 0.0
-
-
 def follow(reference, where, pooled):
     """One step of the reference, from the rows that all ranks looked up."""
     weights = {name: w.clone().requires_grad_() for name, w in reference.weights.items()}
@@ -193,37 +198,6 @@ def follow(reference, where, pooled):
                 counts[table] += torch.bincount(rows, minlength=len(counts[table]))
     grads = torch.autograd.grad(loss, list(weights.values()))
     reference.step(dict(zip(weights, grads, strict=True)), counts)
-
-
-def whole_tables(model):
-    """Each table on every rank."""
-    whole = {}
-    for path, value in copy.deepcopy(model.state_dict()).items():
-        if path.endswith(".weight") and "embedding" in path:
-            parts = [
-                (shard.metadata.shard_offsets[0], shard.tensor) for shard in value.local_shards()
-            ]
-            ordered = sorted((p for ps in gathered(parts) for p in ps), key=lambda p: p[0])
-            whole[path.split(".")[-2]] = torch.cat([tensor for _, tensor in ordered])
-    return whole
-
-
-def wrapped(sharders):
-    """TorchRec's sharders with ours inside, as could be written before they were among ours."""
-    bags, sequences = sharders[:2]
-    return [
-        ManagedCollisionEmbeddingBagCollectionSharder(ebc_sharder=bags),
-        ManagedCollisionEmbeddingCollectionSharder(ec_sharder=sequences),
-    ]
-
-
-def planned(model, sharders):
-    """TorchRec's offer kernels that its planner does not know on a CPU."""
-    world = dist.get_world_size()
-    topology = Topology(world_size=world, local_world_size=world, compute_device="cpu")
-    constraints = {name: ParameterConstraints(compute_kernels=["fused"]) for name in FEATURES}
-    planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
-    return planner.collective_plan(model, sharders, dist.group.WORLD)
 
 
 @process_group()

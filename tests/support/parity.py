@@ -1,5 +1,7 @@
-"""Cases, and their training in TorchRec's sharded tables on any plan."""
+"""Cases, their training in TorchRec's sharded tables on any plan, and the same in float64."""
 
+import math
+import os
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -27,20 +29,12 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
 from support.gathering import states_of, tables_of
-from support.ranks import run_ranks
-from support.unsharded import process_group
+from support.one_table import CLASSES
+from support.ranks import process_group, run_ranks
+from support.unsharded import Unsharded
 from support.updated_tables import computed
-
-RULES = {
-    "adam": "CowClipAdam",
-    "rowwise_adam": "CowClipRowWiseAdam",
-    "adagrad": "CowClipAdagrad",
-    "rowwise_adagrad": "CowClipRowWiseAdagrad",
-    "sgd": "CowClipSGD",
-}
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,6 @@ class Case:
     empty_rank: bool = True
     absent: bool = True
     data_type: str = "FP32"
-    gradient_scale: float = 1.0
     # Where it makes no difference, rows take their steps later; as it is for None.
     way: str | None = "waiting"
     # Precision in which embeddings and their gradients are sent.
@@ -125,57 +118,64 @@ def global_batch(case, step):
             if case.absent and 1 < step < case.steps:
                 ids = ids % max(1, spec.rows // 2)
             weights = torch.rand(len(ids), generator=draw) + 0.5
-            dim = spec.dim
             # Gradients of very different sizes, so that some rows are clipped and others not.
             sizes = torch.randn(case.batch, 1, generator=draw).mul(2.0).exp()
-            targets = torch.randn(case.batch, dim, generator=draw) * sizes
-            batch[feature] = (ids, lengths, weights, targets * case.gradient_scale)
+            targets = torch.randn(case.batch, spec.dim, generator=draw) * sizes
+            batch[feature] = (ids, lengths, weights, targets)
     return batch
 
 
-def train_sharded(case, local_world_size=None, meanwhile=None, passes=1):
-    """Train on this rank's part of the batches; on rank 0: weights, states, plan, counts.
-
-    Args:
-        meanwhile: called with the model and the number of each step, after it.
-        passes: over how many backward passes a batch is spread.
-    """
-    forward, backward = map(CommType, case.communication)
-    model = shard(
-        Holder(build_collection(case)),
-        case,
-        local_world_size,
-        backwards_per_step=passes,
-        qcomm_codecs_registry=get_qcomm_codecs_registry(QCommsConfig(forward, backward)),
-    )
-    start = tables_of(model)
-    part = local_part(case)
-    size = (part.stop - part.start) // passes
-    for step in range(1, case.steps + 1):
-        for first in range(part.start, part.start + passes * size, size):
-            local = local_batch(global_batch(case, step), slice(first, first + size))
-            (sharded_loss(case, model, local) / passes).backward()
-        if meanwhile is not None:
-            meanwhile(model, step)
-    plan = {name: p for module in model.plan.plan.values() for name, p in module.items()}
-    shards = {name: p.sharding_spec.shards if p.sharding_spec else [] for name, p in plan.items()}
-    counts = sum(
-        (tables.row_counts for tables in local_cowclip_tables(model)),
-        start=torch.zeros(3, dtype=torch.int64),
-    )
-    dist.all_reduce(counts)
-    return {
-        "start": start,
-        "weights": tables_of(model),
-        "states": states_of(model.fused_optimizer.state_dict()["state"]),
-        "plan": {name: p.sharding_type for name, p in plan.items()},
-        "shards": {name: [tuple(s.shard_sizes) for s in parts] for name, parts in shards.items()},
-        "ranks": {name: [s.placement.rank() for s in parts] for name, parts in shards.items()},
-        "counts": counts.tolist(),
-    }
+def part_of(batch, part):
+    """Some samples of every feature."""
+    local = {}
+    for feature, (ids, lengths, weights, targets) in batch.items():
+        ends = [0, *lengths.cumsum(0).tolist()]
+        here = slice(ends[part.start], ends[part.stop])
+        local[feature] = (ids[here], lengths[part], weights[here], targets[part])
+    return local
 
 
-def shard(module, case, local_world_size=None, optimizer=None, **options):
+def local_batch(case, step, passes=1, number=0):
+    """This rank's samples of a global batch, or those of one of several backward passes."""
+    each = case.batch // dist.get_world_size() // passes
+    first = (dist.get_rank() * passes + number) * each
+    return part_of(global_batch(case, step), slice(first, first + each))
+
+
+def build_collection(case, device="meta"):
+    if case.sequence:
+        collection, config, more = EmbeddingCollection, EmbeddingConfig, {}
+    else:
+        collection, config = EmbeddingBagCollection, EmbeddingBagConfig
+        more = {"is_weighted": case.weighted}
+    tables = []
+    for name, spec in zip(case.names, case.tables, strict=True):
+        pooling = PoolingType.MEAN if spec.mean else PoolingType.SUM
+        tables.append(
+            config(
+                name=name,
+                embedding_dim=spec.dim,
+                num_embeddings=spec.rows,
+                feature_names=case.features[name],
+                data_type=DataType[case.data_type],
+                **({} if case.sequence else {"pooling": pooling}),
+            )
+        )
+    return collection(tables=tables, device=torch.device(device), **more)
+
+
+class Holder(torch.nn.Module):
+    """A model around a collection, so that the collection has a path."""
+
+    def __init__(self, collection):
+        super().__init__()
+        self.tables = collection
+
+    def forward(self, features):
+        return self.tables(features)
+
+
+def shard(module, case, optimizer=None, **options):
     """Shard a module whose only tables are those of the case, with its plan.
 
     Args:
@@ -185,11 +185,11 @@ def shard(module, case, local_world_size=None, optimizer=None, **options):
     if optimizer is None:
         settings = {**DEFAULTS, **case.arguments}
         clip = CowClip(**{k: settings.pop(k) for k in CLIP if k in settings})
-        optimizer = getattr(optim, RULES[case.rule]), {**settings, "clip": clip}
+        optimizer = CLASSES[case.rule], {**settings, "clip": clip}
     tables = [p for name, p in module.named_parameters() if ".embedding" in name]
     apply_optimizer_in_backward(optimizer[0], tables, optimizer[1])
     sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed), **options)
-    plan = plan_of(case, module, sharders, local_world_size)
+    plan = plan_of(case, module, sharders)
     kinds = {name: p.sharding_type for of in plan.plan.values() for name, p in of.items()}
     assert kinds == {name: case.sharding_of(name) for name in case.names}
     return DistributedModelParallel(
@@ -197,19 +197,12 @@ def shard(module, case, local_world_size=None, optimizer=None, **options):
     )
 
 
-def plan_of(case, module, sharders, local_world_size=None, kernels=None):
-    """The planner's plan with the case's sharding types.
-
-    Args:
-        kernels: compute kernels that the planner may choose; all by default.
-    """
+def plan_of(case, module, sharders, kernels=None):
+    """The planner's plan with the case's sharding types; kernels that it may choose, or all."""
     world = dist.get_world_size()
+    of_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     plan = EmbeddingShardingPlanner(
-        topology=Topology(
-            world_size=world,
-            local_world_size=local_world_size or min(world, 2),
-            compute_device="cpu",
-        ),
+        topology=Topology(world_size=world, local_world_size=of_node, compute_device="cpu"),
         batch_size=case.batch // world,
         constraints={
             table: ParameterConstraints([case.sharding_of(table)], kernels, min_partition=4)
@@ -233,76 +226,17 @@ def plan_of(case, module, sharders, local_world_size=None, kernels=None):
     return plan
 
 
-class Holder(torch.nn.Module):
-    """A model around a collection, so that the collection has a path."""
-
-    def __init__(self, collection):
-        super().__init__()
-        self.tables = collection
-
-    def forward(self, features):
-        return self.tables(features)
-
-
-def build_collection(case, device="meta"):
-    pooled = not case.sequence
-    collection, config = (
-        (EmbeddingBagCollection, EmbeddingBagConfig)
-        if pooled
-        else (EmbeddingCollection, EmbeddingConfig)
-    )
-    tables = []
-    for name, spec in zip(case.names, case.tables, strict=True):
-        pooling = PoolingType.MEAN if spec.mean else PoolingType.SUM
-        tables.append(
-            config(
-                name=name,
-                embedding_dim=spec.dim,
-                num_embeddings=spec.rows,
-                feature_names=case.features[name],
-                data_type=DataType[case.data_type],
-                **({"pooling": pooling} if pooled else {}),
-            )
-        )
-    more = {"is_weighted": case.weighted} if pooled else {}
-    return collection(tables=tables, device=torch.device(device), **more)
-
-
-def local_part(case):
-    """This rank's samples of a global batch."""
-    each = case.batch // dist.get_world_size()
-    return slice(dist.get_rank() * each, (dist.get_rank() + 1) * each)
-
-
-def local_batch(batch, part):
-    """One rank's part of every feature."""
-    local = {}
-    for feature, (ids, lengths, weights, targets) in batch.items():
-        ends = lengths.cumsum(0)
-        first = int(ends[part.start - 1]) if part.start else 0
-        last = int(ends[part.stop - 1])
-        local[feature] = (ids[first:last], lengths[part], weights[first:last], targets[part])
-    return local
-
-
 def sharded_loss(case, model, batch):
     """Mean over the local samples of a quadratic form of what was looked up."""
-    features = KeyedJaggedTensor(
-        keys=list(batch),
-        values=torch.cat([entry[0] for entry in batch.values()]),
-        lengths=torch.cat([entry[1] for entry in batch.values()]),
-        weights=torch.cat([entry[2] for entry in batch.values()]) if case.weighted else None,
-    )
-    looked_up = model(features)
-    samples = len(next(iter(batch.values()))[1])
+    ids, lengths, weights = (torch.cat([of[i] for of in batch.values()]) for i in range(3))
+    weights = weights if case.weighted else None
+    looked_up = model(KeyedJaggedTensor(list(batch), ids, lengths=lengths, weights=weights))
     loss = torch.zeros(())
     for feature, (_, lengths, _, targets) in batch.items():
+        values = looked_up[feature]
         if case.sequence:
-            values = looked_up[feature].values()
-            targets = targets.repeat_interleave(lengths, dim=0)
-        else:
-            values = looked_up[feature]
-        loss = loss + example_loss(values, targets) / samples
+            values, targets = values.values(), targets.repeat_interleave(lengths, dim=0)
+        loss = loss + example_loss(values, targets) / len(lengths)
     return loss
 
 
@@ -310,19 +244,139 @@ def example_loss(values, targets):
     return (values * targets.to(values.dtype)).sum() + 0.05 * values.square().sum()
 
 
-def run_cases(cases, local_world_size=None, meanwhile=None, passes=1):
+def train(case, model, steps, passes=1):
+    """Train on this rank's part of some batches, each in some backward passes."""
+    for step in steps:
+        for number in range(passes):
+            batch = local_batch(case, step, passes, number)
+            (sharded_loss(case, model, batch) / passes).backward()
+
+
+def everything(model):
+    """Whole tables and states; the tables on rank 0 only."""
+    return {"weights": tables_of(model), "states": states_of(model)}
+
+
+def train_sharded(case, meanwhile=None, passes=1):
+    """A run as one of the ranks; on rank 0: weights, states, plan, counts.
+
+    Args:
+        meanwhile: called with the model and the number of each step, after it.
+        passes: over how many backward passes a batch is spread.
+    """
+    registry = get_qcomm_codecs_registry(QCommsConfig(*map(CommType, case.communication)))
+    model = Holder(build_collection(case))
+    model = shard(model, case, backwards_per_step=passes, qcomm_codecs_registry=registry)
+    start = tables_of(model)
+    for step in range(1, case.steps + 1):
+        train(case, model, [step], passes)
+        if meanwhile is not None:
+            meanwhile(model, step)
+    plan = {name: p for module in model.plan.plan.values() for name, p in module.items()}
+    shards = {name: p.sharding_spec.shards if p.sharding_spec else [] for name, p in plan.items()}
+    counts = torch.zeros(3, dtype=torch.int64)
+    for tables in local_cowclip_tables(model):
+        counts += tables.row_counts
+    dist.all_reduce(counts)
+    return {
+        "start": start,
+        **everything(model),
+        "plan": {name: p.sharding_type for name, p in plan.items()},
+        "shards": {name: [tuple(s.shard_sizes) for s in parts] for name, parts in shards.items()},
+        "ranks": {name: [s.placement.rank() for s in parts] for name, parts in shards.items()},
+        "counts": counts.tolist(),
+    }
+
+
+def run_cases(cases, meanwhile=None, passes=1):
     """Several runs in one set of processes; every rank returns its results."""
     results = []
     with process_group():
         for case in cases:
             with computed(case.way):
-                results.append(train_sharded(case, local_world_size, meanwhile, passes))
+                results.append(train_sharded(case, meanwhile, passes))
     return results
 
 
 @cache
 def results_of(count, cases):
     """By case, what each of a tuple of them gave on so many processes, in nodes of two."""
-    per_node = min(count, 2)
-    ranks = run_ranks(count, run_cases, cases, per_node, ranks_per_node=per_node)
+    ranks = run_ranks(count, run_cases, cases, ranks_per_node=min(count, 2))
     return dict(zip(cases, ranks[0], strict=True))
+
+
+def train_reference(case, start, meanwhile=None, gradient_factor=1, force_counts=None, **changes):
+    """The run in float64; `changes` make it another rule, for negative tests.
+
+    Args:
+        meanwhile: called with the tables and the number of each step, after it.
+        gradient_factor: what all gradients are multiplied by.
+        force_counts: as if every row of a batch had occurred so often.
+    """
+    settings = {**DEFAULTS, **case.arguments, "rule": case.rule, **changes}
+    if not case.rule.endswith("adam"):
+        settings.setdefault("eps", 1e-8)
+    model = Unsharded(Holder(build_collection(case, "cpu")), None, force_counts, **settings)
+    paths = {name: path for path, (_, name) in model.parts.items()}
+    model.copy_tables({path: start[name] for name, path in paths.items()})
+    for step in range(1, case.steps + 1):
+        batch = global_batch(case, step)
+        model.step(lambda plain, b=batch: sharded_loss(case, plain, b) * gradient_factor)
+        if meanwhile is not None:
+            meanwhile(model.reference, step)
+    tables = model.reference
+    for kind in ("weights", "first", "second"):
+        values = getattr(tables, kind)
+        setattr(tables, kind, {name: values[path] for name, path in paths.items()})
+    return tables
+
+
+_STARTS = {}
+# The largest deviation, of the largest movement, that float32 may make in some steps.
+TOLERANCE = 1e-4
+
+
+def start_of(case, found):
+    """The tables that a case begins with, which are the same on any number of processes."""
+    start = _STARTS.setdefault(case, found["start"])
+    assert all(start[name].equal(found["start"][name]) for name in start)
+    return start
+
+
+@cache
+def reference_of(case, **options):
+    """See `train_reference`; from the start of a case that `start_of` has seen."""
+    return train_reference(case, _STARTS[case], **options)
+
+
+def assert_follows(case, found, **options):
+    """Check a result against that in float64, which is returned."""
+    start, expected = start_of(case, found), reference_of(case, **options)
+    assert deviation(start, found["weights"], expected) < TOLERANCE
+    assert state_deviation(case, found["states"], expected) < TOLERANCE
+    return expected
+
+
+def deviation(start, weights, reference):
+    """Largest difference of any weight, relative to the largest movement."""
+    movement = max(float((reference.weights[n] - start[n].double()).abs().max()) for n in start)
+    worst = max(float((weights[n].double() - reference.weights[n]).abs().max()) for n in start)
+    return worst / movement if math.isfinite(worst) else math.inf
+
+
+def state_deviation(case, states, reference):
+    """Largest difference of any state, each relative to the largest value of its kind."""
+    if case.rule.endswith("adam"):
+        kinds = {"momentum1": reference.first, "exp_avg_sq": reference.second}
+    elif case.rule.endswith("adagrad"):
+        kinds = {"momentum1": reference.second}
+    else:
+        kinds = {"momentum1": reference.first} if case.arguments.get("momentum") else {}
+    worst = 0.0
+    for key, expected in kinds.items():
+        largest = max(float(value.abs().max()) for value in expected.values())
+        for name in case.names:
+            found = states[name][key].double()
+            target = expected[name] if found.ndim == 2 else expected[name][:, 0]
+            worst = max(worst, float((found - target).abs().max()) / largest)
+    return worst

@@ -2,6 +2,7 @@
 
 import random
 
+from support.one_table import CLASSES
 from support.parity import Case, Table
 
 PLANS = (
@@ -42,7 +43,6 @@ STRENGTHS = (
     10.0,
 )
 ADAPTIVE = {"rows": "touched", "ar_alpha": 30.0, "ratio": 2.0}
-RULES = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
 
 
 def every_plan():
@@ -88,7 +88,7 @@ def base_optimizers():
             tables=SUMS,
             arguments={"rows": rows, "columns": 10, "weight_decay": 0.1},
         )
-        for rule in RULES
+        for rule in CLASSES
         for rows in ("all", "touched")
     ]
     momentum = {"momentum": 0.9}
@@ -176,7 +176,7 @@ def drawn():
                     draw.choice([p for p in PLANS if not (t.mean and p in NO_MEAN)]) for t in tables
                 ),
                 tables=tables,
-                rule=draw.choice(RULES),
+                rule=draw.choice([*CLASSES]),
                 weighted=weighted,
                 seed=seed + 1,
                 arguments={

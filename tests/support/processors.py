@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -12,31 +11,29 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.optim import CowClipAdam, CowClipSGD, cowclip_sharders
-from support.gathering import gathered, tables_of
+from support.gathering import gathered
 from support.parity import (
     Case,
-    Holder,
     Table,
     build_collection,
     global_batch,
     local_batch,
-    local_part,
     plan_of,
-    shard,
     sharded_loss,
 )
-from support.unsharded import Unsharded, process_group
+from support.ranks import process_group
+from support.unsharded import Unsharded
 from support.updated_tables import computed
 
 CPU = torch.device("cpu")
-LR, DENSE_LR, STEPS = 0.05, 0.05, 4
+LR, DENSE_LR = 0.05, 0.05
 LONGEST = 3
 FIRST = {"t0": 0.3, "t1": -0.2}
 TABLES = (Table(40, dim=8), Table(23, dim=8, features=2))
 
 
 def case_of(plan, rows):
-    return Case(plan, TABLES, arguments={"rows": rows}, steps=STEPS, empty_rank=False)
+    return Case(plan, TABLES, arguments={"rows": rows}, steps=4, empty_rank=False)
 
 
 class Model(nn.Module):
@@ -74,7 +71,7 @@ def train(case, behind, ours):
         apply_optimizer_in_backward(CowClipAdam, model.beside.parameters(), {"lr": LR})
     sharders = cowclip_sharders() if ours else get_default_sharders()
     kernel = "dense" if case.plan == "data_parallel" else "fused"
-    plan = plan_of(case, model, sharders, dist.get_world_size(), [kernel])
+    plan = plan_of(case, model, sharders, [kernel])
     model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     positions = {n: p for n, p in model.named_parameters() if "position_weights" in n}
     with torch.no_grad():
@@ -85,7 +82,7 @@ def train(case, behind, ours):
     dense = torch.optim.SGD(positions.values(), lr=DENSE_LR)
     for step in range(1, case.steps + 1):
         dense.zero_grad()
-        loss_of(case, model, local_batch(global_batch(case, step), local_part(case))).backward()
+        loss_of(case, model, local_batch(case, step)).backward()
         if step == 1:
             grads = {n.split(".")[-1]: p.grad.clone() for n, p in positions.items()}
         dense.step()
@@ -121,6 +118,7 @@ def reference(case):
     return {"grads": grads, "end": {**{n: p.detach() for n, p in positions.items()}, **tables}}
 
 
+@process_group()
 def train_all(cases, others=False):
     """Each case with an optimizer of ours behind the weights.
 
@@ -128,30 +126,9 @@ def train_all(cases, others=False):
         others: also with SGD behind them, on our sharders and on TorchRec's.
     """
     results = []
-    with process_group():
-        for case in cases:
-            with computed(case.way):
-                results.append([train(case, CowClipSGD, ours=True)])
-                if others:
-                    results[-1] += [train(case, torch.optim.SGD, ours) for ours in (True, False)]
+    for case in cases:
+        with computed(case.way):
+            results.append([train(case, CowClipSGD, ours=True)])
+            if others:
+                results[-1] += [train(case, torch.optim.SGD, ours) for ours in (True, False)]
     return results
-
-
-def learn_sample_weights(cases):
-    """By case, the tables (on rank 0 only) and the gradient of this rank's weights of samples."""
-    results = []
-    with process_group():
-        for case in cases:
-            model = shard(Holder(build_collection(case)), case)
-            start, batch = tables_of(model), learnable(case, local_part(case))
-            sharded_loss(case, model, batch).backward()
-            results.append((start, [weights.grad for _, _, weights, _ in batch.values()]))
-    return results
-
-
-def learnable(case, part):
-    """A part of the first batch whose weights of samples require gradients."""
-    batch = local_batch(global_batch(case, 1), part)
-    for _, _, weights, _ in batch.values():
-        weights.requires_grad_()
-    return batch

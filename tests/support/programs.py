@@ -12,44 +12,10 @@ from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.train_pipeline.train_pipelines import TorchCompileConfig
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from stampede.optim import local_cowclip_tables
-from support.gathering import states_of, tables_of
-from support.parity import (
-    Case,
-    Holder,
-    Table,
-    build_collection,
-    global_batch,
-    local_batch,
-    local_part,
-    shard,
-    sharded_loss,
-)
+from support.gathering import tables_of
+from support.parity import Case, Holder, Table, build_collection, everything, shard, train
+from support.ranks import process_group
 from support.torchrec_models import batch_of
-from support.unsharded import process_group
-
-CPU = torch.device("cpu")
-
-
-def train(case, model, steps):
-    for step in steps:
-        sharded_loss(
-            case, model, local_batch(global_batch(case, step), local_part(case))
-        ).backward()
-
-
-def everything(model):
-    """Whole tables and states; on rank 0 only."""
-    states = model.fused_optimizer.state_dict()["state"]
-    return {"weights": tables_of(model), "states": states_of(states)}
-
-
-def checkpoint_of(model):
-    """What a program hands to DCP; loading writes into these tensors."""
-    return {
-        "model": model.state_dict(),
-        "optimizer": model.fused_optimizer.state_dict(),
-    }
 
 
 @process_group()
@@ -61,68 +27,23 @@ def save_and_load(to_save, into, to_load, source):
     Returns:
         By case saved or loaded, what it was at that time, and after the step.
     """
-    saved = [_save(case, f"{into}/{index}") for index, case in enumerate(to_save)]
-    return saved, [_load(case, f"{source}/{index}") for index, case in enumerate(to_load)]
+    saved = [_continued(case, f"{into}/{index}", dcp.save) for index, case in enumerate(to_save)]
+    loaded = [_continued(case, f"{source}/{index}", dcp.load) for index, case in enumerate(to_load)]
+    return saved, loaded
 
 
-def _save(case, folder):
+def _continued(case, folder, exchange):
     model = shard(Holder(build_collection(case)), case)
-    train(case, model, range(1, 4))
-    dcp.save(checkpoint_of(model), checkpoint_id=folder)
-    at_save = everything(model)
+    # A model that is loaded into has been trained too, so that nothing is right by itself.
+    train(case, model, range(1, 4) if exchange is dcp.save else [9])
+    checkpoint = {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
+    exchange(checkpoint, checkpoint_id=folder)
+    if exchange is dcp.load:
+        model.load_state_dict(checkpoint["model"])
+        model.fused_optimizer.load_state_dict(checkpoint["optimizer"])
+    then = everything(model)
     train(case, model, [4])
-    return at_save, everything(model)
-
-
-def _load(case, folder):
-    model = shard(Holder(build_collection(case)), case)
-    train(case, model, [9])  # So that nothing is right by itself.
-    checkpoint = checkpoint_of(model)
-    dcp.load(checkpoint, checkpoint_id=folder)
-    model.load_state_dict(checkpoint["model"])
-    model.fused_optimizer.load_state_dict(checkpoint["optimizer"])
-    at_load = everything(model)
-    train(case, model, [4])
-    return at_load, everything(model)
-
-
-@process_group()
-def update_with_nans():
-    """A backward whose gradients are NaN in the last sample of the last rank, then a good one.
-
-    Returns:
-        For `error` and for `skip_row`: the error, the rows skipped on this rank, and the tables
-        at the start and after each backward.
-    """
-    return [_with_nans(nan_case(choice)) for choice in ("error", "skip_row")]
-
-
-def _with_nans(case):
-    model = shard(Holder(build_collection(case)), case)
-    tables = [tables_of(model)]
-    batch = local_batch(global_batch(case, 1), local_part(case))
-    if dist.get_rank() == dist.get_world_size() - 1:
-        for _, _, _, targets in batch.values():
-            targets[-1] = float("nan")
-    error = None
-    try:
-        sharded_loss(case, model, batch).backward()
-    except ValueError as raised:
-        error = type(raised).__name__
-    tables.append(tables_of(model))
-    train(case, model, [2])
-    tables.append(tables_of(model))
-    skipped = sum(int(t.row_counts[2]) for t in local_cowclip_tables(model))
-    return error, skipped, tables
-
-
-def nan_case(choice):
-    return Case(
-        ("table_wise", "column_wise", "row_wise", "data_parallel"),
-        tables=(Table(40), Table(23, features=2), Table(30), Table(60)),
-        arguments={"on_nonfinite": choice},
-        empty_rank=False,
-    )
+    return then, everything(model)
 
 
 # TorchRec's test models, with the kinds of their first two and their last two tables.
@@ -156,13 +77,13 @@ def train_in_pipelines(kinds, models=tuple(MODELS), case=MIXED):
 
 
 def _in_pipeline(name, kind, case):
-    model, inputs = torchrecs_model(name, case)
+    model, batches = torchrecs_model(name, case)
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     optimizer = torch.optim.SGD(dense.values(), lr=0.1)
     steps = 0
     if kind in (None, "compiled"):
         run = torch.compile(model, backend="aot_eager") if kind else model
-        for batch in inputs(6):
+        for batch in batches:
             optimizer.zero_grad()
             run(batch)[0].backward()
             optimizer.step()
@@ -171,8 +92,7 @@ def _in_pipeline(name, kind, case):
         is_compiled = kind == "TrainPipelinePT2"
         compiled = TorchCompileConfig(backend="aot_eager", compile_on_iter=1)
         configs = {"compile_configs": compiled} if is_compiled else {}
-        pipeline = getattr(train_pipelines, kind)(model, optimizer, CPU, **configs)
-        batches = inputs(6)
+        pipeline = getattr(train_pipelines, kind)(model, optimizer, torch.device("cpu"), **configs)
         with contextlib.suppress(StopIteration):
             while True:
                 pipeline.progress(batches)
@@ -185,7 +105,7 @@ def _in_pipeline(name, kind, case):
 
 
 def torchrecs_model(name, case):
-    """The sharded model, and a function that makes some batches of it."""
+    """The sharded model, and batches of it."""
     torch.manual_seed(0)
     tables = [
         MODELS[name][index // 2](
@@ -201,8 +121,5 @@ def torchrecs_model(name, case):
         tables, weighted = tables[:2], tables[2:]
     model = getattr(theirs, name)(tables, weighted_tables=weighted)
 
-    def inputs(count):
-        here = {"ranks": dist.get_world_size(), "rank": dist.get_rank()}
-        return (batch_of(tables, weighted, step, **here) for step in range(count))
-
-    return shard(model, case), inputs
+    batches = (batch_of(tables, weighted, step, dist.get_rank()) for step in range(6))
+    return shard(model, case), batches

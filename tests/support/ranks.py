@@ -5,7 +5,8 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,20 @@ def run_ranks(
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
-def join() -> None:
-    """A process group of the ranks, as `stampede.engine` makes one."""
-    store = dist.FileStore(os.environ[STORE_FILE])
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Gloo: with the ranks that the environment names, or alone."""
+    store, rank, world_size = dist.HashStore(), 0, 1
+    if "RANK" in os.environ:
+        store = dist.FileStore(os.environ[STORE_FILE])
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    try:
+        yield
+        # Without it, processes sometimes abort at exit; after an exception it would wait.
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
 
 
 def _rank(rank, world_size, ranks_per_node, folder, function, arguments):

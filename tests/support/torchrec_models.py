@@ -32,9 +32,10 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from stampede.optim import CowClip, CowClipAdam, cowclip_sharders
+from stampede.optim import CowClip, CowClipAdam, cowclip_sharders, local_cowclip_tables
 from support.gathering import whole_tables
-from support.unsharded import Unsharded, process_group, relative_deviation
+from support.ranks import process_group
+from support.unsharded import Unsharded, relative_deviation
 
 CPU = torch.device("cpu")
 DIM = 8
@@ -58,7 +59,7 @@ def tables(count, first=0, kind=EmbeddingBagConfig, **more):
 
 
 class WithLoss(torch.nn.Module):
-    """As TorchRec's wrappers of some of its models."""
+    """As TorchRec's wrappers of some of its models do."""
 
     def __init__(self, model):
         super().__init__()
@@ -69,30 +70,12 @@ class WithLoss(torch.nn.Module):
         return functional.binary_cross_entropy_with_logits(predicted, batch.label), predicted
 
 
-def dlrm(bags, weighted):
-    return WithLoss(DLRM(EmbeddingBagCollection(bags), 10, [16, DIM], [16, 1]))
-
-
-def dlrm_dcn(bags, weighted):
-    return WithLoss(DLRM_DCN(EmbeddingBagCollection(bags), 10, [16, DIM], [16, 1], 2, 4))
-
-
-def dlrm_projection(bags, weighted):
-    sizes = [16, 3 * DIM]
-    collection = EmbeddingBagCollection(bags)
-    return WithLoss(DLRM_Projection(collection, 10, [16, DIM], [16, 1], sizes, sizes))
-
-
-def deepfm(bags, weighted):
-    return SimpleDeepFMNNWrapper(10, EmbeddingBagCollection(bags), 16, 8)
-
-
 class TwoTower(nn.Module):
     """As TorchRec's retrieval example: a tower for the query and one for the candidate."""
 
     def __init__(self, bags):
         super().__init__()
-        self.bags = EmbeddingBagCollection(bags)
+        self.bags = bags
         self.query, self.candidate = MLP(DIM, [16, 8]), MLP(DIM, [16, 8])
 
     def forward(self, floats, features):
@@ -105,9 +88,9 @@ class TwoTower(nn.Module):
 class Bert4Rec(nn.Module):
     """As TorchRec's sequence example: items of a history attend to each other."""
 
-    def __init__(self, tables):
+    def __init__(self, items):
         super().__init__()
-        self.items = EmbeddingCollection(tables)
+        self.items = items
         self.attention = nn.TransformerEncoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True)
         self.last = nn.Linear(DIM, 1)
 
@@ -117,36 +100,50 @@ class Bert4Rec(nn.Module):
         return self.last(self.attention(found.to(self.last.weight.dtype)).mean(1))
 
 
+def with_loss(kind, *arguments):
+    """A function that makes a model of TorchRec's from configurations of tables."""
+    return lambda bags, _: WithLoss(kind(EmbeddingBagCollection(bags), *arguments))
+
+
 def of_theirs(name):
     """A function that makes one of TorchRec's test models."""
     return lambda bags, weighted: getattr(theirs, name)(bags, weighted_tables=weighted)
 
 
-MEAN = {"pooling": PoolingType.MEAN}
+LAYERS = (10, [16, DIM], [16, 1])
 MODELS = {
-    "DLRM": (dlrm, tables(3), []),
-    "DLRM_DCN": (dlrm_dcn, tables(3), []),
-    "TwoTower": (lambda bags, _: WithLoss(TwoTower(bags)), tables(3), []),
-    "Bert4Rec": (lambda bags, _: WithLoss(Bert4Rec(bags)), tables(1, kind=EmbeddingConfig), []),
-    "DLRM_Projection": (dlrm_projection, tables(3), []),
-    "SimpleDeepFMNN": (deepfm, tables(2) + tables(1, 2, **MEAN), []),
+    "DLRM": (with_loss(DLRM, *LAYERS), tables(3), []),
+    "DLRM_DCN": (with_loss(DLRM_DCN, *LAYERS, 2, 4), tables(3), []),
+    "TwoTower": (with_loss(TwoTower), tables(3), []),
+    "Bert4Rec": (
+        lambda bags, _: WithLoss(Bert4Rec(EmbeddingCollection(bags))),
+        tables(1, kind=EmbeddingConfig),
+        [],
+    ),
+    "DLRM_Projection": (
+        with_loss(DLRM_Projection, *LAYERS, *2 * ([16, 3 * DIM],)), tables(3), []
+    ),
+    "SimpleDeepFMNN": (
+        lambda bags, _: SimpleDeepFMNNWrapper(10, EmbeddingBagCollection(bags), 16, 8),
+        tables(2) + tables(1, 2, pooling=PoolingType.MEAN),
+        [],
+    ),
     "TestSparseNN": (of_theirs("TestSparseNN"), tables(3), tables(2, 3)),
     "TestTowerSparseNN": (of_theirs("TestTowerSparseNN"), tables(4), tables(2, 4)),
     "TestTowerCollectionSparseNN": (
-        of_theirs("TestTowerCollectionSparseNN"),
-        tables(3),
-        tables(2, 3),
+        of_theirs("TestTowerCollectionSparseNN"), tables(3), tables(2, 3)
     ),
     "TestMixedEmbeddingSparseArch": (
         of_theirs("TestMixedEmbeddingSparseArch"),
         [*tables(2), *tables(2, 2, EmbeddingConfig)],
         [],
     ),
-}
+}  # fmt: skip
 
 
-def batch_of(bags, weighted, step, double=False, ranks=1, rank=None):
-    """The global batch of a step, or the part of a rank."""
+def batch_of(bags, weighted, step, rank=None):
+    """The global batch of a step in float64, or the part of a rank in float32."""
+    ranks = dist.get_world_size()
     batch, parts = theirs.ModelInput.generate(
         batch_size=64 // ranks,
         world_size=ranks,
@@ -157,10 +154,9 @@ def batch_of(bags, weighted, step, double=False, ranks=1, rank=None):
         random_seed=step,
         power_law_alpha=1.2,
     )
-    batch = batch if rank is None else parts[rank]
-    if double:
-        batch.float_features = batch.float_features.double()
-        batch.label = batch.label.double()
+    if rank is not None:
+        return parts[rank]
+    batch.float_features, batch.label = batch.float_features.double(), batch.label.double()
     return batch
 
 
@@ -183,56 +179,65 @@ def shard(model, mean=(), **settings):
     return model, combined_optimizer(model, torch.optim.SGD)
 
 
-def combined_optimizer(model, kind):
-    dense = KeyedOptimizerWrapper(
+def dense_optimizer(model, kind):
+    return KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: kind(parameters, lr=0.1),
     )
+
+
+def combined_optimizer(model, kind):
+    dense = dense_optimizer(model, kind)
     return CombinedOptimizer([("fused", model.fused_optimizer), ("dense", dense)])
 
 
 def train(model, optimizer, batch):
-    """One step; returns the loss."""
+    """One step."""
     optimizer.zero_grad()
-    loss, _ = model(batch)
-    loss.backward()
+    model(batch)[0].backward()
     optimizer.step()
-    return float(loss.detach())
 
 
-def references_of(plain, start, **options):
-    """The model in float64 from the tables of a sharded one, with the clip and without."""
-    references = [
-        Unsharded(plain, dense_lr=0.1, **clip, **SETTINGS, **options)
-        for clip in ({"granularity": "cowclip", **CLIP}, {})
-    ]
-    for reference in references:
-        reference.copy_tables(start)
-    return references
+def deviations(model, found, start, losses, dense=torch.optim.SGD):
+    """How far tables are from float64, and from float64 without a clip; the first reference.
+
+    Args:
+        losses: functions of the model in float64, one for each step.
+    """
+    references = []
+    for clip in ({"granularity": "cowclip", **CLIP}, {}):
+        references.append(Unsharded(model, 0.1, dense=dense, **clip, **SETTINGS))
+        references[-1].copy_tables(start)
+        for loss in losses:
+            references[-1].step(loss)
+    worst = [relative_deviation(found, one.weights, start) for one in references]
+    return *worst, references[0].reference
 
 
-@process_group()
-def train_on_ranks(name):
-    """On rank 0: how far the tables are from float64, and from it without a clip."""
+def follow(name):
+    """See `deviations`, and counts of rows, on rank 0; of five steps of one of `MODELS`."""
     torch.manual_seed(0)
     build, bags, weighted = MODELS[name]
     plain = build(bags, weighted)
-    before = copy.deepcopy(plain)
     means = [b.name for b in bags if getattr(b, "pooling", None) == PoolingType.MEAN]
-    model, optimizer = shard(plain, means)
+    model, optimizer = shard(copy.deepcopy(plain), means)
     start = whole_tables(model)
-    ranks = {"ranks": dist.get_world_size()}
     for step in range(5):
-        train(model, optimizer, batch_of(bags, weighted, step, **ranks, rank=dist.get_rank()))
+        train(model, optimizer, batch_of(bags, weighted, step, dist.get_rank()))
     found = whole_tables(model)
     if dist.get_rank():
         return None
-    references = references_of(before, start)
-    for step in range(5):
-        batch = batch_of(bags, weighted, step, double=True, **ranks)
-        for one in references:
-            one.step(lambda model, batch=batch: model(batch)[0])
-    return [relative_deviation(found, one.weights, start) for one in references]
+    batches = [batch_of(bags, weighted, step) for step in range(5)]
+    losses = [lambda plain, batch=batch: plain(batch)[0] for batch in batches]
+    counts = sum(tables.row_counts for tables in local_cowclip_tables(model)).tolist()
+    return *deviations(plain, found, start, losses), counts
+
+
+@process_group()
+def follow_on_ranks(name):
+    """On rank 0: how far the tables are from float64."""
+    found = follow(name)
+    return found and found[0]
 
 
 # TorchRec's golden training example (examples/golden_training). In its first table rows wait for
@@ -283,10 +288,7 @@ def train_golden(precisions):
         device=CPU,
         sharders=cowclip_sharders(qcomm_codecs_registry=registry),  # line 2
     )
-    non_fused_optimizer = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda params: torch.optim.Adagrad(params, lr=0.1),
-    )
+    non_fused_optimizer = dense_optimizer(model, torch.optim.Adagrad)
     train_pipeline = TrainPipelineSparseDist(model, non_fused_optimizer, CPU)
     start = whole_tables(model)
     train_iterator = iter(golden_batches(dist.get_rank()))
@@ -295,23 +297,19 @@ def train_golden(precisions):
     found = whole_tables(model)
     if dist.get_rank():
         return None
-    references = references_of(plain, start, dense=torch.optim.Adagrad)
+    losses = []
     for parts in zip(*map(golden_batches, range(GOLDEN_RANKS)), strict=True):
-        features = stacked([part.sparse_features for part in parts])
+        sparse = [part.sparse_features for part in parts]
+        # The features of all ranks' batches.
+        keys = sparse[0].keys()
+        ids = torch.cat([part[key].values() for key in keys for part in sparse])
+        lengths = torch.cat([part[key].lengths() for key in keys for part in sparse])
         numbers = torch.cat([part.dense_features for part in parts]).double()
         labels = torch.cat([part.labels for part in parts]).double()
-        for one in references:
-            one.step(
-                lambda model, given=(numbers, features), labels=labels: model.loss_fn(
-                    model.model(*given).squeeze(-1), labels
-                )
+        given = numbers, KeyedJaggedTensor(keys, ids, lengths=lengths)
+        losses.append(
+            lambda model, given=given, labels=labels: model.loss_fn(
+                model.model(*given).squeeze(-1), labels
             )
-    return [relative_deviation(found, one.weights, start) for one in references]
-
-
-def stacked(parts):
-    """The features of all ranks' batches."""
-    keys = parts[0].keys()
-    ids = [part[key].values() for key in keys for part in parts]
-    lengths = [part[key].lengths() for key in keys for part in parts]
-    return KeyedJaggedTensor(keys, torch.cat(ids), lengths=torch.cat(lengths))
+        )
+    return deviations(plain, found, start, losses, torch.optim.Adagrad)[:2]

@@ -1,16 +1,12 @@
 """A model as it was before sharding, in plain float64 PyTorch, on tables with their counts."""
 
-import contextlib
 import copy
-import os
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedTensor, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from support.ranks import join
 from support.reference import ReferenceTables
 
 
@@ -133,18 +129,3 @@ def relative_deviation(found, expected, start):
         movement = float((target - start[path].double()).abs().max())
         worst = max(worst, float((found[path].double() - target).abs().max()) / movement)
     return worst
-
-
-@contextlib.contextmanager
-def process_group():
-    """Gloo: with the ranks that the environment names, or alone."""
-    if "RANK" in os.environ:
-        join()
-    else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-        # Without it, processes sometimes abort at exit; after an exception it would wait.
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.unsharded import process_group
+from support.ranks import process_group
 
 
 @pytest.fixture(scope="module", autouse=True)

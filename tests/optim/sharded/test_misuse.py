@@ -7,6 +7,7 @@ import gc
 
 import pytest
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -18,10 +19,19 @@ from torchrec.distributed.train_pipeline.gradient_accumulation import (
 )
 
 from stampede.optim import NonFiniteGradientError, TableInit, cowclip_sharders, local_cowclip_tables
-from support.gathering import whole_tables
-from support.parity import global_batch
-from support.programs import nan_case, update_with_nans
-from support.ranks import run_ranks
+from support.gathering import tables_of, whole_tables
+from support.parity import (
+    Case,
+    Holder,
+    Table,
+    build_collection,
+    global_batch,
+    local_batch,
+    sharded_loss,
+    train,
+)
+from support.parity import shard as shard_case
+from support.ranks import process_group, run_ranks
 from support.two_tables import (
     CLIP,
     SETTINGS,
@@ -218,28 +228,59 @@ def test_an_error_inside_backward_does_not_spoil_the_next():
     assert torch.equal(weights_of(spoilt), weights_of(clean))
 
 
-def test_nans_of_one_rank_are_seen_by_all():
-    of_ranks = run_ranks(2, update_with_nans)
-    for choice, results in zip(("error", "skip_row"), zip(*of_ranks, strict=True), strict=True):
-        expected = "NonFiniteGradientError" if choice == "error" else None
-        assert [error for error, _, _ in results] == [expected] * 2
-        start, after_nans, last = results[0][2]
-        for name, table in start.items():
-            assert torch.equal(after_nans[name], table) == (choice == "error")
-            assert torch.isfinite(last[name]).all()
-            assert not torch.equal(last[name], after_nans[name])
-        skipped = sum(count for _, count, _ in results)
-        assert skipped == (0 if choice == "error" else rows_of_last_sample(nan_case(choice)))
+def nan_case(choice):
+    return Case(
+        ("table_wise", "column_wise", "row_wise", "data_parallel"),
+        tables=(Table(40), Table(23, features=2), Table(30), Table(60)),
+        arguments={"on_nonfinite": choice},
+        empty_rank=False,
+    )
 
 
-def rows_of_last_sample(case):
-    """How many rows of all tables it looks up."""
-    batch, rows = global_batch(case, 1), set()
+@process_group()
+def update_with_nans(choice):
+    """A backward whose gradients are NaN in the last sample of the last rank, then a good one.
+
+    Returns:
+        The error, the rows skipped on this rank, and the tables at the start and after each
+        backward.
+    """
+    case = nan_case(choice)
+    model = shard_case(Holder(build_collection(case)), case)
+    tables = [tables_of(model)]
+    batch = local_batch(case, 1)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        for _, _, _, targets in batch.values():
+            targets[-1] = float("nan")
+    error = None
+    try:
+        sharded_loss(case, model, batch).backward()
+    except ValueError as raised:
+        error = type(raised).__name__
+    tables.append(tables_of(model))
+    train(case, model, [2])
+    tables.append(tables_of(model))
+    skipped = sum(int(t.row_counts[2]) for t in local_cowclip_tables(model))
+    return error, skipped, tables
+
+
+@pytest.mark.parametrize("choice, error", [("error", "NonFiniteGradientError"), ("skip_row", None)])
+def test_nans_of_one_rank_are_seen_by_all(choice, error):
+    ranks = run_ranks(2, update_with_nans, choice)
+    assert [found for found, _, _ in ranks] == [error] * 2
+    start, after_nans, last = ranks[0][2]
+    for name, table in start.items():
+        assert torch.equal(after_nans[name], table) == (choice == "error")
+        assert torch.isfinite(last[name]).all()
+        assert not torch.equal(last[name], after_nans[name])
+    # Rows of all tables that the last sample looks up.
+    case, rows = nan_case(choice), set()
+    batch = global_batch(case, 1)
     for table, names in case.features.items():
         for name in names:
             ids, lengths, *_ = batch[name]
             rows |= {(table, row) for row in ids[len(ids) - int(lengths[-1]) :].tolist()}
-    return len(rows)
+    assert sum(skipped for _, skipped, _ in ranks) == (0 if choice == "error" else len(rows))
 
 
 def test_a_scaler_that_does_not_scale_or_scales_something_else_is_fine():

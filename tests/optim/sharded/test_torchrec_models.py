@@ -15,19 +15,15 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from stampede.optim import CowClipAdam, cowclip_sharders, local_cowclip_tables
 from support.gathering import whole_tables
 from support.torchrec_models import (
-    CLIP,
     CPU,
     DIM,
     MODELS,
-    SETTINGS,
     batch_of,
     combined_optimizer,
-    dlrm,
+    follow,
     shard,
-    tables,
     train,
 )
-from support.unsharded import Unsharded, relative_deviation
 
 # Of the others, benchmarks/torchrec_features.py trains all.
 KINDS = ("DLRM", "Bert4Rec", "SimpleDeepFMNN", "TestTowerCollectionSparseNN",
@@ -37,51 +33,37 @@ KINDS = ("DLRM", "Bert4Rec", "SimpleDeepFMNN", "TestTowerCollectionSparseNN",
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_models_follow_the_equations(name):
-    torch.manual_seed(0)
-    build, bags, weighted = MODELS[name]
-    model = build(bags, weighted)
-    with_clip = Unsharded(model, dense_lr=0.1, granularity="cowclip", **CLIP, **SETTINGS)
-    without = Unsharded(model, dense_lr=0.1, **SETTINGS)
-    model, optimizer = shard(model)
-    start = whole_tables(model)
-    with_clip.copy_tables(start)
-    without.copy_tables(start)
-    for step in range(5):
-        loss = train(model, optimizer, batch_of(bags, weighted, step))
-        batch = batch_of(bags, weighted, step, double=True)
-        assert with_clip.step(lambda plain, b=batch: plain(b)[0]) == pytest.approx(loss, rel=1e-6)
-        without.step(lambda plain, b=batch: plain(b)[0])
-    found = whole_tables(model)
-    assert relative_deviation(found, with_clip.weights, start) < 1e-4
-    assert relative_deviation(found, without.weights, start) > 1e-2
-    reference = with_clip.reference
-    rows = sum(tables.row_counts for tables in local_cowclip_tables(model)).tolist()
-    assert rows == [reference.touched, reference.clipped, 0]
+    exact, without_clip, reference, counts = follow(name)
+    assert exact < 1e-4
+    assert without_clip > 1e-2
+    assert counts == [reference.touched, reference.clipped, 0]
     assert 0 < reference.clipped < reference.touched
     assert reference.largest_count > 10
 
 
 @pytest.mark.parametrize("dense", [torch.optim.Adam, torch.optim.Adagrad])
 def test_state_dicts_of_keyed_and_combined_optimizers_continue_exactly(dense):
+    build_dlrm, bags, _ = MODELS["DLRM"]
+
     def build(seed):
         torch.manual_seed(seed)
-        model, _ = shard(dlrm(tables(3), []), lr=1e-2 if seed == 0 else 1e-3)
+        model, _ = shard(build_dlrm(bags, []), lr=1e-2 if seed == 0 else 1e-3)
         optimizer = combined_optimizer(model, dense)
         optimizer.save_param_groups(True)
         return model, optimizer
 
     model, optimizer = build(0)
     for step in range(3):
-        train(model, optimizer, batch_of(tables(3), [], step))
+        train(model, optimizer, batch_of(bags, [], step, rank=0))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    train(model, optimizer, batch_of(tables(3), [], 3))
+    train(model, optimizer, batch_of(bags, [], 3, rank=0))
 
     other, resumed = build(1)
     # Keyed optimizers load only into state that is there.
-    train(other, resumed, batch_of(tables(3), [], 9))
+    train(other, resumed, batch_of(bags, [], 9, rank=0))
     other.load_state_dict(saved[0])
     resumed.load_state_dict(saved[1])
-    train(other, resumed, batch_of(tables(3), [], 3))
+    train(other, resumed, batch_of(bags, [], 3, rank=0))
     expected, found = whole_tables(model), whole_tables(other)
     assert all(torch.equal(found[path], expected[path]) for path in expected)
     for one, two in zip(model.module.parameters(), other.module.parameters(), strict=True):
