@@ -9,11 +9,10 @@ import torch
 from stampede.engine.checkpoint.retention import newest
 from stampede.optim import begin_tables_again
 from support import parity
-from support.jobs import run_small, without_times
+from support.jobs import run_small, tensors_of, without_times
 from support.parity import Case, run_cases
 from support.parity_cases import ADAPTIVE, SUMS
 from support.ranks import run_ranks
-from support.warm_starts import tensors_of
 
 pytestmark = pytest.mark.slow
 

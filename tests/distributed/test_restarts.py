@@ -4,17 +4,19 @@ A checkpoint that was still being written when they died does not count: the one
 """
 
 import re
+import signal
 import time
+from functools import partial
 
 import pytest
 
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest, verify
-from support.forked import ended, torchrun
-from support.jobs import SMALL, assert_same_lines, check_weights, run_small
+from support.forked import ended
+from support.jobs import SMALL, run_small, same_end
 from support.monitored import logged
-from support.paths import ROOT
 from support.ranks import run_ranks
+from support.soak import at_step, disturbed_torchrun, sleep_in_python, slow_down
 from support.stopping import undisturbed_runs
 from support.waiting import HANG
 
@@ -32,12 +34,11 @@ def undisturbed(tmp_path_factory):
     return undisturbed_runs(tmp_path_factory, LONG)
 
 
-def start(folder, fault, *overrides, **options):
-    """The launcher with a fault under torchrun; the options are those of `support.forked`'s."""
+def start(folder, disturbances, *overrides, ranks=2, restarts=2, **options):
+    """The launcher under torchrun, see `disturbed_torchrun`."""
     (folder / "small.yaml").write_text("")
-    given = [fault, folder / "small.yaml", f"run.dir={folder}", *SMALL, *LONG, *overrides]
-    options = {"ranks": 2, "restarts": 2, **options}
-    return torchrun(ROOT / "tests/support/failing_launch.py", given, **options)
+    given = [folder / "small.yaml", f"run.dir={folder}", *SMALL, *LONG, *overrides]
+    return disturbed_torchrun(folder, disturbances, given, ranks, restarts, **options)
 
 
 def train(*arguments, **options):
@@ -45,9 +46,9 @@ def train(*arguments, **options):
     return ended(start(*arguments, **options), HANG)
 
 
-def same_run(one, other):
-    assert_same_lines(one, other)
-    check_weights(one, other)
+def at(step, rank, action, *arguments, times=1):
+    """What happens to a rank before a step, in its first starts."""
+    return rank, range(times), partial(at_step, step, action, *arguments)
 
 
 def went_on(done, folder, undisturbed, *steps):
@@ -56,7 +57,7 @@ def went_on(done, folder, undisturbed, *steps):
     continued = [int(step) for step in re.findall(r"continuing after step (\d+) from", done.stdout)]
     assert len(continued) == len(steps), done.stdout
     assert all(map(list.__contains__, steps, continued)), done.stdout
-    same_run(folder / "small", undisturbed)
+    same_end(folder / "small", undisturbed)
 
 
 def test_workers_that_sleep_or_are_killed_are_replaced(tmp_path, undisturbed):
@@ -64,7 +65,8 @@ def test_workers_that_sleep_or_are_killed_are_replaced(tmp_path, undisturbed):
     # A run that is to be replaced, which a restart must not do once more.
     (tmp_path / "small").mkdir()
     (tmp_path / "small/config.yaml").write_text("")
-    faults = "sleep:1:6,kill:0:14:2"
+    kill = at(14, 0, signal.raise_signal, signal.SIGKILL, times=2)
+    faults = [at(6, 1, sleep_in_python), kill]
     done = train(tmp_path, faults, "run.overwrite=true", f"run.hang_seconds={PATIENCE}")
     assert "Traceback" not in done.stderr
     went_on(done, tmp_path, undisturbed(2), [3], [12, 9])
@@ -87,7 +89,7 @@ def test_workers_that_sleep_or_are_killed_are_replaced(tmp_path, undisturbed):
 def test_a_signal_to_torchrun_saves_before_it_kills(tmp_path, undisturbed):
     """It hands the signal on, and ends after its own 30 seconds what has not ended by then."""
     metrics = tmp_path / "small/metrics.jsonl"
-    with start(tmp_path, "slow:0:3", restarts=0, seconds=None) as process:
+    with start(tmp_path, [at(3, 0, slow_down)], restarts=0, seconds=None) as process:
         try:
             deadline = time.monotonic() + HANG
             while not (metrics.exists() and '"train"' in metrics.read_text()):
@@ -108,21 +110,23 @@ def test_a_signal_to_torchrun_saves_before_it_kills(tmp_path, undisturbed):
     run_ranks(2, run_small, tmp_path, [*LONG, "checkpoint.resume=auto"], 2)
     starts = [line["step"] for line in logged(tmp_path / "small") if line["event"] == "started"]
     assert starts == [0, step]
-    same_run(tmp_path / "small", undisturbed(2))
+    same_end(tmp_path / "small", undisturbed(2))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("options", [(), ("--standalone",), ("--master_port", "29617")])
 def test_every_rendezvous_forgets_the_killed(tmp_path, undisturbed, ranks, options):
-    done = train(tmp_path, f"kill:{ranks - 1}:14", ranks=ranks, options=options)
+    kill = at(14, ranks - 1, signal.raise_signal, signal.SIGKILL)
+    done = train(tmp_path, [kill], ranks=ranks, options=options)
     went_on(done, tmp_path, undisturbed(ranks), [12, 9])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks, rank", [(2, 1), (2, 0), (4, 2)])
 def test_a_stopped_worker_is_named_and_replaced(tmp_path, undisturbed, ranks, rank):
-    done = train(tmp_path, f"stop:{rank}:10", f"run.hang_seconds={PATIENCE}", ranks=ranks)
+    stop = at(10, rank, signal.raise_signal, signal.SIGSTOP)
+    done = train(tmp_path, [stop], f"run.hang_seconds={PATIENCE}", ranks=ranks)
     assert f"the run hangs: rank {rank} is stopped, dead or out of reach, " in done.stderr
     assert "the others wait at step 10, " in done.stderr
     assert done.stderr.count("the run hangs") == 1

@@ -14,13 +14,11 @@ from stampede.data import Batch
 from stampede.engine import build
 from stampede.engine.checkpoint.retention import newest
 from stampede.optim import CowClipTables
-from support.jobs import assert_same_training, losses_and_weights, run_small
+from support.jobs import assert_same_training, losses_and_weights, run_small, same_end, tensors_of
 from support.networks import averaged_gradients, sums_in_order
 from support.ranks import run_ranks
 from support.reading import prepared, run_prepared
-from support.soak import same_end
 from support.stopping import stopped_on_last_rank, undisturbed_runs
-from support.warm_starts import tensors_of
 
 
 def run_in_float64(*arguments):

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from support.jobs import tensors_of
 from support.movie_runs import train_on_movies
 from support.ranks import run_ranks
-from support.warm_starts import begun, begun_one_after_another, movie_folder, tensors_of
+from support.warm_starts import begun, begun_one_after_another, movie_folder
 
 pytestmark = pytest.mark.slow
 

@@ -6,14 +6,18 @@ import re
 import pytest
 import torch
 
+from stampede.engine import trainer
 from stampede.engine.checkpoint.manifest import Progress, read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.trainer import check_logged_loss
-from support.diverging import LONG, SAVED, after_step, broken, poisoned, same_run
-from support.jobs import lines, run_small
-from support.stopping import kill, run_disturbed
+from support.jobs import lines, run_small, same_end
+from support.stopping import kill, poisoned, run_disturbed
+
+# 8 steps an epoch, at a dense rate of 5e-4 for a batch of 256.
+LONG = ["train.epochs=2", "evaluate.every=3", "optim.dense.schedule.warmup=0"]
+SAVED = [*LONG, "checkpoint.every_steps=2"]
 
 
 @pytest.mark.slow
@@ -27,7 +31,25 @@ def test_a_run_stops_and_goes_on_from_its_newest_checkpoint(tmp_path, monkeypatc
     assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 6
     run_small(tmp_path, [*SAVED, "checkpoint.resume=auto"])
     run_small(tmp_path, [*SAVED, "run.name=undisturbed"])
-    same_run(tmp_path / "small", tmp_path / "undisturbed")
+    same_end(tmp_path / "small", tmp_path / "undisturbed")
+
+
+def after_step(patch, at, action):
+    """Do something with the job when a step has been taken."""
+    take = trainer.train_step
+
+    def disturbed(job, sent, step, *further):
+        loss = take(job, sent, step, *further)
+        if step == at:
+            action(job)
+        return loss
+
+    patch.setattr(trainer, "train_step", disturbed)
+
+
+def broken(patch, at):
+    """Let a step leave an infinite weight."""
+    after_step(patch, at, lambda job: [*job.dense_parameters.values()][-1].data.fill_(math.inf))
 
 
 def swollen(patch, at):
@@ -100,7 +122,7 @@ def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
         again = [*SAVED, SKIPS, "run.name=killed"]
         run_disturbed(tmp_path, again, 10, kill)
         run_small(tmp_path, [*again, "checkpoint.resume=auto"])
-    same_run(tmp_path / "small", tmp_path / "killed")
+    same_end(tmp_path / "small", tmp_path / "killed")
     skipped = [line for line in lines(tmp_path / "small") if line["kind"] == "skipped_batch"]
     assert [(line["step"], line["loss"]) for line in skipped] == [(5, None), (6, None), (12, None)]
 

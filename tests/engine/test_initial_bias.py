@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from stampede.engine.checkpoint.retention import newest
+from support.jobs import tensors_of
 from support.movie_runs import ROWS, train_on_movies
 from support.movies import movies
-from support.warm_starts import begun, movie_folder, tensors_of
+from support.warm_starts import begun, movie_folder
 
 LOG_ODDS = ["model.initial_bias=log_odds"]
 

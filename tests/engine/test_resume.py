@@ -8,9 +8,8 @@ import torch
 
 from stampede.engine import run_folder
 from stampede.engine.errors import TrainingStoppedError
-from support.jobs import run_small
+from support.jobs import run_small, same_end
 from support.ranks import run_ranks
-from support.soak import same_end
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ from stampede.engine import evaluate as evaluation
 from stampede.engine import stop
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.stop import StopSignals
-from support.diverging import same_run
-from support.jobs import run_small, without_times
+from support.jobs import run_small, same_end, without_times
 from support.stopping import ask_to_stop, kill, run_disturbed
 
 pytestmark = pytest.mark.slow
@@ -40,7 +39,7 @@ def test_a_run_continues_from_its_newest_checkpoint(
         assert f"SIGTERM after step {step}" in str(stop) and stop.signal == signal.SIGTERM
     run_small(tmp_path, [*LONG, *every, "checkpoint.resume=auto"])
     assert f"continuing after step {saved} from" in capsys.readouterr().out
-    same_run(tmp_path / "small", undisturbed)
+    same_end(tmp_path / "small", undisturbed)
 
 
 @pytest.mark.parametrize("which, step", [(1, 3), (5, 8)])
@@ -58,12 +57,12 @@ def test_an_interrupted_evaluation_is_repeated(tmp_path, monkeypatch, undisturbe
         with pytest.raises(InterruptedRunError, match=f"SIGTERM after step {step}"):
             run_small(tmp_path, LONG)
     run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
-    same_run(tmp_path / "small", undisturbed)
+    same_end(tmp_path / "small", undisturbed)
 
 
 def test_checkpoints_by_the_clock(tmp_path, undisturbed):
     run_small(tmp_path, [*LONG, "checkpoint.every_minutes=1e-9", "checkpoint.keep=100"])
-    same_run(tmp_path / "small", undisturbed)
+    same_end(tmp_path / "small", undisturbed)
     names = {path.name for path in (tmp_path / "small/checkpoints").iterdir()}
     within = {f"step_{step:08d}" for step in range(1, 16) if step != 8}
     assert names == within | {"epoch_0001", "epoch_0002"}

@@ -13,11 +13,11 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.tables import read_field
 from stampede.engine.warm_start import open_source
 from support.checkpoints import sign, values_of
-from support.jobs import run_small, without_times
+from support.jobs import run_small, tensors_of, without_times
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
 from support.tampering import swap_users
-from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
+from support.warm_starts import begun, movie_folder, rows_of_ids, weights_name
 
 # Other buckets, another size and another part of the time.
 CHANGED = (

@@ -3,22 +3,32 @@
 `make soak` kills a hundred times, `make slow` in each stage once.
 """
 
+import shutil
+from collections import Counter
+from contextlib import nullcontext
+from functools import partial
+from itertools import cycle
 from random import Random
 
 import pytest
 
-from support.jobs import SMALL
+from stampede.engine.checkpoint.retention import readable, verify
+from support.forked import ended
+from support.jobs import SMALL, same_end
 from support.soak import (
+    KILLED,
     STAGES,
     Launched,
-    killed_runs,
-    killed_workers,
+    continued_after,
+    disturbed_torchrun,
+    dying,
+    kills_of,
+    newest_step,
     random_moment,
-    same_end,
-    table,
     write_results,
 )
 from support.stopping import undisturbed_runs
+from support.waiting import HANG
 
 EVERY = 4
 # 14 steps an epoch; seconds long, most of them in saves and evaluations.
@@ -54,6 +64,77 @@ def arguments(folder, *overrides):
     folder.mkdir(exist_ok=True)
     (folder / "small.yaml").write_text("")
     return [folder / "small.yaml", f"run.dir={folder}", *SMALL, *LONG, *overrides]
+
+
+def killed_runs(folder, arguments, run, moments, ranks=(1,)):
+    """Start a run, kill all its processes at each moment and start it anew, at last to the end.
+
+    Args:
+        folder: for what they say.
+        arguments: of the launcher, to go on from what is there.
+        run: the run folder.
+        moments: those that the run has ended before are left out.
+        ranks: numbers of processes of the starts, again and again.
+
+    Returns:
+        What was found after each kill.
+    """
+    kills = []
+    for moment, count in zip([*moments, None], cycle(ranks), strict=False):
+        disturbance, rank = nullcontext, moment.rank % count if moment else 0
+        if moment:
+            disturbance = partial(dying, moment, folder, run)
+        end = Launched(folder, arguments, count, disturbance, rank).end()
+        said, expected = end.said, [kills[-1]["newest"]] if kills and kills[-1]["newest"] else []
+        is_last = end.status == 0
+        # One that was killed may not have got so far as to say so.
+        assert continued_after(said) in ([expected] if is_last else [expected, []]), said
+        assert "damaged checkpoint" not in said, said
+        # Of several ranks one may be told that another was killed before it.
+        assert "Traceback" not in said or (count > 1 and not is_last), said
+        if is_last:
+            return kills
+        assert end.status == 137, said
+        for path, _ in readable(run / "checkpoints"):
+            verify(path)
+        # Another thread or rank may have published one before all were dead.
+        (kill,) = kills_of(folder)
+        last = newest_step(run) or 0
+        kills.append({**kill, "newest": last, "done": max(kill["done"], last)})
+    raise AssertionError("there is always a last start")
+
+
+def killed_workers(folder, arguments, run, ranks, moments):
+    """Kill a worker of a new run at each moment; torchrun goes on. See `killed_runs`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    disturbances = [
+        (moment.rank, [start], partial(dying, moment, folder, run))
+        for start, moment in enumerate(moments)
+    ]
+    done = ended(disturbed_torchrun(folder, disturbances, arguments, ranks, len(moments)), HANG)
+    assert done.returncode == 0, done
+    kills, said = kills_of(folder), done.stdout
+    assert "damaged checkpoint" not in said, said
+    _, *starts = map(continued_after, said.split(KILLED))
+    assert len(starts) == len(kills), said
+    for number, (kill, steps) in enumerate(zip(kills, starts, strict=True), 1):
+        # One that was killed itself may not have got so far as to say so.
+        needed = number == len(kills) and kill["newest"]
+        assert len(steps) == 1 or not (steps or needed), said
+        # Of workers that live on, rank 0 may have published a checkpoint after the kill.
+        assert all(kill["newest"] <= step <= kill["done"] + 1 for step in steps), (steps, kill)
+    return kills
+
+
+def table(kills):
+    """How many kills fell into which stage, and how many steps they cost."""
+    stages = Counter(stage for kill in kills for stage in kill["stages"])
+    return {
+        "kills": len(kills),
+        **{stage: stages[stage] for stage in STAGES},
+        "steps done again at most": max(kill["done"] - kill["newest"] for kill in kills),
+    }
 
 
 def in_rounds(draw, count, seconds, ranks, folder, undisturbed, kill):

@@ -1,6 +1,7 @@
 """Small jobs for tests, described as a user would."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 
 from stampede.engine.build import build
+from stampede.engine.checkpoint.manifest import DTYPES, read_manifest
+from stampede.engine.checkpoint.retention import newest
+from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
 from stampede.engine.evaluate import evaluate
-from stampede.engine.inference.trained import open_trained, whole_model
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
@@ -103,22 +106,6 @@ def assert_same_training(one: Trained, other: Trained) -> None:
     torch.testing.assert_close(other.dense, one.dense, rtol=1e-3, atol=1e-5)
 
 
-def check_weights(one: Path, other: Path, tolerance: float = 0.0) -> None:
-    """Check that all tables and layers of two runs' newest checkpoints are the same.
-
-    Args:
-        tolerance: of the largest weight of a tensor.
-    """
-    one, other = (
-        whole_model(open_trained(run, "newest"), torch.device("cpu")).state_dict()
-        for run in (one, other)
-    )
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        bound = tolerance * float(other[name].abs().max())
-        assert torch.allclose(value, other[name], rtol=0, atol=bound), name
-
-
 def lines(run: Path):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -134,8 +121,11 @@ def without_times(run: Path):
 
 
 def assert_same_lines(run: Path, other: Path) -> None:
-    """Check that two runs have logged the same; names the keys that differ, with both values."""
-    ours, theirs = without_times(run), without_times(other)
+    """Check that two runs have logged the same, but for why they stopped; names the keys."""
+    ours, theirs = (
+        [line for line in without_times(folder) if line["kind"] != "stopped"]
+        for folder in (run, other)
+    )
     for number, (mine, its) in enumerate(zip(ours, theirs, strict=False)):
         keys = [
             key for key in {**mine, **its}
@@ -144,3 +134,36 @@ def assert_same_lines(run: Path, other: Path) -> None:
         differing = "".join(f"\n  {key}: {mine.get(key)!r}, {its.get(key)!r}" for key in keys)
         assert not keys, f"line {number}, {its.get('kind')} {its.get('part', '')}:{differing}"
     assert len(ours) == len(theirs), f"{len(ours)} lines, {len(theirs)}"
+
+
+def tensors_of(checkpoint, random=False):
+    """All tensors of a checkpoint, by name.
+
+    Args:
+        random: also what each rank has drawn last.
+    """
+    found = {
+        name: torch.empty(entry.size, dtype=DTYPES[entry.dtype])
+        for name, entry in read_manifest(checkpoint).tensors.items()
+        if random or not name.startswith("random.")
+    }
+    read_tensors(checkpoint, dict(found), alone=True)
+    return found
+
+
+def same_end(run, undisturbed):
+    """Check that two runs have come to the same, bit for bit and line for line.
+
+    What each rank has drawn last is compared if they are as many.
+    """
+    assert_same_lines(run, undisturbed)
+    one, other = (untimed(json.loads((f / "summary.json").read_text())) for f in (run, undisturbed))
+    assert {**one, "world_size": None} == {**other, "world_size": None}
+    random = one["world_size"] == other["world_size"]
+    ends = [newest(folder / "checkpoints") for folder in (run, undisturbed)]
+    one, other = (tensors_of(end, random) for end in ends)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+    one, other = (untimed(asdict(read_manifest(end).progress)) for end in ends)
+    assert one == other

@@ -8,7 +8,7 @@ import torch
 
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.periods import train_incrementally
-from support.warm_starts import tensors_of
+from support.jobs import tensors_of
 
 SCHEMA = """\
 format: csv

@@ -1,22 +1,21 @@
-"""Runs that are killed at random moments, what is left of them, and the results of a soak.
+"""The launcher on ranks to which something happens, moments at which it may, and soaks' results.
 
-Here also a program, a worker of torchrun: `soak.py FOLDER RUN MOMENTS CONFIG.yaml ...`.
+Here also a program, a worker of torchrun: `soak.py DISTURBANCES CONFIG.yaml ...`.
 """
 
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import runpy
 import shutil
 import signal
 import sys
 import time
-from collections import Counter
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, astuple, dataclass, replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from threading import Thread
 
@@ -24,16 +23,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stampede.engine.checkpoint.manifest import read_manifest
-from stampede.engine.checkpoint.retention import newest, readable, verify
+from stampede.engine import trainer
+from stampede.engine.checkpoint.retention import readable
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.heartbeat import Heartbeat
 from stampede.engine.processes import rank_environment, restarts
-from support.forked import START_METHOD, ended, torchrun
-from support.jobs import assert_same_lines, untimed
+from support.forked import START_METHOD, torchrun
 from support.paths import ROOT
+from support.stopping import Setting, before_step
 from support.waiting import HANG
-from support.warm_starts import tensors_of
 
 STAGES = ("start", "training", "evaluation", "save")
 # Beats of a step that is not taken yet.
@@ -45,8 +43,8 @@ _TAKING = (
     "updating dense layers",
 )
 _EVALUATING = ("evaluating", "computing metrics", "continuing after computing metrics")
-# What a worker says before it is killed.
-_KILLED = "killed by the soak\n"
+# What a process says before it is killed.
+KILLED = "killed by the soak\n"
 _CONTINUED = re.compile(r"continuing after step ([\d,]+) from")
 
 
@@ -154,6 +152,30 @@ class Place:
         yield
 
 
+@contextmanager
+def at_step(step, action, *arguments):
+    """Call something before a step; 0: at once."""
+    if step == 0:
+        action(*arguments)
+    before_step(Setting, step, lambda: action(*arguments))
+    yield
+
+
+def sleep_in_python():
+    time.sleep(3600)
+
+
+def slow_down():
+    """From here on each step takes a while."""
+    step = trainer.train_step
+
+    def slow(*arguments):
+        time.sleep(0.5)
+        return step(*arguments)
+
+    trainer.train_step = slow
+
+
 def dying(moment, folder, run):
     """A context in which this process is killed at a moment, and leaves what was found."""
     return Place.here.at(moment, partial(_die, moment.stage, folder, run))
@@ -169,11 +191,11 @@ def _die(stage, folder, run):
         return True
     with (folder / "kills").open("a") as file:
         file.write(json.dumps(kill) + "\n")
-    os.write(1, _KILLED.encode())
+    os.write(1, KILLED.encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _kills(folder):
+def kills_of(folder):
     """What the killed processes have left, one after the other."""
     file = folder / "kills"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -265,91 +287,35 @@ def _launch(folder, rank, arguments, disturbance, environment):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     Place(folder / f"{rank}.place")
-    _run_launcher(arguments, disturbance())
+    with disturbance():
+        _run_launcher(arguments)
 
 
-def _run_launcher(arguments, context):
+def _run_launcher(arguments):
     sys.argv = [str(ROOT / "launch.py"), *arguments]
-    with context:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def killed_runs(folder, arguments, run, moments, ranks=(1,)):
-    """Start a run, kill all its processes at each moment and start it anew, at last to the end.
+def disturbed_torchrun(folder, disturbances, arguments, ranks, restarts, **options):
+    """The launcher in workers of torchrun; options are those of `support.forked.torchrun`.
 
     Args:
-        folder: for what they say.
-        arguments: of the launcher, to go on from what is there.
-        run: the run folder.
-        moments: those that the run has ended before are left out.
-        ranks: numbers of processes of the starts, again and again.
-
-    Returns:
-        What was found after each kill.
+        disturbances: each a rank, numbers of its starts, from 0, and what makes a context.
     """
-    kills = []
-    for moment, count in zip([*moments, None], cycle(ranks), strict=False):
-        disturbance, rank = nullcontext, moment.rank % count if moment else 0
-        if moment:
-            disturbance = partial(dying, moment, folder, run)
-        end = Launched(folder, arguments, count, disturbance, rank).end()
-        said, expected = end.said, [kills[-1]["newest"]] if kills and kills[-1]["newest"] else []
-        is_last = end.status == 0
-        # One that was killed may not have got so far as to say so.
-        assert continued_after(said) in ([expected] if is_last else [expected, []]), said
-        assert "damaged checkpoint" not in said, said
-        # Of several ranks one may be told that another was killed before it.
-        assert "Traceback" not in said or (count > 1 and not is_last), said
-        if is_last:
-            return kills
-        assert end.status == 137, said
-        for path, _ in readable(run / "checkpoints"):
-            verify(path)
-        # Another thread or rank may have published one before all were dead.
-        (kill,) = _kills(folder)
-        last = newest_step(run) or 0
-        kills.append({**kill, "newest": last, "done": max(kill["done"], last)})
-    raise AssertionError("there is always a last start")
+    file = folder / "disturbances"
+    file.write_bytes(pickle.dumps(disturbances))
+    return torchrun(Path(__file__), [file, *arguments], ranks, restarts, **options)
 
 
-def killed_workers(folder, arguments, run, ranks, moments):
-    """Kill a worker of a new run at each moment; torchrun goes on. See `killed_runs`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    given = [folder, run, json.dumps([astuple(moment) for moment in moments]), *arguments]
-    done = ended(torchrun(Path(__file__), given, ranks, len(moments)), HANG)
-    assert done.returncode == 0, done
-    kills, said = _kills(folder), done.stdout
-    assert "damaged checkpoint" not in said, said
-    _, *starts = map(continued_after, said.split(_KILLED))
-    assert len(starts) == len(kills), said
-    for number, (kill, steps) in enumerate(zip(kills, starts, strict=True), 1):
-        # One that was killed itself may not have got so far as to say so.
-        needed = number == len(kills) and kill["newest"]
-        assert len(steps) == 1 or not (steps or needed), said
-        # Of workers that live on, rank 0 may have published a checkpoint after the kill.
-        assert all(kill["newest"] <= step <= kill["done"] + 1 for step in steps), (steps, kill)
-    return kills
-
-
-def _work(folder, run, moments, *arguments):
-    """As a worker of torchrun, which has restarted it after each kill."""
-    rank, start = int(os.environ["RANK"]), restarts()
-    Place(Path(folder) / f"{rank}.place")
-    moments = [Moment(*values) for values in json.loads(moments)]
-    is_killed = start < len(moments) and moments[start].rank == rank
-    within = dying(moments[start], Path(folder), Path(run)) if is_killed else nullcontext()
-    _run_launcher(arguments, within)
-
-
-def table(kills):
-    """How many kills fell into which stage, and how many steps they cost."""
-    stages = Counter(stage for kill in kills for stage in kill["stages"])
-    return {
-        "kills": len(kills),
-        **{stage: stages[stage] for stage in STAGES},
-        "steps done again at most": max(kill["done"] - kill["newest"] for kill in kills),
-    }
+def work(file, *arguments):
+    """As a worker of torchrun."""
+    rank, file = int(os.environ["RANK"]), Path(file)
+    Place(file.with_name(f"{rank}.place"))
+    with ExitStack() as within:
+        for of_rank, starts, disturbance in pickle.loads(file.read_bytes()):
+            if of_rank == rank and restarts() in starts:
+                within.enter_context(disturbance())
+        _run_launcher(arguments)
 
 
 def continued_after(said):
@@ -360,24 +326,6 @@ def continued_after(said):
 def newest_step(run):
     """Steps in the newest checkpoint that has its name; None without one."""
     return next((progress.step for _, progress in readable(run / "checkpoints")), None)
-
-
-def same_end(run, undisturbed):
-    """Check that two runs have come to the same, bit for bit and line for line.
-
-    What each rank has drawn last is compared if they are as many.
-    """
-    assert_same_lines(run, undisturbed)
-    one, other = (untimed(json.loads((f / "summary.json").read_text())) for f in (run, undisturbed))
-    assert {**one, "world_size": None} == {**other, "world_size": None}
-    random = one["world_size"] == other["world_size"]
-    ends = [newest(folder / "checkpoints") for folder in (run, undisturbed)]
-    one, other = (tensors_of(end, random) for end in ends)
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
-    one, other = (untimed(asdict(read_manifest(end).progress)) for end in ends)
-    assert one == other
 
 
 def write_results(name, what, found):
@@ -408,4 +356,7 @@ def write_results(name, what, found):
 
 
 if __name__ == "__main__":
-    _work(*sys.argv[1:])
+    # Disturbances know the module by this name.
+    from support import soak
+
+    soak.work(*sys.argv[1:])

@@ -1,5 +1,6 @@
 """Runs that are stopped at a chosen step, on one or several ranks, and runs that are not."""
 
+import math
 import os
 import signal
 from functools import cache
@@ -9,7 +10,6 @@ import pytest
 
 from stampede.engine import trainer
 from stampede.engine.errors import InterruptedRunError
-from stampede.optim import native
 from support.jobs import run_small
 from support.ranks import run_ranks
 
@@ -54,6 +54,21 @@ class Setting:
     setattr = staticmethod(setattr)
 
 
+def poisoned(patch, at, on_rank=0, value=math.nan):
+    """Put a NaN or another value into the batches of some steps.
+
+    What follows from it is the run's own.
+    """
+    take = trainer.train_step
+
+    def disturbed(job, sent, step, *further):
+        if step in at and int(os.environ.get("RANK", "0")) == on_rank:
+            sent.batch.dense[0, 0] = value
+        return take(job, sent, step, *further)
+
+    patch.setattr(trainer, "train_step", disturbed)
+
+
 def stopped_on_last_rank(folder: Path, overrides: list[str], world_size: int, step: int) -> str:
     """The sentence of a run of which only the last rank was asked to stop; as a rank of several."""
     if int(os.environ["RANK"]) == world_size - 1:
@@ -63,13 +78,6 @@ def stopped_on_last_rank(folder: Path, overrides: list[str], world_size: int, st
     except InterruptedRunError as stop:
         return str(stop)
     return "not stopped"
-
-
-def run_without_kernels(folder: Path, overrides: list[str], world_size: int) -> None:
-    """A run whose tables plain PyTorch updates; as a rank of several, of which each is new."""
-    os.environ["STAMPEDE_NATIVE"] = "0"
-    assert not native.available()
-    run_small(folder, overrides, world_size)
 
 
 def undisturbed_runs(tmp_path_factory, overrides):

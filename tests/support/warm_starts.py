@@ -4,14 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
-import torch
 
 from stampede.data.prepared.manifest import read_manifest as read_prepared
 from stampede.engine.build import build
-from stampede.engine.checkpoint.manifest import DTYPES, read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config.load import load_config
 from stampede.engine.processes import processes
 from stampede.engine.reading import data_folder, open_dataset
@@ -60,21 +57,6 @@ def begun_in(here, folder, overrides, name):
     with Checkpoints(target, trained, config, dataset, here) as checkpoints:
         checkpoints.save(progress)
     return newest(target), lines, report and asdict(report)
-
-
-def tensors_of(checkpoint, random=False):
-    """All tensors of a checkpoint, by name.
-
-    Args:
-        random: also what each rank has drawn last.
-    """
-    found = {
-        name: torch.empty(entry.size, dtype=DTYPES[entry.dtype])
-        for name, entry in read_manifest(checkpoint).tensors.items()
-        if random or not name.startswith("random.")
-    }
-    read_tensors(checkpoint, dict(found), alone=True)
-    return found
 
 
 def rows_of_ids(folder):

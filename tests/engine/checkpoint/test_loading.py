@@ -17,10 +17,10 @@ from stampede.engine.resume import changes, load
 from stampede.engine.tables import read_field
 from support.checkpoints import sign, small_job, values_of
 from support.gathering import gather_field
-from support.jobs import run_small, small_config
+from support.jobs import run_small, small_config, tensors_of
 from support.own_networks import NUMBERS_ONLY, own_network
 from support.predicting import predict
-from support.warm_starts import tensors_of, weights_name
+from support.warm_starts import weights_name
 
 
 @pytest.fixture(scope="module")
