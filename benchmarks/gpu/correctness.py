@@ -18,8 +18,7 @@ from stampede.engine.step import send, train_step
 from stampede.optim import CowClip, NonFiniteGradientError
 from stampede.optim.rules import Adam
 from stampede.optim.settings import UpdateSettings
-from support.parts import reference_of
-from support.updated_tables import Tables, assert_follows, of_rows
+from support.updated_tables import Tables, assert_follows, of_rows, reference_of
 
 # Table rows: many, so that some rows wait; few, so that ids repeat.
 SIZES = {"large": (100_000, 50_000), "small": (300, 41, 1)}

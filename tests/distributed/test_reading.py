@@ -4,17 +4,51 @@ import numpy as np
 import pytest
 import torch
 
-from support.jobs import assert_same_training, without_times
+from stampede.engine.build import build
+from stampede.engine.processes import processes
+from stampede.engine.reading import Reader, open_dataset
+from stampede.engine.step import send, train_step
+from support.jobs import assert_same_training, train_an_epoch, without_times
 from support.ranks import run_ranks
-from support.reading import (
-    batches_of_this_rank,
-    first_loss_and_its_parts,
-    prepared,
-    run_prepared,
-    train_prepared,
-)
+from support.reading import prepared, prepared_config, run_prepared
 
 pytestmark = pytest.mark.slow
+
+
+def train_prepared(folder, data, overrides=(), world_size=1):
+    """An epoch on a prepared folder."""
+    return train_an_epoch(prepared_config(folder, data, *overrides, world_size=world_size))
+
+
+def batches_of_this_rank(folder, data, overrides, world_size, epochs, state=None, stop=None):
+    """Rows of this rank's batches, by their first number, and the reader's state after them."""
+    config = prepared_config(folder, data, *overrides, world_size=world_size)
+    with processes("cpu") as here:
+        batches = Reader(config, open_dataset(config, here), here).training()
+        if state is not None:
+            batches.load_state_dict(state)
+        seen = []
+        for _ in range(epochs):
+            for batch in batches:
+                seen.append(batch.dense[: batch.samples, 0].long().tolist())
+                if len(seen) == stop:
+                    return seen, batches.state_dict()
+        return seen, batches.state_dict()
+
+
+def first_loss_and_its_parts(folder, data):
+    """Loss of the first step beside logits, labels and weights of its batch, in numpy."""
+    config = prepared_config(folder, data)
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        job = build(config, dataset, here)
+        batch = next(iter(Reader(config, dataset, here).training()))
+        with torch.no_grad():
+            logits = job.model(batch.sparse, batch.dense)
+        parts = [np.asarray(part) for part in (logits, batch.label, batch.weight)]
+        loss = train_step(job, send(batch, job.front, here.device), 1, here).item()
+        finite = all(bool(p.isfinite().all()) for p in job.dense_parameters.values())
+        return loss, parts, finite
 
 
 def joined(ranks):

@@ -13,9 +13,10 @@ from torchrec.distributed import embeddingbag
 from stampede.data import Batch
 from stampede.engine import build
 from stampede.engine.checkpoint.retention import newest
+from stampede.engine.processes import processes
+from stampede.engine.step import _TileSums, average_gradients_, sum_over_ranks
 from stampede.optim import CowClipTables
 from support.jobs import assert_same_training, losses_and_weights, run_small, same_end, tensors_of
-from support.networks import averaged_gradients, sums_in_order
 from support.ranks import run_ranks
 from support.reading import prepared, run_prepared
 from support.stopping import stopped_on_last_rank, undisturbed_runs
@@ -171,9 +172,35 @@ def test_in_float64_all_ranks_agree(tmp_path, samples):
             assert torch.allclose(end[key], tensor, rtol=0, atol=bound), (name, key)
 
 
+def averaged_gradients():
+    """Means over two ranks, of which each gives a gradient to another one of three parameters."""
+    with processes("cpu") as here:
+        parameters = [torch.nn.Parameter(torch.ones(size)) for size in (2, 3, 4)]
+        (parameters[here.rank].sum() * 4).backward()
+        average_gradients_(parameters, here.world_size)
+    return [parameter.grad for parameter in parameters]
+
+
 def test_ranks_may_give_gradients_to_different_parameters():
     for of_rank in run_ranks(2, averaged_gradients):
         assert [grad.tolist() for grad in of_rank] == [[2.0] * 2, [2.0] * 3, [0.0] * 4]
+
+
+def sums_in_order():
+    """Sums over 8 tiles on some ranks, in their tree and one after the other."""
+    # No multiple of the ranks.
+    tiles = torch.randn(8, 1001, generator=torch.Generator().manual_seed(3))
+    with processes("cpu") as here:
+        sums = _TileSums()
+        for tile in tiles.clone().chunk(here.world_size)[here.rank]:
+            sums.add([tile])
+        (mine,) = sums.sums
+        if here.world_size > 1:
+            mine = sum_over_ranks(mine, here.world_size, in_order=True)
+    one_by_one = torch.zeros(1001)
+    for tile in tiles:
+        one_by_one += tile
+    return mine, one_by_one
 
 
 def test_sums_of_tiles_have_the_same_bits_on_any_number_of_ranks():

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from stampede.engine.processes import processes
 from support.jobs import tensors_of
 from support.movie_runs import train_on_movies
 from support.ranks import run_ranks
-from support.warm_starts import begun, begun_one_after_another, movie_folder
+from support.warm_starts import begun, begun_in, movie_folder
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +31,16 @@ def train(folder, plan, world_size):
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def begun_one_after_another(cases, plans, world_size):
+    """What `begun` gives for each case and plan; as a rank of several."""
+    with processes("cpu") as here:
+        return [
+            begun_in(here, folder, [*overrides, f"sharding.plan={plan}"], f"{plan}-{world_size}")
+            for plan in plans
+            for folder, overrides in cases
+        ]
 
 
 @pytest.fixture(scope="module", params=SAVED, ids=lambda saved: f"{saved[1]}-{saved[0]}")

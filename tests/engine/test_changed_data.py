@@ -12,10 +12,12 @@ from stampede.data.prepared import verify as verifying
 from stampede.data.prepared.verify import verify
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.errors import RunFolderError
+from stampede.engine.processes import processes
+from stampede.engine.reading import open_dataset
 from support.movie_runs import prepared_movies, train_on_movies
 from support.movies import MOVIES
 from support.ranks import run_ranks
-from support.reading import prepared, refusal_of, run_prepared
+from support.reading import prepared, prepared_config, run_prepared
 from support.tampering import sign_learned, swap_users
 from support.warm_starts import movie_folder
 
@@ -81,12 +83,22 @@ def test_a_record_that_cannot_be_written(tmp_path):
     assert "verified.json cannot be written, so they are read before every run" in said[1]
 
 
+def refusal_of(data, world_size):
+    """What a rank is told of a folder that cannot be used, and whether all know of it."""
+    config = prepared_config(data.parent, data, world_size=world_size)
+    with processes("cpu") as here:
+        try:
+            open_dataset(config, here)
+        except DataError as failure:
+            return str(failure), failure.known_to_all_ranks
+
+
 @pytest.mark.slow
 def test_all_ranks_are_told_of_a_changed_shard(tmp_path):
     data = prepared(tmp_path / "data")
     change_a_value(data / "train-0-label.npy")
     for per_node in (1, 2):
-        told = run_ranks(2, refusal_of, str(data), 2, ranks_per_node=per_node)
+        told = run_ranks(2, refusal_of, data, 2, ranks_per_node=per_node)
         assert told[0] == told[1]
         assert "train-0-label.npy: its content has changed" in told[0][0] and told[0][1]
 

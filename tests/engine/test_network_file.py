@@ -14,7 +14,7 @@ from support.checkpoints import small_job
 from support.forked import run_program
 from support.gathering import gather_field
 from support.jobs import SMALL, run_small, small_config, train_an_epoch
-from support.own_networks import DRAWING, NUMBERS_ONLY, drawn_in_training, own_network
+from support.own_networks import NUMBERS_ONLY, own_network
 from support.paths import ROOT
 from support.ranks import run_ranks
 from support.waiting import HANG
@@ -167,6 +167,39 @@ def test_trying_a_network_leaves_its_state_alone(tmp_path):
     model = CTRModel("numbers_only", {"a": 7}, 3, 4, [8], 0)
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
     assert norm.training and norm.num_batches_tracked == 0 and norm.running_var.eq(1).all()
+
+
+# Notes a number that is drawn in each forward of the training.
+DRAWING = """
+import torch
+from torch import nn
+from stampede.models import register
+
+DRAWN = []
+
+@register("dropping")
+class Dropping(nn.Module):
+    def __init__(self, shape, generator):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(shape.fields * shape.dim, 16), nn.Dropout(0.3), nn.Linear(16, 1)
+        )
+
+    def forward(self, embeddings, dense):
+        if self.training and torch.is_grad_enabled() and len(dense) > 32:
+            DRAWN.append(torch.rand(()).item())
+        return self.layers(embeddings.flatten(1)).squeeze(1)
+"""
+
+
+def drawn_in_training(folder, overrides, world_size):
+    """What each step of an epoch of `DRAWING` drew; also as a rank of several."""
+    # Seven whole batches.
+    config = small_config(
+        folder, "data.rows=1792", "evaluate.select_on=test", *overrides, world_size=world_size
+    )
+    train_an_epoch(config)
+    return network("dropping").module.__init__.__globals__["DRAWN"]
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """Every network trains: in one process, in two, and in bf16."""
 
+import json
+
 import pytest
 import torch
 
 from stampede.engine.job import DensePrecision
-from support.networks import OURS, VARIANTS, train_networks, variant_id
+from stampede.engine.processes import processes
+from support.jobs import small_config, train_an_epoch_in
+from support.networks import OURS, VARIANTS, variant_id
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -13,6 +17,44 @@ LEARNS = ["data.test_rows=2000", "train.batch_size=256"]
 FAST = ["data.rows=8000", "optim.embedding.lr=2e-2", "optim.dense.lr=6e-3"]
 SHORT = ["data.rows=600", "data.test_rows=300", "train.batch_size=256", "sharding.plan=row_wise"]
 DEFAULTS = [(name, {}) for name in OURS]
+
+
+JOB = [
+    "model.dim=4", "model.init_std=1e-2", "data.scale=0.0001", "data.zipf=1.5",
+    "model.hidden=[32]", "optim.embedding.lr=1e-2", "optim.dense.lr=3e-3",
+    "optim.dense.schedule.warmup=0.1",
+]  # fmt: skip
+# Defaults that take seconds.
+_SMALLER = {
+    "xdeepfm": {"cin": [8, 6]},
+    "autoint": {"layers": 2, "width": 8},
+    "destine": {"layers": 2, "width": 8},
+    "wukong": {"layers": 2, "fmb_mlp_units": [32], "bottom": [32], "rank": 4},
+}
+
+
+def train_networks(folder, variants, overrides, world_size=1):
+    """An epoch each on synthetic clicks that can be learned in a second; also as a rank of several.
+
+    Args:
+        variants: names and options of the networks.
+    """
+    # One process group for all: the port of one that was left may still be in use.
+    with processes("cpu") as here:
+        return [
+            train_an_epoch_in(
+                here,
+                small_config(
+                    folder,
+                    f"model.name={name}",
+                    f"model.options={json.dumps({**_SMALLER.get(name, {}), **options})}",
+                    *JOB,
+                    *overrides,
+                    world_size=world_size,
+                ),
+            )
+            for name, options in variants
+        ]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)

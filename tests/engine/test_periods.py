@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from contextlib import redirect_stdout, suppress
 
+import polars as pl
 import pytest
 import torch
 
@@ -24,17 +26,8 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
 from stampede.settings import SettingsError
 from support.forked import START_METHOD
-from support.periods import (
-    DIM,
-    ids_of,
-    lines,
-    period,
-    rows_of,
-    tensors,
-    train,
-    write_job,
-    write_log,
-)
+from support.jobs import tensors_of
+from support.periods import period, train, write_job, write_log
 from support.ranks import run_ranks
 from support.waiting import HANG, wait_for
 
@@ -42,6 +35,38 @@ from support.waiting import HANG, wait_for
 STILL = ("optim.embedding.lr=1e-30", "optim.embedding.l2=0")
 KEEP_ALL = ["checkpoint.keep=3"]
 ROW = "1,u1,a1,s1,0.5\n"
+
+
+DIM, MOMENTS = 4, ("momentum1", "exp_avg_sq")
+
+
+def lines(folder, kind="period"):
+    """Lines of the periods without times."""
+    text = (folder / "runs/ads/metrics.jsonl").read_text()
+    found = [json.loads(line) for line in text.splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.endswith(("seconds", "_bytes"))}
+        for line in found
+        if line["kind"] == kind
+    ]
+
+
+def tensors(folder, number):
+    """All tensors after a period."""
+    return tensors_of(newest(period(folder, number) / "checkpoints"))
+
+
+def ids_of(folder, number, field):
+    """Row of each id after a period."""
+    file = period(folder, number) / f"inputs/learned/{field}.parquet"
+    return {text: row for row, text in enumerate(pl.read_parquet(file)["value"], 2)}
+
+
+def rows_of(found, field, row):
+    """Weights and moments of a row."""
+    begin = f"front.ebc.embedding_bags.t_{field}.weight"
+    names = [f"model.{begin}", *(f"fused.{begin}.t_{field}.{m}" for m in MOMENTS)]
+    return torch.stack([found[name][row] for name in names])
 
 
 def write_logs(folder, starts, **options):

@@ -4,20 +4,24 @@ import json
 import pickle
 import shutil
 
+import polars as pl
 import pytest
 import torch
 
 from stampede.data import DataError
+from stampede.data.prepared.manifest import read_manifest as read_prepared
 from stampede.engine.checkpoint.retention import delete_all, newest
+from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
+from stampede.engine.reading import data_folder
 from stampede.engine.tables import read_field
 from stampede.engine.warm_start import open_source
 from support.checkpoints import sign, values_of
 from support.jobs import run_small, tensors_of, without_times
-from support.movie_runs import train_on_movies
+from support.movie_runs import job, train_on_movies
 from support.movies import MOVIES
 from support.tampering import swap_users
-from support.warm_starts import begun, movie_folder, rows_of_ids, weights_name
+from support.warm_starts import begun, movie_folder, weights_name
 
 # Other buckets, another size and another part of the time.
 CHANGED = (
@@ -37,6 +41,19 @@ def trained(tmp_path_factory):
 def source(trained, tmp_path):
     """A copy of the run, to be changed."""
     return shutil.copytree(trained, tmp_path / "source")
+
+
+def rows_of_ids(folder):
+    """By field of a run on movies: by text, the row of each id of a vocabulary."""
+    config = load_config(folder / "movies.yaml", job(folder))
+    data = data_folder(config)
+    found = {}
+    for entry in read_prepared(data).fields:
+        path = data / "learned" / f"{entry.name}.parquet"
+        if path.exists():
+            texts = pl.read_parquet(path)["value"].to_list()
+            found[entry.name] = {None: 0, "unseen": 1} | {t: i + 2 for i, t in enumerate(texts)}
+    return found
 
 
 def fields_of(report):

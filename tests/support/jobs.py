@@ -43,11 +43,11 @@ SMALL = [
 ]
 
 
-def small_config(folder: Path, *overrides: str, world_size: int = 1):
+def small_config(folder: Path, *overrides: str, world_size: int = 1, job=tuple(SMALL)):
     """A configuration that trains in a second."""
     path = folder / "small.yaml"
     path.write_text("")
-    return load_config(path, [f"run.dir={folder}", *SMALL, *overrides], world_size)
+    return load_config(path, [f"run.dir={folder}", *job, *overrides], world_size)
 
 
 def run_small(folder: Path, overrides: list[str], world_size: int = 1) -> None:

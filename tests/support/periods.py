@@ -1,14 +1,8 @@
 """Logs that come in files, with ids that drift, and what was learned of them."""
 
-import json
 import random
 
-import polars as pl
-import torch
-
-from stampede.engine.checkpoint.retention import newest
 from stampede.engine.periods import train_incrementally
-from support.jobs import tensors_of
 
 SCHEMA = """\
 format: csv
@@ -20,8 +14,6 @@ ids:
 numbers:
   price: {transform: [standard]}
 """
-
-DIM = 4
 
 
 def write_job(folder):
@@ -56,37 +48,5 @@ def train(path, overrides=(), on_bad_file="error", follow=False):
     train_incrementally(path, list(overrides), on_bad_file, follow)
 
 
-def lines(folder, kind="period"):
-    """Lines of the periods without times."""
-    text = (folder / "runs/ads/metrics.jsonl").read_text()
-    found = [json.loads(line) for line in text.splitlines()]
-    return [
-        {name: value for name, value in line.items() if not name.endswith(("seconds", "_bytes"))}
-        for line in found
-        if line["kind"] == kind
-    ]
-
-
 def period(folder, number):
     return folder / f"runs/ads/period_{number:04d}"
-
-
-def tensors(folder, number):
-    """All tensors after a period."""
-    return tensors_of(newest(period(folder, number) / "checkpoints"))
-
-
-def ids_of(folder, number, field):
-    """Row of each id after a period."""
-    file = period(folder, number) / f"inputs/learned/{field}.parquet"
-    return {text: row for row, text in enumerate(pl.read_parquet(file)["value"], 2)}
-
-
-def rows_of(found, field, row):
-    """Weights and moments of a row."""
-    begin = f"front.ebc.embedding_bags.t_{field}.weight"
-    names = [f"model.{begin}", *(f"fused.{begin}.t_{field}.{m}" for m in MOMENTS)]
-    return torch.stack([found[name][row] for name in names])
-
-
-MOMENTS = ("momentum1", "exp_avg_sq")

@@ -2,13 +2,10 @@
 
 import contextlib
 import io
-from pathlib import Path
 
 import polars as pl
-from sklearn.metrics import roc_auc_score
 
 from stampede.engine.predict import main
-from support.movie_runs import train_on_movies
 
 
 def run_command(main, *arguments):
@@ -44,13 +41,3 @@ def scores(run, inputs, folder, *options):
     status, said = predict(run, *inputs, output, "--overwrite", *options)
     assert status == 0, said
     return pl.read_parquet(output)
-
-
-def auc_of(frame):
-    """Weighted, by scikit-learn."""
-    return roc_auc_score(frame["label"], frame["score"], sample_weight=frame["weight"])
-
-
-def train_as_ranks(folder: str, plan: str, world_size: int) -> None:
-    """A run as a rank of several."""
-    train_on_movies(Path(folder), f"sharding.plan={plan}", world_size=world_size)

@@ -1,19 +1,14 @@
 """Small sweeps, their trials in this process."""
 
 import csv
-import multiprocessing
-import signal
-import sys
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import exit_status
 from stampede.engine.run import run
-from stampede.engine.sweep.__main__ import main
 from stampede.engine.sweep.run import run_sweep
 from stampede.engine.sweep.spec import load_sweep
-from support.forked import START_METHOD
 
 JOB = """
 preset: paper
@@ -64,23 +59,3 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
     """Lines of `results.csv` of the sweep in a folder."""
     with (folder / "out/results.csv").open() as file:
         return list(csv.DictReader(file))
-
-
-@contextmanager
-def swept(*arguments):
-    """The command in a process of its own, killed at the end."""
-    process = multiprocessing.get_context(START_METHOD).Process(
-        target=_sweep_here, args=([str(argument) for argument in arguments],)
-    )
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
-
-
-def _sweep_here(arguments):
-    # A shell starts background jobs, such as these tests, with SIGINT ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(main(arguments))

@@ -17,13 +17,14 @@ from torchrec.distributed.types import ShardingEnv
 
 from stampede.optim import CowClip, CowClipTables, native, triton, waiting_rows
 from stampede.optim.backends import choose_backend
-from stampede.optim.rules import Adam
+from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import tell_when_reached
 from stampede.optim.sharded.reduction import CollectionLayout
 from stampede.optim.sharded.tables import tables_of_any_width
 from stampede.optim.table_array import TableShard
+from support.reference import ReferenceTables
 from support.threads import torch_threads
 
 CLIP = CowClip(ratio=0.5, bound=1e-3)
@@ -188,6 +189,24 @@ class Tables:
         """The table, and which of its features stands at a position."""
         table = self.features[position]
         return self.shards[table].table, self.features[:position].count(table)
+
+
+NAMES = {
+    Adam: "adam",
+    RowWiseAdam: "rowwise_adam",
+    Adagrad: "adagrad",
+    RowWiseAdagrad: "rowwise_adagrad",
+    SGD: "sgd",
+}
+
+
+def reference_of(weights, settings):
+    """Tables that are updated by the same settings in float64."""
+    rule = settings.rule
+    arguments = {**vars(rule), **vars(settings.clip), "rule": NAMES[type(rule)]}
+    for key in ("l2", "weight_decay", "rows", "ar_alpha", "min_shrinkage"):
+        arguments[key] = getattr(settings, key)
+    return ReferenceTables(weights, **arguments)
 
 
 def assert_follows(tables, reference):

@@ -1,17 +1,13 @@
 """Runs that begin with what others have learned, and what is then in their tables."""
 
 from dataclasses import asdict
-from pathlib import Path
 
-import polars as pl
-
-from stampede.data.prepared.manifest import read_manifest as read_prepared
 from stampede.engine.build import build
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.config.load import load_config
 from stampede.engine.processes import processes
-from stampede.engine.reading import data_folder, open_dataset
+from stampede.engine.reading import open_dataset
 from stampede.engine.resume import begin, find_beginning
 from stampede.engine.run_folder import RunFolder
 from support.movie_runs import job, prepare_movies
@@ -33,19 +29,8 @@ def begun(folder, overrides, name="begun"):
         return begun_in(here, folder, overrides, name)
 
 
-def begun_one_after_another(cases, plans, world_size):
-    """What `begun` gives for each case and plan; as a rank of several."""
-    with processes("cpu") as here:
-        return [
-            begun_in(here, folder, [*overrides, f"sharding.plan={plan}"], f"{plan}-{world_size}")
-            for plan in plans
-            for folder, overrides in cases
-        ]
-
-
 def begun_in(here, folder, overrides, name):
     """The same in processes that are joined already."""
-    folder = Path(folder)
     config = load_config(folder / "movies.yaml", [*job(folder), *overrides], here.world_size)
     run = RunFolder(folder / config.run.name)
     found = find_beginning(config, run, config.checkpoint.resume == "auto", here)
@@ -57,19 +42,6 @@ def begun_in(here, folder, overrides, name):
     with Checkpoints(target, trained, config, dataset, here) as checkpoints:
         checkpoints.save(progress)
     return newest(target), lines, report and asdict(report)
-
-
-def rows_of_ids(folder):
-    """By field of a run on movies: by text, the row of each id of a vocabulary."""
-    config = load_config(folder / "movies.yaml", job(folder))
-    data = data_folder(config)
-    found = {}
-    for entry in read_prepared(data).fields:
-        path = data / "learned" / f"{entry.name}.parquet"
-        if path.exists():
-            texts = pl.read_parquet(path)["value"].to_list()
-            found[entry.name] = {None: 0, "unseen": 1} | {t: i + 2 for i, t in enumerate(texts)}
-    return found
 
 
 def weights_name(field):

@@ -1,11 +1,31 @@
 """Statistics of raw logs against pandas, numpy and scikit-learn."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from support.described import described
+from stampede.data.description.statistics import collect, read_rows
+from stampede.data.options import Split
+from stampede.data.raw.rows import BadRows
+from stampede.data.sources import open_source
+
+
+def described(folder, limit=None, **split):
+    """Statistics of the log in a folder, and the part of each row."""
+    source = open_source(
+        "table",
+        str(folder / "log_*.csv"),
+        Split.model_validate(split),
+        schema=str(folder / "schema.yaml"),
+        features="paper",
+    )
+    with tempfile.TemporaryDirectory() as spool:
+        rows = read_rows(source, BadRows("error"), limit, Path(spool))
+        return collect(rows), rows.frame.select("#part").collect()["#part"].to_numpy()
 
 
 def values_of(frame, name):

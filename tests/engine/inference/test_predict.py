@@ -6,19 +6,30 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from stampede.data.apply import apply_learned
 from stampede.data.options import WritingOptions
 from stampede.data.raw import files as blocks
 from stampede.engine.inference import prediction
 from support.jobs import run_small
-from support.movie_runs import prepare_movies, rows_of_test_part, summary_of
+from support.movie_runs import prepare_movies, rows_of_test_part, summary_of, train_on_movies
 from support.movies import write_movies
 from support.packages import columns_of, loaded
-from support.predicting import auc_of, main, predict, refused, scores, train_as_ranks
+from support.predicting import main, predict, refused, scores
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
+
+
+def auc_of(frame):
+    """Weighted, by scikit-learn."""
+    return roc_auc_score(frame["label"], frame["score"], sample_weight=frame["weight"])
+
+
+def train_as_ranks(folder, plan, world_size):
+    """A run as a rank of several."""
+    train_on_movies(folder, f"sharding.plan={plan}", world_size=world_size)
 
 
 @pytest.mark.parametrize("form", ["csv", "csv.gz", "csv.zst", "tsv", "parquet"])

@@ -1,17 +1,22 @@
 """Sweeps that are killed or interrupted, and trials that fail, in processes of their own."""
 
+import multiprocessing
 import os
 import signal
+import sys
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from stampede.engine.errors import RunFolderError
+from stampede.engine.sweep.__main__ import main
 from stampede.engine.sweep.run import run_sweep, start_trial
 from stampede.engine.sweep.spec import load_sweep
+from support.forked import START_METHOD
 from support.jobs import assert_same_lines
-from support.sweeping import Started, rows_of, sweep, swept, write_sweep
+from support.sweeping import Started, rows_of, sweep, write_sweep
 from support.waiting import HANG, wait_for
 
 pytestmark = pytest.mark.slow
@@ -25,6 +30,26 @@ grid:
 seeds: [1, 2]
 keep_checkpoints: false
 """
+
+
+@contextmanager
+def swept(*arguments):
+    """The command in a process of its own, killed at the end."""
+    process = multiprocessing.get_context(START_METHOD).Process(
+        target=_sweep_here, args=([str(argument) for argument in arguments],)
+    )
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _sweep_here(arguments):
+    # A shell starts background jobs, such as these tests, with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main(arguments))
 
 
 def test_a_killed_grid_with_failing_trials_goes_on_where_it_was(tmp_path):

@@ -13,8 +13,15 @@ from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableShard
 from support.bags import PLANS, Bags, jagged, shard, weights_of, with_cowclip
-from support.parts import reference_of
-from support.updated_tables import CLIP, WAYS, Tables, assert_follows, computed, of_rows
+from support.updated_tables import (
+    CLIP,
+    WAYS,
+    Tables,
+    assert_follows,
+    computed,
+    of_rows,
+    reference_of,
+)
 
 
 @pytest.mark.slow
