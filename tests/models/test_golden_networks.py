@@ -12,7 +12,6 @@ from support.golden import (
     jagged,
     load,
     train_with_the_engine,
-    worst,
 )
 
 FILES = ("wd", "dcn", "dcnv2", "deepfm", "deepfm_bound")
@@ -38,4 +37,4 @@ def test_final_weights_give_the_authors_probabilities(name):
 @pytest.mark.parametrize("name", ["wd", "dcn", "dcnv2"])
 def test_training_follows_the_authors(name):
     path = golden_file(name)
-    assert worst(Golden(path), train_with_the_engine(path)) < TOLERANCE
+    assert train_with_the_engine(path).worst < TOLERANCE
