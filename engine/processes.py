@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from stampede.engine.errors import TrainingStoppedError, launched_rank
@@ -60,6 +61,15 @@ class Processes:
         outcome = [_outcome(action) if self.is_main else None]
         dist.broadcast_object_list(outcome, src=0, group=self.group)
         return _result(*outcome[0])
+
+    def gather(self, local: Tensor) -> list[Tensor] | None:
+        """A tensor of each rank, all of one shape, on rank 0's CPU; None on other ranks."""
+        local = local.detach().cpu().contiguous()
+        received = None
+        if self.is_main:
+            received = [torch.empty_like(local) for _ in range(self.world_size)]
+        dist.gather(local, received)
+        return received
 
     def on_each_machine(self, action: Callable[[], object]) -> None:
         """Run `action` on the first rank of every machine; all ranks raise its error."""
