@@ -102,10 +102,7 @@ def exit_status(action: Callable[[], None]) -> int:
         sentence = _sentence_of(failure)
         if sentence is None:
             raise
-        told = RuntimeError(sentence)
-        # All ranks raise the errors of work that rank 0 did for them; one prints them.
-        told.known_to_all_ranks = getattr(failure, "known_to_all_ranks", False)
-        return _complain(told, STOPPED)
+        return _complain(failure, STOPPED, sentence)
     return 0
 
 
@@ -148,8 +145,9 @@ def what_was_asked(failure: BaseException) -> str:
     return lines[0].rpartition("err == 0. ")[2][:300]
 
 
-def _complain(failure: Exception, status: int) -> int:
-    said = printable(str(failure))
+def _complain(failure: Exception, status: int, sentence: str = "") -> int:
+    said = printable(sentence or str(failure))
+    # All ranks raise the errors of work that rank 0 did for them; one prints them.
     if launched_rank() == 0:
         print(f"error: {said}", file=sys.stderr, flush=True)
     elif not getattr(failure, "known_to_all_ranks", False):

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -21,7 +20,7 @@ from stampede.engine.config import Config, EvaluateSection
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.errors import DivergedError, TrainingStoppedError
-from stampede.engine.metrics import PartMetrics
+from stampede.engine.metrics import PARTS, PartMetrics
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.training_run import TrainingRun
@@ -87,7 +86,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class _Scores:
-    """Sends scores to rank 0; each rank must make the same calls."""
+    """Collects the scores of all ranks on rank 0; each rank must make the same calls."""
 
     def __init__(
         self,
@@ -96,16 +95,14 @@ class _Scores:
         batches: GlobalBatches,
         unseen_rows: Mapping[str, int],
     ) -> None:
-        self._processes = processes
-        self._settings = settings
-        self._rows = batches.rows
-        self._unseen_rows = unseen_rows
+        self._processes, self._settings = processes, settings
+        self._rows, self._unseen_rows = batches.rows, unseen_rows
         self._metrics = PartMetrics(
             settings.metrics,
             samples=batches.rows,
             unknown_groups=batches.unknown_rows.get(settings.group_by, ()),
         )
-        self._metrics_of_new_ids = PartMetrics(settings.metrics) if unseen_rows else None
+        self._metrics_of_new_ids = PartMetrics(settings.metrics)
         # Unsent scores of this rank, and the number of samples in their global batches.
         self._floats: list[Tensor] = []
         self._groups: list[Tensor] = []
@@ -131,30 +128,36 @@ class _Scores:
 
     def metrics(self) -> dict[str, Any]:
         """The metrics of all samples, see `PartMetrics.result`."""
+
+        def result() -> dict[str, Any]:
+            found = self._metrics.result()
+            if self._metrics_of_new_ids.samples:
+                apart = self._metrics_of_new_ids.result()
+                found |= {NEW_IDS + n: v for n, v in apart.items() if n != "attainable_auc"}
+            return found
+
         if self._samples:
             self._send()
-        return self._on_main(self._result)
-
-    def _result(self) -> dict[str, Any]:
-        found = self._metrics.result()
-        if self._metrics_of_new_ids is not None and self._metrics_of_new_ids.samples:
-            apart = self._metrics_of_new_ids.result()
-            found |= {NEW_IDS + n: v for n, v in apart.items() if n != "attainable_auc"}
-        return found
+        return self._on_main(result)
 
     def _send(self) -> None:
         floats = self._gathered(self._floats)
         groups = self._gathered(self._groups) if self._groups else None
-        self._on_main(partial(self._take, floats, groups))
+
+        def take() -> None:
+            logits, labels, weights, *truth = floats
+            if self._unseen_rows:
+                with_new = truth.pop(0) > 0
+                self._metrics_of_new_ids.add(logits[with_new], labels[with_new], weights[with_new])
+            of_group = None if groups is None else groups[0]
+            self._metrics.add(logits, labels, weights, of_group, *truth)
+
+        self._on_main(take)
         self._floats, self._groups, self._samples = [], [], []
 
     def _gathered(self, local: list[Tensor]) -> np.ndarray | None:
         """`[columns, n]` of some batches of all ranks in the part's order, on rank 0 only."""
-        joined = torch.cat(local, 1)
-        world_size = self._processes.world_size
-        is_main = self._processes.is_main
-        received = [torch.empty_like(joined) for _ in range(world_size)] if is_main else None
-        dist.gather(joined, received)
+        received = self._processes.gather(torch.cat(local, 1))
         if received is None:
             return None
         sizes = [piece.shape[1] for piece in local]
@@ -179,13 +182,6 @@ class _Scores:
 
         return self._processes.on_main(run)
 
-    def _take(self, floats: np.ndarray, groups: np.ndarray | None) -> None:
-        logits, labels, weights, *truth = floats
-        if self._metrics_of_new_ids is not None:
-            with_new = truth.pop(0) > 0
-            self._metrics_of_new_ids.add(logits[with_new], labels[with_new], weights[with_new])
-        self._metrics.add(logits, labels, weights, None if groups is None else groups[0], *truth)
-
 
 def _have_unseen_ids(batch: Batch, unseen_rows: Mapping[str, int]) -> Tensor:
     """`[n]` float32: whether each sample of a batch has an unseen id."""
@@ -206,22 +202,17 @@ def evaluate_run(
     `Progress.metrics_lines`. Raises a `DivergedError` if a logloss is not finite.
     """
     progress, settings = run.progress, run.config.evaluate
-    parts = {"validation": reader.dataset.validation, "test": reader.dataset.test}
     unseen = run.dataset.unseen_rows if run.dataset.period else None
     results = {}
-    for name, part in parts.items():
+    for name in PARTS:
+        part = getattr(reader.dataset, name)
         if part is None:
             continue
         batches = reader.evaluation(part)
         result = evaluate(run.job.model, batches, run.processes, settings, on_batch, unseen)
         results[name] = result
-        line = {
-            "kind": "evaluation",
-            "part": name,
-            "step": progress.step,
-            "train_seconds": progress.train_seconds,
-            **result,
-        }
+        line = {"kind": "evaluation", "part": name, "step": progress.step}
+        line |= {"train_seconds": progress.train_seconds, **result}
         # The line is valid once all parts are evaluated.
         run.processes.on_main(lambda line=line: run.folder.log(line))
         if not math.isfinite(result["logloss"]):
@@ -244,10 +235,8 @@ def finish_epoch(run: TrainingRun, results: dict[str, dict[str, Any]]) -> None:
     score, best = results[settings.select_on]["auc"], progress.best_score
     # If the part has only one class, its AUC is undefined and the last epoch is the best.
     if best is None or score > best:
-        progress.best_epoch = progress.epoch
-        progress.best_score = score
-        progress.best_auc = results["test"]["auc"]
-        progress.selected = results
+        progress.best_epoch, progress.best_score = progress.epoch, score
+        progress.best_auc, progress.selected = results["test"]["auc"], results
         progress.waited = 0
     else:
         progress.waited += 1

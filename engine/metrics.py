@@ -256,7 +256,9 @@ def _ranking(
 
     Args:
         samples: in all chunks; needed for buckets.
-        buckets: `[4, 10]`, filled by `_fill_buckets`.
+        buckets: `[4, 10]`; samples, weights, weighted predictions and weighted labels are added.
+            Buckets hold about equally many samples, by descending prediction. Equal scores share
+            the bucket of the first of them, so the order of samples does not matter.
     """
     # int64 is wide enough for a chunk; totals are Python integers.
     positives: int | float = 0
@@ -276,24 +278,15 @@ def _ranking(
         positives += found.positives.sum().item()
         negatives += below
         if buckets is not None:
-            _fill_buckets(buckets, found, before, samples)
+            position = before + np.cumsum(found.samples) - found.samples
+            bucket = position * buckets.shape[1] // samples
+            weight = (found.positives + found.negatives).astype(np.float64)
+            each = found.samples, weight, weight * probability(found.score), found.positives
+            for total, values in zip(buckets, each, strict=True):
+                total += np.bincount(bucket, values, minlength=buckets.shape[1])
             before += int(found.samples.sum())
     pairs = positives * negatives
     return twice / (2 * pairs) if pairs else None, precisions / positives if positives else None
-
-
-def _fill_buckets(buckets: np.ndarray, found: _Scores, before: int, samples: int) -> None:
-    """Add samples, weights, weighted predictions and weighted labels to ten buckets.
-
-    Buckets hold about equally many samples, by descending prediction. Equal scores share the bucket
-    of the first of them, so the order of samples does not matter.
-    """
-    position = before + np.cumsum(found.samples) - found.samples
-    bucket = position * buckets.shape[1] // samples
-    weight = (found.positives + found.negatives).astype(np.float64)
-    summed = found.samples, weight, weight * probability(found.score), found.positives
-    for total, values in zip(buckets, summed, strict=True):
-        total += np.bincount(bucket, values, minlength=buckets.shape[1])
 
 
 def _gauc(chunks: Iterator[_Scores]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from stampede.engine.config import Config, ProfileSection
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.heartbeat import EXCHANGES, LOOKING_UP, PHASES, READING
-from stampede.engine.processes import Processes, peak_memory_bytes, restarts
+from stampede.engine.processes import Processes, peak_memory_bytes
 from stampede.files import append, to_json
 
 # Steps by which a GPU may be behind when their events are read; it is never that far.
@@ -372,7 +372,7 @@ class Monitor:
             device=device,
             host=platform.node(),
             process=os.getpid(),
-            restart=restarts(),
+            restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             versions={"python": platform.python_version(), **versions()},
         )
         self._trace.after_step(self._step)

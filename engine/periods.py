@@ -148,7 +148,7 @@ def _begin(folder: RunFolder, whole: Config) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_config(whole)
     # A power failure may have left half a line.
-    folder.keep_whole_lines()
+    folder.keep_lines()
     with reading(folder.metrics, RunFolderError, "repair or delete that line"):
         folder.lines()
 

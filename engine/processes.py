@@ -105,11 +105,6 @@ def launched_by() -> str | None:
     return str(Path(file).parents[2]) if file else None
 
 
-def restarts() -> int:
-    """How often torchrun has restarted the processes."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 def choose_device(asked: str, key: str) -> torch.device:
     """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one.
 
@@ -149,10 +144,18 @@ def processes(device: str) -> Iterator[Processes]:
     chosen = choose_device(device, "run.device")
     # Checkpoints exchange CPU tensors, also when training on GPUs.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    if "RANK" in os.environ:
-        store, rank, world_size = _rendezvous()
+    rank, world_size = launched_rank(), launched_world_size()
+    if "RANK" not in os.environ:
+        store = dist.HashStore()
     else:
-        store, rank, world_size = dist.HashStore(), 0, 1
+        if STORE_FILE in os.environ:
+            store = connection()
+            store.set_timeout(default_pg_timeout)
+        else:
+            store, *_ = next(dist.rendezvous("env://"))
+        # The store may belong to torchrun's agent. It outlives a restart and still holds the
+        # addresses of processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
+        store = dist.PrefixStore(agree_on_name(store, rank, world_size), store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
         yield Processes(
@@ -218,21 +221,6 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
                 rank.wait()
 
 
-def _rendezvous() -> tuple[dist.Store, int, int]:
-    """The store of the processes started together, the rank of this one, and their number.
-
-    Rank and store are in the environment, as under torchrun.
-    """
-    if STORE_FILE in os.environ:
-        store, rank, world_size = connection(), launched_rank(), launched_world_size()
-        store.set_timeout(default_pg_timeout)
-    else:
-        store, rank, world_size = next(dist.rendezvous("env://"))
-    # The store may belong to torchrun's agent. It outlives a restart and still holds the
-    # addresses of processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
-    return dist.PrefixStore(agree_on_name(store, rank, world_size), store), rank, world_size
-
-
 def connection() -> dist.Store:
     """Another connection to the ranks' store, for a thread of its own."""
     if STORE_FILE in os.environ:
@@ -260,21 +248,20 @@ def agree_on_name(
     Raises:
         TrainingStoppedError: on rank 0, if other ranks are missing after `timeout` seconds.
     """
-    own = uuid4().hex
+    own, store = uuid4().hex, dist.PrefixStore("stampede/rendezvous", store)
     if rank != 0:
-        store.set(_key("hello", rank), own)
-        name = store.get(_key("name for", own)).decode()
-        store.set(_key("heard", name, rank), "")
+        store.set(f"hello/{rank}", own)
+        name = store.get(f"name for/{own}").decode()
+        store.set(f"heard/{name}/{rank}", "")
         return name
     deadline = time.monotonic() + timeout
     missing = set(range(1, world_size))
     while missing:
         for other in list(missing):
-            hello = _key("hello", other)
             # It may come from a process that is gone; nobody reads the answer then.
-            if store.check([hello]):
-                store.set(_key("name for", store.get(hello).decode()), own)
-            if store.check([_key("heard", own, other)]):
+            if store.check([f"hello/{other}"]):
+                store.set(f"name for/{store.get(f'hello/{other}').decode()}", own)
+            if store.check([f"heard/{own}/{other}"]):
                 missing.remove(other)
         if missing and time.monotonic() > deadline:
             ranks = ", ".join(map(str, sorted(missing)))
@@ -284,7 +271,3 @@ def agree_on_name(
             )
         time.sleep(0.01 if missing else 0)
     return own
-
-
-def _key(*parts: object) -> str:
-    return "/".join(("stampede", "rendezvous", *map(str, parts)))

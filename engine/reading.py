@@ -94,11 +94,6 @@ class Reader:
             RunFolderError, DataError: settings or data give another order of rows.
         """
         settings, order = state.get("settings"), state.get("order")
-        if order and order["shuffle"] == "none" and self._order.shuffle == "rotate":
-            raise RunFolderError(
-                "an earlier version of stampede began this run, which read synthetic rows in the "
-                "same order in every epoch; train from scratch with another run.name"
-            )
         if settings and order and Order(**order).deciding() != self._order.deciding():
             now = {key: getattr(self._section, key) for key in settings}
             raise RunFolderError(
@@ -162,8 +157,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         SettingsError: no file is given.
         DataError: the file cannot be used.
     """
-    section = config.data
-    selects = _selects_on_validation(config)
+    section, selects = config.data, _selects_on_validation(config)
     if isinstance(section, SizesSection):
         raise SettingsError(
             "data.kind is 'sizes', which has no clicks to train on; plan it with `launch.py --plan "
@@ -174,13 +168,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         dataset = section.clicks().dataset(section.rows, section.test_rows, validation)
     else:
         _check_path(section)
-        if isinstance(section, PreparedSection):
-            folder = Path(section.path)
-        else:
-            raw = _used(section, selects)
-            # Preparing may take hours; mistakes in the configuration are reported first.
-            group_by = config.evaluate.group_by
-            folder = processes.on_main(lambda: _prepared(raw, group_by))
+        folder = processes.on_main(lambda: _prepared(config))
         say = partial(print, file=sys.stderr, flush=True)
         processes.on_each_machine(lambda: check_unchanged(folder, say))
         hashed = processes.on_main(lambda: vocabulary_fingerprint(folder))
@@ -199,15 +187,6 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     return dataset
 
 
-def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
-    single = [name for name in fields if name not in multi]
-    if field and field not in single:
-        found = "a field of several ids" if field in multi else "not an id field"
-        raise SettingsError(
-            f"evaluate.group_by: {field!r} is {found}; write one of {', '.join(single)}"
-        )
-
-
 def check_files(config: Config) -> None:
     """Check that the files of raw logs exist, without preparing them.
 
@@ -221,11 +200,6 @@ def check_files(config: Config) -> None:
         _check_groups_of_log(config.evaluate.group_by, _source(config.data))
 
 
-def _check_groups_of_log(group_by: str, source: Source) -> None:
-    ids = source.log.schema.ids
-    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
-
-
 def data_folder(config: Config) -> Path:
     """The folder with the prepared data; prepares nothing.
 
@@ -237,8 +211,7 @@ def data_folder(config: Config) -> Path:
     _check_path(section)
     if isinstance(section, PreparedSection):
         return Path(section.path)
-    raw = _used(section, _selects_on_validation(config))
-    folder = _folder(raw, _source(raw))
+    *_, folder = _log(config)
     if not (folder / MANIFEST).exists():
         raise SettingsError(
             f"data.path: {section.path} is not prepared yet (no {folder}), so the rows of its "
@@ -271,24 +244,56 @@ def _check_path(section: RawSection | PreparedSection) -> None:
         raise SettingsError("data.path is not given; write data.path=FILE after the config file")
 
 
+def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
+    single = [name for name in fields if name not in multi]
+    if field and field not in single:
+        found = "a field of several ids" if field in multi else "not an id field"
+        raise SettingsError(
+            f"evaluate.group_by: {field!r} is {found}; write one of {', '.join(single)}"
+        )
+
+
+def _check_groups_of_log(group_by: str, source: Source) -> None:
+    ids = source.log.schema.ids
+    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
+
+
 def _selects_on_validation(config: Config) -> bool:
     """Whether a validation part is needed; a period needs none."""
     in_periods = getattr(config.data, "split", "") == "periods"
     return config.evaluate.select_on == "validation" and not in_periods
 
 
-def _used(section: RawSection, selects: bool) -> RawSection:
-    """The section without a validation part if nothing is chosen on it."""
-    return section if selects else section.model_copy(update={"validation_fraction": 0.0})
-
-
-def _prepared(section: RawSection, group_by: str) -> Path:
-    """The folder with the prepared log, made on first use."""
-    source = _source(section)
-    _check_groups_of_log(group_by, source)
-    folder = _folder(section, source)
+def _prepared(config: Config) -> Path:
+    """The folder with the prepared data; a log is prepared on first use."""
+    if isinstance(config.data, PreparedSection):
+        return Path(config.data.path)
+    section, source, folder = _log(config)
+    # Preparing may take hours; mistakes in the configuration are reported first.
+    _check_groups_of_log(config.evaluate.group_by, source)
     prepare(source, section, folder)
     return folder
+
+
+def _log(config: Config) -> tuple[RawSection, Source, Path]:
+    """A log as it is prepared, and the folder for the result.
+
+    The folder is named after a hash of the log and of all else that the result depends on.
+    """
+    section = config.data
+    if not _selects_on_validation(config):
+        section = section.model_copy(update={"validation_fraction": 0.0})
+    source = _source(section)
+    described = {
+        "format": FORMAT,
+        "on_bad_row": section.on_bad_row,
+        "numbers_dtype": section.numbers_dtype,
+        "shard_rows": section.shard_rows,
+        **source.described(),
+    }
+    stem = source.log.files[0].name.split(".")[0] or "log"
+    hashed = fingerprint(source.log.files, described)
+    return section, source, Path(section.cache) / f"{stem}-{hashed}"
 
 
 def _source(section: RawSection) -> Source:
@@ -302,16 +307,3 @@ def _source(section: RawSection) -> Source:
         growth=section,
         period_before=section.period_before,
     )
-
-
-def _folder(section: RawSection, source: Source) -> Path:
-    """A folder named after a hash of the log and of all else that the result depends on."""
-    described = {
-        "format": FORMAT,
-        "on_bad_row": section.on_bad_row,
-        "numbers_dtype": section.numbers_dtype,
-        "shard_rows": section.shard_rows,
-        **source.described(),
-    }
-    stem = source.log.files[0].name.split(".")[0] or "log"
-    return Path(section.cache) / f"{stem}-{fingerprint(source.log.files, described)}"
