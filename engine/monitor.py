@@ -79,13 +79,9 @@ class PhaseTimes:
         # Stages and waits of the current step with their first and last marks; steps not yet read.
         self._step: list[tuple[str, Any, Any]] = []
         self._ended: deque[list[tuple[str, Any, Any]]] = deque()
-        self._begin_window()
-
-    def _begin_window(self) -> None:
+        # Of the window: seconds of each step, and in all by stage.
         self._seconds: list[float] = []
-        self._phases: Counter[str] = Counter()
-        self._outside: Counter[str] = Counter()
-        self._waited = 0.0
+        self._by_stage: Counter[str] = Counter()
 
     def begin(self, stage: str) -> None:
         """A stage begins, and the previous one ends."""
@@ -121,32 +117,30 @@ class PhaseTimes:
         """
         while self._ended:
             self._add(self._ended.popleft())
-        steps = len(self._seconds)
-        percentiles = np.percentile(self._seconds, list(_PERCENTILES.values())).tolist()
-        phases = {name: self._phases[name] / steps for name in PHASES}
-        named = dict(zip(_PERCENTILES, percentiles, strict=True))
-        window = {
-            "steps": steps,
-            "step_seconds": {**named, "mean": sum(phases.values())},
+        seconds, self._seconds = self._seconds, []
+        by_stage, self._by_stage = self._by_stage, Counter()
+        percentiles = np.percentile(seconds, list(_PERCENTILES.values())).tolist()
+        phases = {name: by_stage[name] / len(seconds) for name in PHASES}
+        waited = sum(by_stage[name] for name in (_WAIT, *self._exchanges))
+        outside = {name: of for name, of in by_stage.items() if name not in (_WAIT, *PHASES)}
+        return {
+            "steps": len(seconds),
+            "step_seconds": {
+                **dict(zip(_PERCENTILES, percentiles, strict=True)),
+                "mean": sum(phases.values()),
+            },
             "phase_seconds": phases,
-            "communication_seconds": self._waited / steps,
-            "outside_seconds": dict(self._outside),
+            "communication_seconds": waited / len(seconds),
+            "outside_seconds": outside,
         }
-        self._begin_window()
-        return window
 
     def _add(self, step: list[tuple[str, Any, Any]]) -> None:
-        total = 0.0
+        self._seconds.append(0.0)
         for name, first, last in step:
             seconds = self.clock.seconds(first, last)
-            if name == _WAIT or name in self._exchanges:
-                self._waited += seconds
+            self._by_stage[name] += seconds
             if name in PHASES:
-                self._phases[name] += seconds
-                total += seconds
-            elif name != _WAIT:
-                self._outside[name] += seconds
-        self._seconds.append(total)
+                self._seconds[-1] += seconds
 
 
 @contextmanager

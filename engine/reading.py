@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -183,7 +183,8 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             f"the data have no validation part ({dataset.train.rows} training rows); write a "
             "larger data.validation_fraction, or evaluate.select_on=test"
         )
-    _check_groups(config.evaluate.group_by, dataset.vocabulary_sizes, dataset.multi)
+    multi = {name: name in dataset.multi for name in dataset.vocabulary_sizes}
+    _check_groups(config.evaluate.group_by, multi)
     return dataset
 
 
@@ -197,7 +198,7 @@ def check_files(config: Config) -> None:
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
     if isinstance(config.data, RawSection):
-        _check_groups_of_log(config.evaluate.group_by, _source(config.data))
+        _check_groups(config.evaluate.group_by, _multi(_source(config.data)))
 
 
 def data_folder(config: Config) -> Path:
@@ -244,18 +245,18 @@ def _check_path(section: RawSection | PreparedSection) -> None:
         raise SettingsError("data.path is not given; write data.path=FILE after the config file")
 
 
-def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
-    single = [name for name in fields if name not in multi]
-    if field and field not in single:
-        found = "a field of several ids" if field in multi else "not an id field"
+def _check_groups(group_by: str, multi: Mapping[str, bool]) -> None:
+    """`multi` says of each id field whether a sample may have several ids."""
+    single = [name for name, has_several in multi.items() if not has_several]
+    if group_by and group_by not in single:
+        found = "a field of several ids" if group_by in multi else "not an id field"
         raise SettingsError(
-            f"evaluate.group_by: {field!r} is {found}; write one of {', '.join(single)}"
+            f"evaluate.group_by: {group_by!r} is {found}; write one of {', '.join(single)}"
         )
 
 
-def _check_groups_of_log(group_by: str, source: Source) -> None:
-    ids = source.log.schema.ids
-    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
+def _multi(source: Source) -> dict[str, bool]:
+    return {name: is_multi(field) for name, field in source.log.schema.ids.items()}
 
 
 def _selects_on_validation(config: Config) -> bool:
@@ -270,7 +271,7 @@ def _prepared(config: Config) -> Path:
         return Path(config.data.path)
     section, source, folder = _log(config)
     # Preparing may take hours; mistakes in the configuration are reported first.
-    _check_groups_of_log(config.evaluate.group_by, source)
+    _check_groups(config.evaluate.group_by, _multi(source))
     prepare(source, section, folder)
     return folder
 
