@@ -189,14 +189,11 @@ def rank_environment(
 
 
 def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
-    """Run a command as the ranks of one run on this machine, until all end or one fails.
+    """Run a command as the ranks of one run on this machine; returns the exit status.
 
-    Nobody else can reach them: the store is a file, while torchrun's store listens on all addresses
-    without a password. The output goes to `log`; the standard input ends when this process ends,
-    even by a kill.
-
-    Returns:
-        The exit status. If a rank fails, its status; the others are killed.
+    If a rank fails, that is its status; the others are killed. Their output goes to `log`; their
+    standard input ends when this process ends, even by a kill. Nobody else can reach them: the
+    store is a file, while torchrun's listens on all addresses without a password.
     """
     ranks: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder, log.open("ab", buffering=0) as output:
@@ -240,10 +237,9 @@ def agree_on_name(
     world_size: int,
     timeout: float = default_pg_timeout.total_seconds(),
 ) -> str:
-    """A name for this start that all ranks share and no earlier start has used.
+    """A name for this start that all ranks share and no earlier start in this store has used.
 
-    Counting restarts is not enough: each of torchrun's agents has its own count. The store may hold
-    entries of earlier starts.
+    Counting restarts is not enough: each of torchrun's agents has its own count.
 
     Raises:
         TrainingStoppedError: on rank 0, if other ranks are missing after `timeout` seconds.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
+from stampede.data import Dataset, GlobalBatches, Order, Part
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from stampede.data.prepare import prepare
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
@@ -38,9 +38,6 @@ _AHEAD = 2
 # Keys that decide the order of training rows and that a resumed run may change.
 _ORDERING = ("shuffle", "memory_gb")
 
-# Rows whose weights are checked at a time.
-_PIECE = 1 << 20
-
 
 class Reader:
     """Opens the parts of a data set for training and evaluation, as this rank of a run.
@@ -54,19 +51,16 @@ class Reader:
 
     Raises:
         SettingsError: the data do not fit on the device.
-        DataError: all weights of a part to evaluate are 0.
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
         # The defaults for data without files.
         section = config.data if isinstance(config.data, ReadingSection) else ReadingSection()
-        for name, part in (("validation", dataset.validation), ("test", dataset.test)):
-            if part is not None:
-                _check_weighted(name, part)
         self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
-        shuffle = section.shuffle if dataset.shuffle else "rotate"
-        self._order = self._order_of(dataset.train, shuffle)
+        self._order = self._order_of(
+            dataset.train, section.shuffle if dataset.shuffle else "rotate"
+        )
         self.residence = choose_residence(
             section.residence, dataset, section.memory_gb * 1e9, processes.device
         )
@@ -82,6 +76,11 @@ class Reader:
         """Batches of the training part, in a new order in each epoch."""
         return self._batches(self.dataset.train, self._order, self._config.train.batch_size)
 
+    def evaluation(self, part: Part) -> GlobalBatches:
+        """Batches of a part of `dataset` in the order of its rows."""
+        order = self._order_of(part, "none")
+        return self._batches(part, order, self._config.evaluate.batch_size)
+
     def state_dict(self, batches: GlobalBatches) -> dict[str, Any]:
         """State of the training batches, and the settings that decide their order."""
         settings = {key: getattr(self._section, key) for key in _ORDERING}
@@ -96,17 +95,15 @@ class Reader:
         settings, order = state.get("settings"), state.get("order")
         if settings and order and Order(**order).deciding() != self._order.deciding():
             now = {key: getattr(self._section, key) for key in settings}
+            here, before = (
+                " ".join(f"data.{key}={value}" for key, value in of.items())
+                for of in (now, settings)
+            )
             raise RunFolderError(
-                f"{_written(now)} puts the training rows into another order than the run so far; "
-                f"write {_written(settings)} as in the checkpoint and use the same data, or "
-                "choose another run.name"
+                f"{here} puts the training rows into another order than the run so far; write "
+                f"{before} as in the checkpoint and use the same data, or choose another run.name"
             )
         batches.load_state_dict(state)
-
-    def evaluation(self, part: Part) -> GlobalBatches:
-        """Batches of a part of `dataset` in the order of its rows."""
-        order = self._order_of(part, "none")
-        return self._batches(part, order, self._config.evaluate.batch_size)
 
     def _order_of(self, part: Part, shuffle: str) -> Order:
         return make_order(part, shuffle, self._section.memory_gb * 1e9, self._config.run.seed)
@@ -130,24 +127,6 @@ class Reader:
             unknown_rows=self.dataset.unknown_rows,
             tiles=train.tiles if train.reproducible else 0,
         )
-
-
-def _written(settings: Mapping[str, Any]) -> str:
-    """Settings as on a command line."""
-    return " ".join(f"data.{key}={value}" for key, value in settings.items())
-
-
-def _check_weighted(name: str, part: Part) -> None:
-    """Refuse a part whose weights are all 0, before training; the first rows usually suffice."""
-    for start in range(0, part.rows, _PIECE):
-        rows = torch.arange(start, min(start + _PIECE, part.rows), device=part.device)
-        weights = part.weight(rows)
-        if weights is None or bool(weights.any()):
-            return
-    raise DataError(
-        f"all {part.rows:,} samples of the {name} part have weight 0, so its logloss is "
-        "undefined; give some a weight above 0, or split the data differently"
-    )
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:
