@@ -1,4 +1,4 @@
-"""Evaluates the parts over all ranks; picks the best epoch and reduces rates."""
+"""Evaluates the parts over all ranks, and reduces rates that no longer help."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
 from stampede.data.samples import aligned
-from stampede.engine.checkpoint.manifest import Progress
-from stampede.engine.config import Config, EvaluateSection
+from stampede.engine.config import EvaluateSection
 from stampede.engine.config.optim import PlateauSection
-from stampede.engine.console import progress_bar, readable_metric
+from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.metrics import PARTS, PartMetrics
 from stampede.engine.processes import Processes
@@ -228,32 +227,6 @@ def evaluate_run(
     return results
 
 
-def finish_epoch(run: TrainingRun, results: dict[str, dict[str, Any]]) -> None:
-    """Finish an evaluated epoch; remember it if it is the best so far."""
-    progress, settings = run.progress, run.config.evaluate
-    progress.epoch += 1
-    score, best = results[settings.select_on]["auc"], progress.best_score
-    # If the part has only one class, its AUC is undefined and the last epoch is the best.
-    if best is None or score > best:
-        progress.best_epoch, progress.best_score = progress.epoch, score
-        progress.best_auc, progress.selected = results["test"]["auc"], results
-        progress.waited = 0
-    else:
-        progress.waited += 1
-    if not run.processes.is_main:
-        return
-    shown = [
-        f"{part} AUC {readable_metric(found['auc'])} logloss {found['logloss']:.4f}"
-        for part, found in results.items()
-    ]
-    tqdm.write(f"epoch {progress.epoch}: {', '.join(shown)}")
-    if stops_early(progress, settings) and progress.epoch < run.config.train.epochs:
-        tqdm.write(
-            f"stopping early: no better AUC on the {settings.select_on} part since epoch "
-            f"{progress.best_epoch}"
-        )
-
-
 def _reduce_rates(run: TrainingRun, score: float | None) -> None:
     progress, optim = run.progress, run.config.optim
     for what, name, settings in (
@@ -292,13 +265,3 @@ class Plateau:
             return Plateau(self.best, self.waited + 1, self.fraction)
         reduced = max(self.fraction * settings.factor, settings.least)
         return Plateau(self.best, 0, min(reduced, self.fraction))
-
-
-def is_evaluated(epoch: int, config: Config) -> bool:
-    """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
-    return epoch % config.evaluate.every_epochs == 0 or epoch == config.train.epochs
-
-
-def stops_early(progress: Progress, settings: EvaluateSection) -> bool:
-    """Whether training should stop, as the last epochs brought no improvement."""
-    return 0 < settings.patience <= progress.waited

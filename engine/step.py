@@ -140,7 +140,12 @@ def train_step(
     with stopping(step):
         rows.backward(grad)
         if job.passes == 2:
-            _second_pass(job, batch, step, processes)
+            # Helen's, at the moved rows; the dense layers keep the gradient of the first one.
+            first = [parameter.grad for parameter in job.dense_parameters.values()]
+            rows = job.front.lookup(batch.sparse)
+            rows.backward(_dense_pass(job, batch, rows.detach(), step, processes)[1])
+            for parameter, kept in zip(job.dense_parameters.values(), first, strict=True):
+                parameter.grad = kept
     heartbeat.beat("averaging gradients")
     average_gradients_(
         job.dense_parameters.values(), processes.world_size, in_order=batch.tiles > 0
@@ -309,14 +314,3 @@ def _sample_weights(batch: Batch) -> Tensor:
     total = torch.where(total == 0, 1.0, total) if isinstance(total, Tensor) else total or 1.0
     scale = batch.global_samples / total
     return (batch.weight.double() * scale).float() / batch.global_samples
-
-
-def _second_pass(job: Job, batch: Batch, step: int, processes: Processes) -> None:
-    """Helen's second pass, at the moved rows; the dense layers keep the first one's gradient."""
-    parameters = list(job.dense_parameters.values())
-    first = [parameter.grad for parameter in parameters]
-    rows = job.front.lookup(batch.sparse)
-    _, grad = _dense_pass(job, batch, rows.detach(), step, processes)
-    rows.backward(grad)
-    for parameter, kept in zip(parameters, first, strict=True):
-        parameter.grad = kept

@@ -11,22 +11,16 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.clip_watch import clip_statistics
 from stampede.engine.config import DivergenceSection
-from stampede.engine.console import progress_bar
+from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
-from stampede.engine.evaluate import (
-    Plateau,
-    evaluate_run,
-    finish_epoch,
-    is_evaluated,
-    stops_early,
-)
+from stampede.engine.evaluate import Plateau, evaluate_run
 from stampede.engine.monitor import Monitor
 from stampede.engine.optimizers import learning_rates
 from stampede.engine.reading import Reader
@@ -87,7 +81,7 @@ class Trainer:
             # Once, before these rows are trained on.
             self._evaluate()
         for epoch in range(progress.epoch, epochs):
-            if stops_early(progress, self._config.evaluate):
+            if self._stops_early():
                 break
             self._train_epoch(epoch, bar)
             self._finish_epoch(epoch + 1)
@@ -121,7 +115,7 @@ class Trainer:
             # Reading a loss on a GPU waits for the GPU.
             if self._unchecked is None or not loss.is_cuda:
                 bar.set_postfix({"loss": f"{loss.item():.4f}", "epoch": epoch + 1}, refresh=False)
-            if self._has_ended(epoch) and is_evaluated(epoch + 1, config):
+            if self._has_ended(epoch) and self._is_evaluated(epoch + 1):
                 # The end of the epoch evaluates and saves.
                 continue
             self._evaluate_if_due()
@@ -194,10 +188,19 @@ class Trainer:
     def _evaluate(self) -> dict[str, dict[str, Any]]:
         return evaluate_run(self._run, self._reader, self._agreement.after)
 
+    def _is_evaluated(self, epoch: int) -> bool:
+        """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
+        epochs = self._config.train.epochs
+        return epoch % self._config.evaluate.every_epochs == 0 or epoch == epochs
+
+    def _stops_early(self) -> bool:
+        """Whether training should stop, as the last epochs brought no improvement."""
+        return 0 < self._config.evaluate.patience <= self._progress.waited
+
     def _finish_epoch(self, epoch: int) -> None:
-        """Evaluate and save after an epoch, counted from 1, if they are due."""
-        run, progress, config = self._run, self._progress, self._config
-        if not is_evaluated(epoch, config):
+        """Evaluate and save after an epoch, counted from 1, if that is due."""
+        run, progress, selecting = self._run, self._progress, self._config.evaluate.select_on
+        if not self._is_evaluated(epoch):
             # The next epoch follows at once, without bringing rows up to date.
             progress.epoch = epoch
             return
@@ -208,11 +211,29 @@ class Trainer:
             return
         # Evaluate before saving: weights may have diverged in the last step.
         results = self._evaluate()
-        finish_epoch(run, results)
-        if epoch == min(config.evaluate.every_epochs, config.train.epochs):
-            selecting = config.evaluate.select_on
-            found_off = on_first_epoch(selecting, results[selecting]["auc"], epoch)
-            tell(found_off, progress.step, run.folder, run.processes)
+        progress.epoch = epoch
+        score, best = results[selecting]["auc"], progress.best_score
+        # If the part has only one class, its AUC is undefined and the last epoch is the best.
+        if best is None or score > best:
+            progress.best_epoch, progress.best_score = epoch, score
+            progress.best_auc, progress.selected = results["test"]["auc"], results
+            progress.waited = 0
+        else:
+            progress.waited += 1
+        said = [
+            f"{part} AUC {readable_metric(found['auc'])} logloss {found['logloss']:.4f}"
+            for part, found in results.items()
+        ]
+        said = [f"epoch {epoch}: {', '.join(said)}"]
+        if self._stops_early() and epoch < self._config.train.epochs:
+            said.append(
+                f"stopping early: no better AUC on the {selecting} part since epoch "
+                f"{progress.best_epoch}"
+            )
+        if run.processes.is_main:
+            tqdm.write("\n".join(said))
+        if epoch == min(self._config.evaluate.every_epochs, self._config.train.epochs):
+            tell(on_first_epoch(selecting, score, epoch), progress.step, run.folder, run.processes)
             progress.metrics_lines = run.folder.metrics_lines
         self._save()
 

@@ -58,32 +58,32 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
 
     `auc`, `logloss` and the other metrics are of the test part after `best_epoch`, whose weights
     `predict` and `export` use; `validation` has those of the validation part, and `last` both
-    parts' at the newest evaluation. The run adds `logistic_regression`, see there, or None, and the
-    sentences of `advice`.
+    parts' at the newest evaluation. The run adds `logistic_regression` and `advice`.
     """
     config, progress, dataset = run.config, run.progress, run.dataset
-    # No epoch may have been finished.
-    selected = progress.selected or progress.last
-    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
-    rows = {name: part.rows for name, part in parts.items() if part is not None}
+    last, selected = (
+        {
+            part: {name: value for name, value in found.items() if name != "samples"}
+            for part, found in evaluation.items()
+        }
+        # No epoch may have been finished.
+        for evaluation in (progress.last, progress.selected or progress.last)
+    )
+    # A period's test rows are its training rows, scored before training.
+    names = ["train", "validation", "test"][: 1 if dataset.period else 3]
+    parts = {name: getattr(dataset, name) for name in names}
     ids = sum(dataset.vocabulary_sizes.values())
     device = run.processes.device
     # The largest of any process.
     peak = torch.tensor(peak_memory_bytes(device), device=device)
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-    if dataset.period:
-        # A period's test rows are its training rows, scored before training.
-        del rows["test"]
     return {
-        **_metrics(selected["test"]),
-        **{part: _metrics(selected[part]) for part in selected if part != "test"},
+        **selected["test"],
+        **{part: found for part, found in selected.items() if part != "test"},
         "best_auc": selected["test"]["auc"],
         "best_epoch": progress.best_epoch,
         "selected_on": config.evaluate.select_on,
-        "last": {
-            "epoch": progress.epoch,
-            **{part: _metrics(found) for part, found in progress.last.items()},
-        },
+        "last": {"epoch": progress.epoch, **last},
         "stopped_early": progress.epoch < config.train.epochs,
         "clipped_share": clipped_share(progress),
         "skipped_rows": progress.skipped_rows,
@@ -94,7 +94,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "epochs": progress.epoch,
         "batch_size": config.train.batch_size,
         "period": dataset.period or None,
-        "rows": rows,
+        "rows": {name: part.rows for name, part in parts.items() if part is not None},
         "ids": ids,
         "parameters": {
             # Each id has an embedding and a first-order weight.
@@ -107,10 +107,6 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "version": stampede.__version__,
         "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-def _metrics(evaluation: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in evaluation.items() if name != "samples"}
 
 
 def clipped_share(progress: Progress) -> float | None:
