@@ -198,7 +198,7 @@ def evaluate_run(
     """Evaluate the validation and the test part, log the results, reduce rates if due.
 
     Tables must be up to date. An interrupted evaluation changes only the log, see
-    `Progress.metrics_lines`. Raises a `DivergedError` if a logloss is not finite.
+    `Progress.metrics_lines`.
     """
     progress, settings = run.progress, run.config.evaluate
     unseen = run.dataset.unseen_rows if run.dataset.period else None

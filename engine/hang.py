@@ -51,8 +51,7 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
 
     Args:
         settings: `hang_seconds`, the longest time without a heartbeat on any rank (ten minutes
-            more in the first step), and `slow_hang_seconds`, the limit for stages that may last for
-            hours, see `Heartbeat.slowly`.
+            more in the first step), and `slow_hang_seconds`, the same for `Heartbeat.slowly`.
         folder: for the stacks of all threads.
     """
     if not settings.hang_seconds:
@@ -94,12 +93,7 @@ class RankStatus:
 
 
 class Watchdog:
-    """A thread that watches this rank's heartbeat.
-
-    Args:
-        settings: see `watched`.
-        store: where ranks publish their status; None with one process.
-    """
+    """A thread that watches this rank's heartbeat; ranks publish their status in the store."""
 
     def __init__(
         self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store | None

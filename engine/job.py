@@ -174,9 +174,6 @@ def compile_network(network: nn.Module, how: str, device: torch.device) -> None:
     Every batch size is compiled separately, up to 8: there are few (full and last batches of
     training and evaluation), and an epoch's last batch must not slow down the others.
     `cuda_graphs` also records each size's launches as one graph.
-
-    Raises:
-        SettingsError: CUDA graphs were requested on a CPU.
     """
     if how == "none":
         return

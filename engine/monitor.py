@@ -244,7 +244,7 @@ class StepTrace:
         elif step + 1 in self._asked and not self._first:
             self._first = step + 1
             self._profile = profile()
-            with self._reporting():
+            with self._processes.heartbeat.slowly("tracing"):
                 self._profile.start()
 
     def begin_phase(self, stage: str) -> None:
@@ -273,24 +273,20 @@ class StepTrace:
         traced, self._profile = self._profile, None
         self._phase.close()
         self._of_step.close()
-        with self._reporting():
+        with self._processes.heartbeat.slowly("tracing"):
             traced.stop()
-            if self._first <= self._step:
+            if self._step < self._first:
+                return
+            # By its ending torch knows that it is to be compressed.
+            unfinished = self._file.with_name(f".{self._file.name}")
+            try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                # By its ending torch knows that it is to be compressed.
-                unfinished = self._file.with_name(f".{self._file.name}")
                 traced.export_chrome_trace(str(unfinished))
                 os.replace(unfinished, self._file)
-                self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        with self._processes.heartbeat.slowly("tracing"):
-            try:
-                yield
             except (OSError, RuntimeError) as failure:
-                self._profile = None
                 _say_given_up(self._processes.rank, self._file, "trace", failure)
+            else:
+                self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
 
     def _say(self, sentence: str) -> None:
         if self._processes.is_main:
@@ -315,7 +311,6 @@ class Monitor:
     start and end. All ranks must call the methods at the same places.
 
     Args:
-        folder: of the run.
         step: the last step of earlier starts of the run.
     """
 
@@ -373,12 +368,9 @@ class Monitor:
         self._trace.after_step(step)
 
     def line(self, step: int, ended: bool) -> dict[str, Any] | None:
-        """A line for `metrics.jsonl` after a step, if it is time for one; None on all ranks if not.
+        """A line for `metrics.jsonl` if one is due: after some steps, and where an epoch `ended`.
 
         Rank 0's has the fields of `over_ranks`, others' only `kind` and `step`.
-
-        Args:
-            ended: whether the epoch ends with the step.
         """
         if self._times is None or not (ended or step % self._every == 0):
             return None

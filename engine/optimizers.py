@@ -54,9 +54,6 @@ def table_optimizer(
     """Class and arguments for `apply_optimizer_in_backward`, at the actual batch size.
 
     `columns` of a stored row are the embedding; these are clipped.
-
-    Raises:
-        SettingsError: the device has no such optimizer.
     """
     section = config.optim.embedding
     arguments = section.model_dump(

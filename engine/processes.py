@@ -106,11 +106,7 @@ def launched_by() -> str | None:
 
 
 def choose_device(asked: str, key: str) -> torch.device:
-    """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one.
-
-    Raises:
-        SettingsError: a GPU is asked for and there is none.
-    """
+    """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one."""
     if asked == "cuda" and not torch.cuda.is_available():
         raise SettingsError(f"{key}: found 'cuda' but no GPU is available; write 'cpu' or 'auto'")
     if asked == "cpu" or not torch.cuda.is_available():
@@ -240,9 +236,6 @@ def agree_on_name(
     """A name for this start that all ranks share and no earlier start in this store has used.
 
     Counting restarts is not enough: each of torchrun's agents has its own count.
-
-    Raises:
-        TrainingStoppedError: on rank 0, if other ranks are missing after `timeout` seconds.
     """
     own, store = uuid4().hex, dist.PrefixStore("stampede/rendezvous", store)
     if rank != 0:

@@ -48,9 +48,6 @@ class Reader:
     Attributes:
         dataset: in the place that `data.residence` names.
         residence: `disk`, `memory` or `device`.
-
-    Raises:
-        SettingsError: the data do not fit on the device.
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
@@ -87,11 +84,7 @@ class Reader:
         return {**batches.state_dict(), "settings": settings}
 
     def load_state_dict(self, batches: GlobalBatches, state: Mapping[str, Any]) -> None:
-        """Continue the training batches from a state.
-
-        Raises:
-            RunFolderError, DataError: settings or data give another order of rows.
-        """
+        """Continue the training batches from a state."""
         settings, order = state.get("settings"), state.get("order")
         if settings and order and Order(**order).deciding() != self._order.deciding():
             now = {key: getattr(self._section, key) for key in settings}
@@ -130,12 +123,7 @@ class Reader:
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:
-    """Open the data; rank 0 prepares them if need be.
-
-    Raises:
-        SettingsError: no file is given.
-        DataError: the file cannot be used.
-    """
+    """Open the data; rank 0 prepares them if need be."""
     section, selects = config.data, _selects_on_validation(config)
     if isinstance(section, SizesSection):
         raise SettingsError(
@@ -168,12 +156,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
 
 
 def check_files(config: Config) -> None:
-    """Check that the files of raw logs exist, without preparing them.
-
-    Raises:
-        SettingsError: no file is given.
-        DataError: a file is absent.
-    """
+    """Check that the files of raw logs exist, without preparing them."""
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
     if isinstance(config.data, RawSection):
@@ -181,12 +164,7 @@ def check_files(config: Config) -> None:
 
 
 def data_folder(config: Config) -> Path:
-    """The folder with the prepared data; prepares nothing.
-
-    Raises:
-        SettingsError: no file is given, or it is not prepared yet.
-        DataError: a file is absent.
-    """
+    """The folder with the prepared data; prepares nothing."""
     section = config.data
     _check_path(section)
     if isinstance(section, PreparedSection):
@@ -204,12 +182,7 @@ def data_folder(config: Config) -> Path:
 
 
 def first_time(section: RawSection, file: Path) -> int | None:
-    """The smallest time among the first rows of a file of a log, seconds since 1970.
-
-    Raises:
-        SettingsError: the schema names no time.
-        DataError: the file cannot be read.
-    """
+    """The smallest time among the first rows of a file of a log, seconds since 1970."""
     source = _source(section.model_copy(update={"path": str(file)}))
     if source.log.schema.time is None:
         raise SettingsError(

@@ -137,9 +137,6 @@ class RunFolder:
         """Let a run that was to be continued, but has no checkpoint, start from scratch.
 
         Returns a sentence on what is lost, or an empty one.
-
-        Raises:
-            RunFolderError: the run had ended; its results would be lost.
         """
         if self.summary.exists():
             raise RunFolderError(

@@ -311,11 +311,7 @@ class _TrainingClock:
 
 
 def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
-    """Count the newest batch as skipped if its loss is not finite; return whether it is.
-
-    Raises:
-        DivergedError: too many in a row.
-    """
+    """Count the newest batch as skipped if its loss is not finite; return whether it is."""
     if math.isfinite(loss):
         progress.skipped_in_a_row = 0
         return False
@@ -333,11 +329,7 @@ def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
 def check_loss(
     loss: Tensor | float, progress: Progress, settings: DivergenceSection, remember: bool = False
 ) -> None:
-    """Compare a loss with earlier logged ones, and perhaps remember it; all ranks have the same.
-
-    Raises:
-        DivergedError: it is far higher.
-    """
+    """Compare a loss with earlier logged ones, and perhaps remember it; all ranks have the same."""
     # A loss is read from a GPU only if it is compared. The step checks that it is finite.
     if not settings.loss_factor or not math.isfinite(loss):
         return

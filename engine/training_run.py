@@ -118,32 +118,30 @@ def clipped_share(progress: Progress) -> float | None:
 
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     """The table printed at the end of a run."""
-    rows = []
-    attainable = summary["attainable_auc"]
-    if attainable is not None and summary["auc"] is not None:
-        ratio = (summary["auc"] - 0.5) / (attainable - 0.5)
+    reached = in_gauc = unknown = regression = ""
+    if summary["attainable_auc"] is not None and summary["auc"] is not None:
+        ratio = (summary["auc"] - 0.5) / (summary["attainable_auc"] - 0.5)
         reached = f"(reached {ratio:.1%} of it above 0.5 on the test part)"
-        rows.append(("attainable AUC", f"{attainable:.4f} {reached}"))
-    if "gauc" in summary and summary["gauc_groups"] is not None:
+        reached = f"{summary['attainable_auc']:.4f} {reached}"
+    if summary.get("gauc_groups") is not None:
         left_out = f"{summary['gauc_left_out']:,} of one class left out"
-        rows.append(("GAUC", f"test part: {summary['gauc_groups']:,} groups, {left_out}"))
-        if summary["gauc_unknown_samples"]:
-            unknown = f"{summary['gauc_unknown_samples']:,} samples"
-            rows.append(("not in GAUC", f"{unknown} whose id is missing, rare or unseen"))
+        in_gauc = f"test part: {summary['gauc_groups']:,} groups, {left_out}"
+        unknown = summary["gauc_unknown_samples"]
     if (found := summary["logistic_regression"]) is not None:
         scores = f"{readable_metric(found['test_auc'])}, logloss {found['test_logloss']:.4f}"
         how = f"logistic regression on the same features, {found['seconds']:.1f} s"
-        rows.append(("test AUC of LR", f"{scores}: {how}"))
-    if summary["stopped_early"]:
-        rows.append(("stopped early", f"after epoch {summary['epochs']}"))
-    if summary["clipped_share"] is not None:
-        rows.append(("rows clipped", f"{summary['clipped_share']:.2%} of the rows in the batches"))
-    if summary["skipped_rows"]:
-        rows.append(("rows skipped", f"{summary['skipped_rows']:,}, gradients not finite"))
-    if summary["skipped_batches"]:
-        skipped = f"{summary['skipped_batches']:,} of {summary['steps']:,}, losses not finite"
-        rows.append(("batches skipped", skipped))
-    rows += [
+        regression = f"{scores}: {how}"
+    clipped, steps = summary["clipped_share"], summary["steps"]
+    skipped, batches = summary["skipped_rows"], summary["skipped_batches"]
+    rows = [
+        ("attainable AUC", reached),
+        ("GAUC", in_gauc),
+        ("not in GAUC", unknown and f"{unknown:,} samples whose id is missing, rare or unseen"),
+        ("test AUC of LR", regression),
+        ("stopped early", summary["stopped_early"] and f"after epoch {summary['epochs']}"),
+        ("rows clipped", clipped is not None and f"{clipped:.2%} of the rows in the batches"),
+        ("rows skipped", skipped and f"{skipped:,}, gradients not finite"),
+        ("batches skipped", batches and f"{batches:,} of {steps:,}, losses not finite"),
         ("samples/s", f"{summary['samples_per_second']:,.0f}"),
         ("training time", f"{summary['train_seconds']:.1f} s"),
         ("peak memory", f"{readable_bytes(summary['peak_memory_bytes'])} in one process"),
@@ -152,7 +150,7 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         ("learning curve", str(folder.curve)),
         ("checkpoints", str(folder.checkpoints)),
     ]
-    return f"{_metric_table(summary)}\n{table(rows)}"
+    return f"{_metric_table(summary)}\n{table((name, text) for name, text in rows if text)}"
 
 
 def _metric_table(summary: dict[str, Any]) -> str:
