@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +23,6 @@ from stampede.engine.metrics import PARTS, PartMetrics
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.training_run import TrainingRun
-
-T = TypeVar("T")
 
 # Prefix of metrics over samples with new ids.
 NEW_IDS = "new_ids_"
@@ -165,10 +163,10 @@ class _Scores:
         whole = zip(map(partial(torch.cat, dim=1), batches), self._samples, strict=True)
         return torch.cat([batch[:, :samples] for batch, samples in whole], 1).numpy()
 
-    def _on_main(self, action: Callable[[], T]) -> T:
+    def _on_main(self, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0; all ranks fail together."""
 
-        def run() -> T:
+        def run() -> Any:
             try:
                 return action()
             except MemoryError as failure:

@@ -57,10 +57,10 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
     if not settings.hang_seconds:
         yield
         return
-    # A new name, because the store of torchrun's agent outlives a restart.
-    job = processes.on_main(lambda: uuid4().hex)
     store = None
     if processes.world_size > 1:
+        # A new name, because the store of torchrun's agent outlives a restart.
+        job = processes.on_main(lambda: uuid4().hex)
         store = dist.PrefixStore(f"stampede/watchdog/{job}", connection())
     watchdog = Watchdog(processes, settings, folder, store)
     try:

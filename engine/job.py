@@ -136,18 +136,17 @@ def choose_precision(asked: str, device: torch.device) -> DensePrecision:
     """
     if asked == "fp32":
         return DensePrecision(False, "fp32")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return DensePrecision(False, f"fp32 instead of {asked}, which this GPU does not support")
     if device.type == "cuda":
-        return DensePrecision(asked == "bf16", asked, is_tf32=asked == "tf32")
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            return DensePrecision(asked == "bf16", asked, is_tf32=asked == "tf32")
+        return DensePrecision(False, f"fp32 instead of {asked}, which this GPU does not support")
     if asked == "tf32":
         return DensePrecision(False, "fp32 instead of tf32, which a CPU does not support")
     ratio = _speed_of_bf16()
     if ratio > 1.0:
         return DensePrecision(True, f"bf16, {ratio:.1f} times as fast as fp32 on this CPU")
-    return DensePrecision(
-        False, f"fp32 instead of bf16, which is {1 / ratio:.1f} times slower on this CPU"
-    )
+    slower = f"{1 / ratio:.1f} times slower on this CPU"
+    return DensePrecision(False, f"fp32 instead of bf16, which is {slower}")
 
 
 def _speed_of_bf16(rows: int = 2048, width: int = 400, repeats: int = 3) -> float:

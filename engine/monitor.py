@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from stampede.engine.config import Config, ProfileSection
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.heartbeat import EXCHANGES, LOOKING_UP, PHASES, READING
-from stampede.engine.processes import Processes, peak_memory_bytes
+from stampede.engine.processes import Processes, peak_memory_bytes, restarts
 from stampede.files import append, to_json
 
 # Steps by which a GPU may be behind when their events are read; it is never that far.
@@ -177,21 +178,17 @@ def over_ranks(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     and memory are the largest of any rank, phases and communication the means. The slowest rank is
     the one that waited least, beside the mean of the others, None without others.
     """
-    count = len(windows)
-    phases = {name: sum(w["phase_seconds"][name] for w in windows) / count for name in PHASES}
+    phases = {name: fmean(w["phase_seconds"][name] for w in windows) for name in PHASES}
     largest = {name: max(w["step_seconds"][name] for w in windows) for name in _PERCENTILES}
     own = [w["step_seconds"]["mean"] - w["communication_seconds"] for w in windows]
-    slowest = own.index(max(own))
-    others = own[:slowest] + own[slowest + 1 :]
+    rank = own.index(max(own))
+    others = own[:rank] + own[rank + 1 :]
+    slowest = {"rank": rank, "own": own[rank], "others": fmean(others) if others else None}
     return {
         "step_seconds": {**largest, "mean": sum(phases.values()), "steps": windows[0]["steps"]},
         "phase_seconds": phases,
-        "communication_seconds": sum(w["communication_seconds"] for w in windows) / count,
-        "slowest_seconds": {
-            "rank": slowest,
-            "own": own[slowest],
-            "others": sum(others) / len(others) if others else None,
-        },
+        "communication_seconds": fmean(w["communication_seconds"] for w in windows),
+        "slowest_seconds": slowest,
         "peak_memory_bytes": max(w["peak_memory_bytes"] for w in windows),
     }
 
@@ -338,7 +335,7 @@ class Monitor:
             device=device,
             host=platform.node(),
             process=os.getpid(),
-            restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            restart=restarts(),
             versions={"python": platform.python_version(), **versions()},
         )
         self._trace.after_step(self._step)

@@ -105,6 +105,11 @@ def launched_by() -> str | None:
     return str(Path(file).parents[2]) if file else None
 
 
+def restarts() -> int:
+    """How often torchrun has restarted the processes."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def choose_device(asked: str, key: str) -> torch.device:
     """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one."""
     if asked == "cuda" and not torch.cuda.is_available():

@@ -279,7 +279,6 @@ class _TrainingClock:
         self._since_rate = (0.0, 0)
 
     def go_on(self) -> None:
-        """Start the clock if it is paused."""
         if self._since is None:
             self._since = time.perf_counter()
             self._since_rate = (self._since, self._run.progress.samples)
