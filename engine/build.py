@@ -22,11 +22,7 @@ from stampede.optim import TableInit, cowclip_sharders, table_update
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
-    """Build the model on this rank.
-
-    Raises:
-        SettingsError: the tables cannot be sharded as asked.
-    """
+    """Build the model on this rank."""
     scaling = scaled_hyperparameters(config)
     actual = scaling.scaled
     model = build_model(config, dataset.vocabulary_sizes, dataset.numbers)

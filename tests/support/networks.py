@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stampede.engine.config import Config
 from stampede.engine.processes import processes
-from stampede.engine.step import _TileSums, average_gradients_, sum_over_ranks
+from stampede.engine.step import add_tile, average_gradients_, sum_over_ranks
 from stampede.models import network, network_names
 from support.jobs import Trained, small_config, train_an_epoch_in
 
@@ -97,10 +97,10 @@ def sums_in_order() -> tuple[Tensor, Tensor]:
     # No multiple of the ranks.
     tiles = torch.randn(8, 1001, generator=torch.Generator().manual_seed(3))
     with processes("cpu") as here:
-        sums = _TileSums()
-        for tile in tiles.clone().chunk(here.world_size)[here.rank]:
-            sums.add([tile])
-        (mine,) = sums.sums
+        sums = []
+        for number, tile in enumerate(tiles.clone().chunk(here.world_size)[here.rank], 1):
+            add_tile(sums, number, [tile])
+        ((mine,),) = sums
         if here.world_size > 1:
             mine = sum_over_ranks(mine, here.world_size, in_order=True)
     one_by_one = torch.zeros(1001)
