@@ -97,7 +97,7 @@ class MLP(nn.Module):
         """Logits `[batch]`."""
         hidden, output = self.hidden, self.output
         layers = _plain_layers(hidden) if is_plain(hidden, HiddenLayers) else None
-        if layers is None or not is_plain(output, nn.Linear) or not is_one_column(output):
+        if layers is None or not is_plain_column(output):
             return output(hidden(inputs)).squeeze(1)
         return relu_layers(inputs, layers, output).squeeze(1)
 
@@ -131,9 +131,9 @@ def is_plain(module: nn.Module, kind: type) -> bool:
     )
 
 
-def is_one_column(output: nn.Linear) -> bool:
-    """Whether a layer only multiplies by one column of weights."""
-    return output.bias is None and output.out_features == 1
+def is_plain_column(layer: nn.Module) -> bool:
+    """Whether a layer only multiplies by one column of weights; see `is_plain`."""
+    return is_plain(layer, nn.Linear) and layer.bias is None and layer.out_features == 1
 
 
 def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:

@@ -19,7 +19,6 @@ from stampede.optim.clip import (
     threshold_factor,
 )
 from stampede.optim.nonfinite import NonFiniteGradientError
-from stampede.optim.rows import RowGradients
 from stampede.optim.table_array import TableArray
 
 
@@ -54,16 +53,18 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
         NonFiniteGradientError: a gradient is not finite, and the settings do not allow it.
     """
     reduction = reduction or Reduction()
-    updates = [_without_frozen_row(update) for update in updates]
-    # None: the step is taken in one pass, once it is known that no rank refuses it.
-    each = [
-        None if update.backend.can_step_at_once(update.batch) else _Step(update)
-        for update in updates
-    ]
-    steps = [one for one in each if one is not None]
-    reduction.sum_columns_([(one.array, one.batch.rows, one.values) for one in steps])
+    each: list[tuple[PendingUpdate, Measured | None]] = []
+    for update in updates:
+        frozen, batch = update.array.frozen_row, update.batch
+        if frozen is not None:
+            update = replace(update, batch=batch.where(batch.rows != frozen))
+        # None: the step is taken in one pass, once it is known that no rank refuses it.
+        at_once = update.backend.can_step_at_once(update.batch)
+        each.append((update, None if at_once else _measured(update)))
+    steps = [one for _, one in each if one is not None]
+    reduction.sum_columns_([(s.update.array, s.update.batch.rows, s.values) for s in steps])
     reduction.sum_columns_(
-        [(one.array, None, one.everything) for one in steps if one.everything is not None]
+        [(s.update.array, None, s.everything) for s in steps if s.everything is not None]
     )
     _leave_out_nonfinite(steps)
     device = updates[0].batch.grads.device if updates else reduction.device
@@ -74,72 +75,50 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
             "the gradient of an embedding row is not finite; no table of its collection was "
             "changed (on_nonfinite='skip_row' would leave such rows out)"
         )
-    return [
-        _step_at_once(update) if one is None else _clip_and_step(one, sums)
-        for update, one in zip(updates, each, strict=True)
-    ]
+    row_counts = []
+    for update, one in each:
+        if one is None:
+            clipped = update.backend.step_at_once_(update.batch, update.lr, update.step)
+            counts = torch.tensor([len(update.batch.rows), clipped, 0])
+        else:
+            factor, swept_factor = _factors(one, sums)
+            update.backend.step_(one, factor, swept_factor)
+            rows = one.update.batch.rows
+            counts = rows.new_tensor([len(rows), 0, one.skipped])
+            if factor is not None:
+                counts[1] = (factor < 1).sum()
+        row_counts.append(counts * update.array.counts_rows)
+    return row_counts
 
 
-def _without_frozen_row(update: PendingUpdate) -> PendingUpdate:
-    frozen, batch = update.array.frozen_row, update.batch
-    if frozen is None:
-        return update
-    return replace(update, batch=batch.where(batch.rows != frozen))
+def _measured(update: PendingUpdate) -> Measured:
+    settings = update.array.settings
+    grads, values = update.backend.measure(update.batch)
+    everything = update.backend.measure_all() if settings.needs_all_rows else None
+    one = Measured(replace(update, batch=update.batch._replace(grads=grads)), values, everything)
+    if settings.clip.by_table:
+        one.share = values[:3].clone()
+        one.whole_share = None if everything is None else everything[:3].clone()
+    return one
 
 
-class _Step(Measured):
-    """A measured update.
-
-    Attributes:
-        share, whole_share: `[3, n]` this array's part of `values` and of `everything`, if sums over
-            tables are needed; these add up column shards, so each keeps its own part.
-        skipped: number of rows skipped because their gradient is not finite.
-    """
-
-    def __init__(self, update: PendingUpdate) -> None:
-        settings = update.array.settings
-        grads, values = update.backend.measure(update.batch)
-        everything = update.backend.measure_all() if settings.needs_all_rows else None
-        super().__init__(
-            replace(update, batch=update.batch._replace(grads=grads)), values, everything
-        )
-        self.share = self.whole_share = None
-        if settings.clip.by_table:
-            self.share = values[:3].clone()
-            self.whole_share = None if everything is None else everything[:3].clone()
-        self.skipped = torch.zeros((), dtype=torch.int64, device=grads.device)
-
-    @property
-    def array(self) -> TableArray:
-        return self.update.array
-
-    @property
-    def batch(self) -> RowGradients:
-        return self.update.batch
-
-    def keep(self, kept: Tensor) -> None:
-        """Drop the batch's rows that are not marked in `kept`, `[n]` bool."""
-        self.update = replace(self.update, batch=self.batch.where(kept))
-        self.values = self.values[:, kept]
-        if self.share is not None:
-            self.share = self.share[:, kept]
-
-
-def _leave_out_nonfinite(steps: Sequence[_Step]) -> None:
+def _leave_out_nonfinite(steps: Sequence[Measured]) -> None:
     """Skip rows with a NaN or an infinity; all column shards see the same sum."""
     finite = [torch.isfinite(one.values[0] + one.values[1]) for one in steps]
     bad = torch.stack([(~rows).sum() for rows in finite]) if finite else torch.zeros(0)
-    for one, rows, count in zip(steps, finite, bad.tolist(), strict=True):
+    for one, kept, count in zip(steps, finite, bad.tolist(), strict=True):
         if count:
-            one.skipped += count
-            one.keep(rows)
+            one.skipped = count
+            one.update = replace(one.update, batch=one.update.batch.where(kept))
+            one.values = one.values[:, kept]
+            one.share = None if one.share is None else one.share[:, kept]
 
 
-def _table_sums(steps: Sequence[_Step], device: torch.device) -> TableSums:
+def _table_sums(steps: Sequence[Measured], device: torch.device) -> TableSums:
     """This rank's part of the sums over tables."""
     sums = TableSums(nonfinite=torch.zeros((), dtype=torch.float64, device=device))
     for one in steps:
-        settings, array = one.array.settings, one.array
+        array, settings = one.update.array, one.update.array.settings
         if settings.on_nonfinite == "error" and array.counts_rows:
             sums.nonfinite += one.skipped
         if not settings.clip.needs_tables:
@@ -150,54 +129,37 @@ def _table_sums(steps: Sequence[_Step], device: torch.device) -> TableSums:
     return sums
 
 
-def _shard_sums(one: _Step) -> list[Tensor]:
+def _shard_sums(one: Measured) -> list[Tensor]:
     """Squared norms of gradient and weights of each shard, float64 `[2]`."""
-    bounds = one.update.bounds()
+    array, bounds = one.update.array, one.update.bounds()
     taken = one.share[[0, 2]].double()
     if one.whole_share is None:
         return [taken[:, a:b].sum(1) for a, b in pairwise(bounds)]
     whole = one.whole_share[[0, 2]].double()
     # The sum over all rows counts the batch's rows as if they had no gradient.
-    swept = whole[:, one.batch.rows]
+    swept = whole[:, one.update.batch.rows]
     sums = []
-    for (first, stop), (a, b) in zip(pairwise(one.array.starts), pairwise(bounds), strict=True):
+    for (first, stop), (a, b) in zip(pairwise(array.starts), pairwise(bounds), strict=True):
         total = whole[:, first:stop].sum(1)
         total[0] += taken[0, a:b].sum() - swept[0, a:b].sum()
         sums.append(total)
     return sums
 
 
-def _times(counts: Tensor, dtype: torch.dtype) -> Tensor:
-    return counts.clamp_min(1).to(dtype)
-
-
-def _shard_histograms(one: _Step) -> list[Tensor]:
+def _shard_histograms(one: Measured) -> list[Tensor]:
     """Histograms of each shard's norms of rows, per occurrence; the first column shard has them."""
     norms = one.values[0].sqrt()
-    norms = norms / _times(one.batch.counts, norms.dtype)
-    if one.array.shards[0].column_offset:
+    norms = norms / one.update.batch.counts.clamp_min(1).to(norms.dtype)
+    if one.update.array.shards[0].column_offset:
         norms = norms[:0]
     bounds = [min(bound, len(norms)) for bound in one.update.bounds()]
     return [norm_histogram(norms[a:b]) for a, b in pairwise(bounds)]
 
 
-def _step_at_once(update: PendingUpdate) -> Tensor:
-    clipped = update.backend.step_at_once_(update.batch, update.lr, update.step)
-    return torch.tensor([len(update.batch.rows), clipped, 0]) * update.array.counts_rows
-
-
-def _clip_and_step(one: _Step, sums: TableSums) -> Tensor:
-    factor, swept_factor = _factors(one, sums)
-    clipped = torch.zeros_like(one.skipped) if factor is None else (factor < 1).sum()
-    one.update.backend.step_(one, factor, swept_factor)
-    touched = torch.full_like(one.skipped, len(one.batch.rows))
-    return torch.stack([touched, clipped, one.skipped]) * one.array.counts_rows
-
-
-def _factors(one: _Step, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
+def _factors(one: Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
     """Factors of the gradients: of the batch's rows and of all rows; None for 1."""
-    array, clip, (_, grads, counts) = one.array, one.array.settings.clip, one.batch
-    everything = one.everything
+    array, (_, grads, counts), everything = one.update.array, one.update.batch, one.everything
+    clip = array.settings.clip
     if clip.granularity == "none":
         swept = one.update.swept_decay_factor
         return None, None if swept is None else _repeated(swept.to(grads.dtype), array.starts)
@@ -212,7 +174,7 @@ def _factors(one: _Step, sums: TableSums) -> tuple[Tensor | None, Tensor | None]
         norms = one.values[0].sqrt()
         each = torch.stack([quantile_of(histogram, clip.quantile) for histogram in held])
         largest = _repeated(each.to(norms.dtype), one.update.bounds())
-        return threshold_factor(norms, largest * _times(counts, norms.dtype)), None
+        return threshold_factor(norms, largest * counts.clamp_min(1).to(norms.dtype)), None
     by_shard = table_factor(*held.T, clip).to(grads.dtype)
     swept = None if everything is None else _repeated(by_shard, array.starts)
     return _repeated(by_shard, one.update.bounds()), swept

@@ -57,7 +57,7 @@ class CpuBackend(TorchBackend):
         grads, squares = _OPS.measure_rows(
             array.weights, batch.rows, batch.grads, array.local_width, array.settings.l2
         )
-        return grads, self._with_states(squares, batch.rows)
+        return grads, torch.stack([*squares, *self._owned_states(batch.rows)])
 
     def can_step_at_once(self, batch: RowGradients) -> bool:
         """Whether each row's step depends on the row alone, and all gradients are finite."""
