@@ -9,7 +9,7 @@ loss; the second, taken there, updates the original weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -150,8 +150,8 @@ class Helen(TableOptimizer):
         """
         if self._first is not None:
             raise RuntimeError("Helen: first_step was called twice; call second_step in between")
-        slopes, norms, first = {}, {}, {}
-        for group, param in self._all():
+        slopes, norms, first, groups = {}, {}, {}, self._groups()
+        for param, group in groups.items():
             if param.grad is None:
                 continue
             batch, table = _gradient(param, group), _as_table(param)
@@ -160,8 +160,7 @@ class Helen(TableOptimizer):
                 grads = torch.add(batch.grads, table[batch.rows], alpha=2.0 * group["l2"])
                 slopes[param] = batch._replace(grads=grads)
             norms[param] = _gradient_norm(param, slopes[param], _settings_of(group))
-        groups = {param: group for group, param in self._all()}
-        together = _dense_norms(norms, groups)
+        self._first, together = first, _dense_norms(norms, groups)
         for param, slope in slopes.items():
             group, norm, table = groups[param], norms[param], _as_table(param)
             settings = _settings_of(group)
@@ -175,7 +174,6 @@ class Helen(TableOptimizer):
                 moved = settings.perturbation(slope.grads, slope.counts, norm, slope.counts.max())
                 table.index_copy_(0, rows, (weights + moved).to(table.dtype))
             first[param] = _First(None, rows, weights, settings.swept_decay_factor(norm[None]))
-        self._first = first
         self.zero_grad()
 
     @torch.no_grad()
@@ -186,8 +184,7 @@ class Helen(TableOptimizer):
             ValueError: as in `first_step`.
             NonFiniteGradientError: a table's gradient is not finite; no weight was changed.
         """
-        first = self._first
-        groups = {param: group for group, param in self._all()}
+        first, groups = self._first, self._groups()
         batches, moved = {}, {}
         for param, group in groups.items():
             left = first.get(param, _First())
@@ -238,8 +235,8 @@ class Helen(TableOptimizer):
                 _as_table(param).index_copy_(0, first.rows, first.weights)
         self._first = None
 
-    def _all(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        return ((group, param) for group in self.param_groups for param in group["params"])
+    def _groups(self) -> dict[Tensor, dict[str, Any]]:
+        return {param: group for group in self.param_groups for param in group["params"]}
 
     def _array(self, name: str, param: Tensor, group: dict[str, Any]) -> TableArray:
         """A parameter with its state, which is made at the first step."""

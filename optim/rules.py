@@ -27,19 +27,12 @@ class RowGradientSquares(NamedTuple):
 
 
 class RowStep(NamedTuple):
-    """Rows that will take a step, counted from 1.
+    """Rows that will take a step, counted from 1."""
 
-    Attributes:
-        weights: `[n, dim]` float.
-        grads: `[n, dim]` gradients after L2 and clip; may be overwritten.
-        states: the rows' states by name, changed in place.
-        squares: of `grads`; given if the rule has row states.
-    """
-
-    weights: Tensor
-    grads: Tensor
-    states: dict[str, Tensor]
-    squares: RowGradientSquares | None
+    weights: Tensor  # `[n, dim]` float.
+    grads: Tensor  # `[n, dim]` gradients after L2 and clip; may be overwritten.
+    states: dict[str, Tensor]  # The rows' states by name, changed in place.
+    squares: RowGradientSquares | None  # Of `grads`; given if the rule has row states.
     lr: float
     step: int
 
@@ -68,17 +61,14 @@ class RowStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """A base optimizer: its settings, the state it keeps and its step. Hashable.
+    """A base optimizer: its settings, the state it keeps and its step. Hashable."""
 
-    Class attributes:
-        element_states: names of the states shaped like the weights, `[rows, dim]` float32.
-        row_states: names of the states with one value a row, `[rows]` float32. Each has a twin
-            `<name>_rest` for the columns that are not clipped, if there are such columns.
-        moves_without_gradient: whether a row with a zero gradient moves (momentum).
-    """
-
+    # Names of the states shaped like the weights, `[rows, dim]` float32.
     element_states: ClassVar[tuple[str, ...]] = ()
+    # Names of the states with one value a row, `[rows]` float32. Each has a twin `<name>_rest` for
+    # the columns that are not clipped, if there are such columns.
     row_states: ClassVar[tuple[str, ...]] = ()
+    # Whether a row with a zero gradient moves (momentum).
     moves_without_gradient: ClassVar[bool] = False
 
     def step_(self, rows: RowStep) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stampede.optim.backends.torch import Measured, PendingUpdate
 from stampede.optim.clip import (
+    CowClip,
     TableSums,
     norm_histogram,
     quantile_of,
@@ -124,8 +125,10 @@ def _table_sums(steps: Sequence[Measured], device: torch.device) -> TableSums:
         if not settings.clip.needs_tables:
             continue
         parts = _shard_sums(one) if settings.clip.by_table else _shard_histograms(one)
-        for shard, total in zip(array.shards, parts, strict=True):
-            sums.add(shard.table, settings.clip, total if shard.counted else total.zero_())
+        for shard, part in zip(array.shards, parts, strict=True):
+            key = _key(shard.table, settings.clip)
+            part = part if shard.counted else part.zero_()
+            sums.parts[key] = sums.parts[key] + part if key in sums.parts else part
     return sums
 
 
@@ -169,7 +172,7 @@ def _factors(one: Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | No
             return factor, None
         once = torch.ones_like(everything[0])
         return factor, row_factor(everything[0], everything[2], once, array.width, clip)
-    held = torch.stack([sums.of(shard.table, clip) for shard in array.shards])
+    held = torch.stack([sums.parts[_key(shard.table, clip)] for shard in array.shards])
     if clip.granularity == "quantile":
         norms = one.values[0].sqrt()
         each = torch.stack([quantile_of(histogram, clip.quantile) for histogram in held])
@@ -178,6 +181,10 @@ def _factors(one: Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | No
     by_shard = table_factor(*held.T, clip).to(grads.dtype)
     swept = None if everything is None else _repeated(by_shard, array.starts)
     return _repeated(by_shard, one.update.bounds()), swept
+
+
+def _key(table: str, clip: CowClip) -> str | None:
+    return None if clip.granularity == "global" else table
 
 
 def _repeated(by_shard: Tensor, bounds: list[int]) -> Tensor:

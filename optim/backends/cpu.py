@@ -114,8 +114,7 @@ class CpuBackend(TorchBackend):
             settings = self.array.settings
             constants = step_constants(settings.rule, lr, step, settings.weight_decay)
             return torch.tensor([constants]), None
-        self.waiting.set_step(step - 1)
-        return self.waiting.begin_step(lr), self.waiting.last
+        return self.waiting.begin_step(lr, step), self.waiting.last
 
     def _end_step(self, touched: int) -> None:
         if self.waiting is not None:
@@ -126,7 +125,7 @@ class _WaitingRows(WaitingRows):
     """Rows that wait, replayed by the C++ kernels."""
 
     def __init__(self, array: TableArray, defers: bool) -> None:
-        super().__init__(array.settings, len(array.weights), array.weights.device, defers=defers)
+        super().__init__(array.settings, array.weights, defers=defers)
         self.array = array
 
     def replay_range(self, first_row: int, stop_row: int) -> None:

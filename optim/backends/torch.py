@@ -20,19 +20,15 @@ BLOCK_ELEMENTS = 1 << 20
 
 @dataclass
 class PendingUpdate:
-    """One array's share in a step, counted from 1.
-
-    Attributes:
-        batch: summed gradients of the batch's rows, of the mean loss over the global batch; its
-            rows count from the start of the array.
-        swept_decay_factor: `[shards]` factor of the L2 term of rows outside of the batch,
-            besides the clip; None for 1.
-    """
+    """One array's share in a step, counted from 1."""
 
     backend: TorchBackend
+    # Summed gradients of the batch's rows, of the mean loss over the global batch; rows count from
+    # the start of the array.
     batch: RowGradients
     lr: float
     step: int
+    # `[shards]` factor of the L2 term of rows outside of the batch, besides the clip; None for 1.
     swept_decay_factor: Tensor | None = None
 
     @property
@@ -53,21 +49,17 @@ class Measured:
     the gradient over the clipped columns and over the others, squared norm of the weights over the
     clipped columns, row states.
 
-    Attributes:
-        update: its gradients include the L2 term, and will be overwritten.
-        values: of the batch's rows.
-        everything: of all rows, as if their gradient were the L2 term; None if the step needs none.
-        share, whole_share: `[3, n]` this array's part of `values` and of `everything`, if sums over
-            tables are needed; these add up column shards, so each keeps its own part.
-        skipped: number of rows skipped because their gradient is not finite.
     """
 
-    update: PendingUpdate
-    values: Tensor
+    update: PendingUpdate  # Its gradients include the L2 term, and will be overwritten.
+    values: Tensor  # Of the batch's rows.
+    # Of all rows, as if their gradient were the L2 term; None if the step needs none.
     everything: Tensor | None = None
+    # `[3, n]` this array's part of `values` and of `everything`, if sums over tables are needed;
+    # these add up column shards, so each keeps its own part.
     share: Tensor | None = None
     whole_share: Tensor | None = None
-    skipped: int = 0
+    skipped: int = 0  # Rows skipped because their gradient is not finite.
 
 
 class TorchBackend:

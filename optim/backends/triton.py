@@ -84,8 +84,7 @@ class TritonBackend(TorchBackend):
         """
         settings, waiting = self.array.settings, self.waiting
         if waiting is not None:
-            waiting.set_step(step - 1)
-            waiting.begin_step(lr)
+            waiting.begin_step(lr, step)
         if measured is not None:
             update_rows_(
                 self.array,
@@ -116,10 +115,7 @@ class _WaitingRows(WaitingRows):
 
     def __init__(self, array: TableArray, flag: NonFiniteFlag) -> None:
         # More steps begin before it is known that one was not taken.
-        weights = array.weights
-        super().__init__(
-            array.settings, len(weights), weights.device, defers=True, known_late=LATE + 1
-        )
+        super().__init__(array.settings, array.weights, defers=True, known_late=LATE + 1)
         self.array = array
         self._flag = flag.tensor
 

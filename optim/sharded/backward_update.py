@@ -36,21 +36,15 @@ _LOG = logging.getLogger("stampede.optim")
 
 @dataclass
 class _Collection:
-    """A sharded collection, held by weak references.
-
-    Attributes:
-        names: of its tables in the sums over ranks.
-        clips_everything: whether some of its tables are clipped together with all others.
-        is_queued: whether its updates are queued on a GPU, on all ranks.
-        held: row gradients of earlier passes of the current step.
-    """
+    """A sharded collection, held by weak references."""
 
     module: weakref.ref[nn.Module]
     of_rank: list[weakref.ref[CowClipTables]]
-    names: frozenset[str]
+    names: frozenset[str]  # Of its tables in the sums over ranks.
     groups: CollectionGroups
-    clips_everything: bool
-    is_queued: bool
+    clips_everything: bool  # Whether some of its tables are clipped together with all others.
+    is_queued: bool  # Whether its updates are queued on a GPU, on all ranks.
+    # Row gradients of earlier passes of the current step.
     held: dict[CowClipTables, list[list[RowGradients]]] = field(default_factory=dict)
 
     @property

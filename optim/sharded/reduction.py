@@ -177,13 +177,13 @@ class CollectionGroups:
         if self.everyone is None or not (self._tables or self._refuses_nonfinite):
             return
         parts = [
-            sums.by_table.get(table, sums.nonfinite.new_zeros(size))
+            sums.parts.get(table, sums.nonfinite.new_zeros(size))
             for table, size in self._tables.items()
         ]
         whole = torch.cat([*parts, sums.nonfinite[None]])
         dist.all_reduce(whole, group=self.everyone)
         *parts, nonfinite = whole.split([*self._tables.values(), 1])
-        sums.by_table.update(zip(self._tables, parts, strict=True))
+        sums.parts.update(zip(self._tables, parts, strict=True))
         sums.nonfinite = nonfinite[0]
 
 
@@ -205,6 +205,5 @@ class BackwardReduction:
         for groups in self._groups:
             groups.sum_tables_(sums)
         if self._together is not None:
-            if sums.everything is None:
-                sums.everything = sums.nonfinite.new_zeros(2)
-            dist.all_reduce(sums.everything, group=self._together)
+            everything = sums.parts.setdefault(None, sums.nonfinite.new_zeros(2))
+            dist.all_reduce(everything, group=self._together)

@@ -169,26 +169,20 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     Attributes:
         arrays: the tables with their state; consecutive tables of the same first column and width
             share an array.
-        backends: the kernels of each array, chosen when the collection is sharded.
-        gradients: left by backward passes for the update.
-        is_replicated: whether every rank holds a copy, and gradients must be exchanged.
         step_count: int64 scalar on the CPU, steps taken so far.
-        version: number of updates; a lookup with an older one is out of date.
-        updated: on a GPU, the event at the end of the last update.
         row_counts: int64 `[3]`, touched, clipped and skipped rows since the start of the run.
-        settle: call it before rows are read; raises the errors of queued steps.
     """
 
     arrays: list[TableArray]
     places: list[ArrayPlace]
-    backends: list[TorchBackend]
-    gradients: list[LookupGradient]
-    is_replicated: bool
+    backends: list[TorchBackend]  # Kernels of each array, chosen when the collection is sharded.
+    gradients: list[LookupGradient]  # Left by backward passes for the update.
+    is_replicated: bool  # Whether every rank holds a copy, and gradients must be exchanged.
     step_count: Tensor
-    version: int = 0
-    updated: torch.cuda.Event | None = None
+    version: int = 0  # Number of updates; a lookup with an older one is out of date.
+    updated: torch.cuda.Event | None = None  # On a GPU, the end of the last update.
     row_counts: Tensor
-    settle: Callable[[], None] | None = None
+    settle: Callable[[], None] | None = None  # Raises the errors of queued steps.
 
     @classmethod
     def adopt(
