@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from stampede.optim.backends.torch import Measured, PendingUpdate
@@ -23,11 +25,10 @@ from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.table_array import TableArray
 
 
-class Reduction:
-    """Sums over the shards of a table, in the same order on all ranks; no-op for whole tables."""
+class Reduction(Protocol):
+    """Sums over the shards of tables, in the same order on all ranks."""
 
-    # For a rank without tables.
-    device = torch.device("cpu")
+    device: torch.device
 
     def sum_columns_(self, each: Sequence[tuple[TableArray, Tensor | None, Tensor]]) -> None:
         """Add up the values of rows over the column shards of their table, in place.
@@ -37,14 +38,22 @@ class Reduction:
         """
 
     def sum_tables_(self, sums: TableSums) -> None:
-        """Add up over ranks, in place."""
+        """Add up over ranks, in place; without the sum over all tables clipped together."""
 
 
 @torch.no_grad()
-def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None) -> list[Tensor]:
+def update_(
+    updates: Sequence[PendingUpdate],
+    reductions: Sequence[Reduction] = (),
+    together: dist.ProcessGroup | None = None,
+) -> list[Tensor]:
     """One step of several arrays of tables, in place.
 
     No dense gradient of a table is made. Tables clipped together (`global`) must be in one call.
+
+    Args:
+        reductions: of the collections that the tables are from, if they are sharded.
+        together: the ranks over which tables are clipped together.
 
     Returns:
         For each array `[3]` int64, how many of the batch's rows were touched, clipped and skipped.
@@ -53,7 +62,6 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
     Raises:
         NonFiniteGradientError: a gradient is not finite, and the settings do not allow it.
     """
-    reduction = reduction or Reduction()
     each: list[tuple[PendingUpdate, Measured | None]] = []
     for update in updates:
         frozen, batch = update.array.frozen_row, update.batch
@@ -63,14 +71,20 @@ def update_(updates: Sequence[PendingUpdate], reduction: Reduction | None = None
         at_once = update.backend.can_step_at_once(update.batch)
         each.append((update, None if at_once else _measured(update)))
     steps = [one for _, one in each if one is not None]
-    reduction.sum_columns_([(s.update.array, s.update.batch.rows, s.values) for s in steps])
-    reduction.sum_columns_(
-        [(s.update.array, None, s.everything) for s in steps if s.everything is not None]
-    )
+    of_batch = [(s.update.array, s.update.batch.rows, s.values) for s in steps]
+    of_all = [(s.update.array, None, s.everything) for s in steps if s.everything is not None]
+    for values in (of_batch, of_all):
+        for reduction in reductions:
+            reduction.sum_columns_(values)
     _leave_out_nonfinite(steps)
-    device = updates[0].batch.grads.device if updates else reduction.device
+    # A rank may have no tables.
+    device = updates[0].batch.grads.device if updates else reductions[0].device
     sums = _table_sums(steps, device)
-    reduction.sum_tables_(sums)
+    for reduction in reductions:
+        reduction.sum_tables_(sums)
+    if together is not None:
+        everything = sums.parts.setdefault(None, sums.nonfinite.new_zeros(2))
+        dist.all_reduce(everything, group=together)
     if sums.nonfinite:
         raise NonFiniteGradientError(
             "the gradient of an embedding row is not finite; no table of its collection was "

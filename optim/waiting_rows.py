@@ -98,11 +98,14 @@ class WaitingRows:
             self.steps[position, place].fill_(value)
         return self.steps[position : position + 1]
 
-    def end_step(self, *, is_swept: bool) -> None:
-        """Step rows outside of the batch, each after `WINDOW` steps at most; all if `is_swept`."""
+    def end_step(self, touched: int | None) -> None:
+        """Step rows outside of the batch: some, so that each waits for `WINDOW` steps at most.
+
+        All if the batch holds many rows; `touched` is None where only the device knows how many.
+        """
         self.behind = True
         rows = len(self.last)
-        if not self.defers or is_swept:
+        if not self.defers or (touched is not None and ROWS_A_TOUCHED_ROW * touched >= rows):
             self.flush()
         else:
             # A function of the step, so that undone steps change nothing.
@@ -110,11 +113,6 @@ class WaitingRows:
             first = self.now % WINDOW * size
             if first < rows:
                 self.replay_range(first, min(first + size, rows))
-
-
-def sweeps_all(touched: int, rows: int) -> bool:
-    """Whether the batch holds so many rows that all rows take the step at once."""
-    return ROWS_A_TOUCHED_ROW * touched >= rows
 
 
 def is_replayable(settings: UpdateSettings) -> bool:

@@ -11,7 +11,7 @@ from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
-from stampede.optim.waiting_rows import WaitingRows, is_replayable, sweeps_all
+from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 # Shapes and dtypes are as in `optim/native`.
 _OPS = torch.ops.stampede
@@ -118,7 +118,7 @@ class CpuBackend(TorchBackend):
 
     def _end_step(self, touched: int) -> None:
         if self.waiting is not None:
-            self.waiting.end_step(is_swept=sweeps_all(touched, len(self.array.weights)))
+            self.waiting.end_step(touched)
 
 
 class _WaitingRows(WaitingRows):

@@ -23,11 +23,7 @@ from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
-from stampede.optim.sharded.reduction import (
-    BackwardReduction,
-    CollectionGroups,
-    CollectionLayout,
-)
+from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables, LookupGradient
 from stampede.optim.update import update_
 
@@ -91,7 +87,7 @@ class BackwardUpdate:
         self,
         module: nn.Module,
         tables: Sequence[CowClipTables],
-        layout: CollectionLayout,
+        split_blocks: dict[Block, tuple[int, ...]],
         settings: dict[str, UpdateSettings],
         helen: dict[str, HelenSettings],
         env: ShardingEnv,
@@ -101,7 +97,8 @@ class BackwardUpdate:
 
         Args:
             tables: this rank's.
-            settings, helen: by table, as named in the layout.
+            split_blocks: see `blocks_split_by_columns`.
+            settings, helen: by table, as named in sums and random numbers.
 
         Raises:
             ValueError: the sharders were given to two models, or optimizers cannot be mixed.
@@ -129,7 +126,7 @@ class BackwardUpdate:
         if helen:
             self._helen = self._helen or HelenPasses()
             self._helen.settings.update(helen)
-        groups = CollectionGroups(layout, settings, env, device)
+        groups = CollectionGroups(split_blocks, settings, env, device)
         clips_everything = any(s.clip.granularity == "global" for s in settings.values())
         number = self._next
         self._next += 1
@@ -289,8 +286,8 @@ class BackwardUpdate:
                 self._helen.first_pass(updates, groups)
                 return
             updates = self._helen.second_pass(updates, groups)
-        together = any(collection.clips_everything for collection in present)
-        row_counts = update_(updates, BackwardReduction(groups, together))
+        is_together = any(collection.clips_everything for collection in present)
+        row_counts = update_(updates, groups, groups[0].everyone if is_together else None)
         for tbe, counts in zip(tables, row_counts, strict=True):
             tbe.row_counts += counts
         for tbe in set(tables):

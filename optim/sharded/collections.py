@@ -34,7 +34,7 @@ from stampede.optim.rules import SGD, RowWiseAdagrad
 from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.parameters import kept_current
-from stampede.optim.sharded.reduction import CollectionLayout
+from stampede.optim.sharded.reduction import blocks_split_by_columns
 from stampede.optim.sharded.supported import check_width, keeps_gradient_of_weights
 from stampede.optim.sharded.tables import (
     NOT_COMPILED,
@@ -82,7 +82,7 @@ class CowClipCollection:
             number = owner.add_collection(
                 self,
                 self.cowclip_tables(),
-                CollectionLayout.of(plan, self._names),
+                blocks_split_by_columns(plan, self._names),
                 {self._names[table]: setting for table, setting in settings.items()},
                 {self._names[table]: setting for table, setting in helen.items()},
                 self._env,
