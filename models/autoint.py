@@ -67,8 +67,7 @@ class FieldAttention(nn.Module):
         self.output = linear(fields * width, 1, generator, bias=False)
         self.deep: nn.Module | None = None
         if options.deep:
-            of_layers = shape.hidden, generator, shape.dropout, shape.normalization
-            self.deep = MLP(fields * dim, *of_layers)
+            self.deep = MLP(fields * dim, shape, generator)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""

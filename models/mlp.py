@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchrec.modules import mlp as torchrec_mlp
 
 from stampede.models import cpu
-from stampede.models.registry import Normalization
+from stampede.models.registry import NetworkShape, Normalization
 
 _OPS = torch.ops.stampede_dense
 # 16 bytes of bf16; in float32 half as many columns would do.
@@ -81,17 +81,12 @@ def hidden_layers(
 class MLP(nn.Module):
     """ReLU layers, then one linear output without bias: `[batch, inputs]` to `[batch]`."""
 
-    def __init__(
-        self,
-        inputs: int,
-        hidden: Sequence[int],
-        generator: torch.Generator,
-        dropout: float = 0.0,
-        normalization: Normalization = "none",
-    ) -> None:
+    def __init__(self, inputs: int, shape: NetworkShape, generator: torch.Generator) -> None:
         super().__init__()
-        self.hidden = hidden_layers(inputs, hidden, generator, dropout, normalization)
-        self.output = linear(hidden[-1], 1, generator, bias=False)
+        self.hidden = hidden_layers(
+            inputs, shape.hidden, generator, shape.dropout, shape.normalization
+        )
+        self.output = linear(shape.hidden[-1], 1, generator, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits `[batch]`."""

@@ -259,19 +259,12 @@ def _settings_of(group: dict[str, Any]) -> HelenSettings:
 
 @dataclass
 class _First:
-    """What the first pass leaves of one parameter for the second.
+    """What the first pass leaves of one parameter for the second."""
 
-    Attributes:
-        batch: the gradient to update with, if that is the first pass's.
-        rows: `[n]` rows that moved, or None if none did.
-        weights: `[n, dim]` before the move.
-        decay_factor: see `PendingUpdate`; rows outside the batch do not move.
-    """
-
-    batch: RowGradients | None = None
-    rows: Tensor | None = None
-    weights: Tensor | None = None
-    decay_factor: Tensor | None = None
+    batch: RowGradients | None = None  # The gradient to update with, if that is the first pass's.
+    rows: Tensor | None = None  # `[n]` rows that moved.
+    weights: Tensor | None = None  # `[n, dim]` before the move.
+    decay_factor: Tensor | None = None  # See `PendingUpdate`; rows outside the batch do not move.
 
 
 def _as_table(array: Tensor) -> Tensor:

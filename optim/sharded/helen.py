@@ -19,30 +19,21 @@ from stampede.optim.table_array import TableArray
 
 
 class FirstPass(NamedTuple):
-    """What the first pass leaves of one array.
-
-    Attributes:
-        batch: its gradients, L2 not included.
-        weights: `[n, dim]` of the batch's rows before they were moved.
-        decay_factor: see `PendingUpdate.swept_decay_factor`.
-    """
+    """What the first pass leaves of one array."""
 
     array: TableArray
-    batch: RowGradients
-    weights: Tensor
-    decay_factor: Tensor | None
+    batch: RowGradients  # Its gradients, L2 not included.
+    weights: Tensor  # `[n, dim]` of the batch's rows before they were moved.
+    decay_factor: Tensor | None  # See `PendingUpdate.swept_decay_factor`.
 
 
 class HelenPasses:
-    """Alternates a first pass, which moves the rows, and a second, which updates them.
-
-    Attributes:
-        settings: by table, as in `TableShard.table`.
-        first: what the first pass left of each array; None before it.
-    """
+    """Alternates a first pass, which moves the rows, and a second, which updates them."""
 
     def __init__(self) -> None:
+        # By table, as in `TableShard.table`.
         self.settings: dict[str, HelenSettings] = {}
+        # What the first pass left of each array; None before it.
         self.first: list[FirstPass] | None = None
 
     @torch.no_grad()

@@ -190,42 +190,14 @@ class _CowClipSharder(_InDeviceMemory):
         module_fqn: str | None = None,
     ) -> nn.Module:
         """Shard the collection; a ValueError refuses what is not supported with CowClip."""
-        is_sequence = isinstance(module, EmbeddingCollection)
-        tables = module.embedding_configs if is_sequence else module.embedding_bag_configs
-        configs = {config.name: config for config in tables()}
         parameters = super().shardable_parameters(module)
         chosen = {
             name: found
             for name, parameter in parameters.items()
             if (found := optimizer_of(parameter)) is not None
         }
-        is_weighted = getattr(module, "is_weighted", bool)()
-        for name in chosen:
-            check_environment(env)
-            check_table(configs[name], params[name], is_weighted, self.qcomm_codecs_registry)
-            # Each of two modules would get its own copy.
-            if getattr(parameters[name], "_stampede_module", lambda: None)() is not None:
-                raise ValueError(
-                    f"table {name!r} with CowClip is used by two modules, which would be sharded "
-                    "into two separate tables; give both features to one collection (feature_names "
-                    "of one table)"
-                )
         if chosen:
-            check_collection(configs, params)
-            others = sorted(set(self.fused_params or ()) - _LOOKUP_ARGUMENTS)
-            if others:
-                raise ValueError(
-                    f"fused_params of cowclip_sharders() has {', '.join(others)}, which tables "
-                    "with CowClip ignore; leave it out, and set lr, weight_decay etc. in "
-                    "apply_optimizer_in_backward (allowed: "
-                    f"{', '.join(sorted(_LOOKUP_ARGUMENTS))})"
-                )
-            if is_sequence and get_ec_index_dedup():
-                raise ValueError(
-                    "tables with CowClip: index de-duplication (set_ec_index_dedup) removes "
-                    "repeated ids before the lookup and so falsifies their counts; call "
-                    "set_ec_index_dedup(False)"
-                )
+            self._check(module, params, env, {name: parameters[name] for name in chosen})
         with as_fbgemm_sgd(parameters, chosen):
             sharded = self._sharded_type(
                 settings={name: choice.settings for name, choice in chosen.items()},
@@ -245,6 +217,43 @@ class _CowClipSharder(_InDeviceMemory):
         if env.rank == 0:
             say_optimizers(sharded.groups(), parameters, chosen, self.fused_params or {})
         return sharded
+
+    def _check(
+        self,
+        module: nn.Module,
+        plan: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        chosen: dict[str, nn.Parameter],
+    ) -> None:
+        """Refuse what is not supported with CowClip; `chosen` are the tables that have it."""
+        is_sequence = isinstance(module, EmbeddingCollection)
+        tables = module.embedding_configs if is_sequence else module.embedding_bag_configs
+        configs = {config.name: config for config in tables()}
+        is_weighted = getattr(module, "is_weighted", bool)()
+        check_environment(env)
+        for name, parameter in chosen.items():
+            check_table(configs[name], plan[name], is_weighted, self.qcomm_codecs_registry)
+            # Each of two modules would get its own copy.
+            if getattr(parameter, "_stampede_module", lambda: None)() is not None:
+                raise ValueError(
+                    f"table {name!r} with CowClip is used by two modules, which would be sharded "
+                    "into two separate tables; give both features to one collection (feature_names "
+                    "of one table)"
+                )
+        check_collection(configs, plan)
+        others = sorted(set(self.fused_params or ()) - _LOOKUP_ARGUMENTS)
+        if others:
+            raise ValueError(
+                f"fused_params of cowclip_sharders() has {', '.join(others)}, which tables with "
+                "CowClip ignore; leave it out, and set lr, weight_decay etc. in "
+                f"apply_optimizer_in_backward (allowed: {', '.join(sorted(_LOOKUP_ARGUMENTS))})"
+            )
+        if is_sequence and get_ec_index_dedup():
+            raise ValueError(
+                "tables with CowClip: index de-duplication (set_ec_index_dedup) removes repeated "
+                "ids before the lookup and so falsifies their counts; call "
+                "set_ec_index_dedup(False)"
+            )
 
     @property
     def sharded_module_type(self) -> type[nn.Module]:

@@ -84,15 +84,11 @@ class ArrayLookup(NamedTuple):
 
 
 class LookupGradient(NamedTuple):
-    """What a lookup's backward leaves for the update.
-
-    Attributes:
-        grad: `[batch, columns]` gradient of the pooled output, or `[ids, columns]` of a sequence.
-        ready: on a GPU, the event at the end of backward; the update may run on another stream.
-    """
+    """What a lookup's backward leaves for the update."""
 
     parts: list[ArrayLookup]
-    grad: Tensor
+    grad: Tensor  # `[batch, columns]` of the pooled output, or `[ids, columns]` of a sequence.
+    # On a GPU, the event at the end of backward; the update may run on another stream.
     ready: torch.cuda.Event | None
 
     def wait(self) -> None:

@@ -39,23 +39,7 @@ from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
 
 
-class _UpToDate:
-    """Brings the tables up to date when its state is read."""
-
-    _tables: CowClipTables
-
-    @property
-    def state(self) -> Mapping[Any, Any]:
-        """The state by parameter, see `FusedOptimizer`."""
-        self._tables.flush()
-        return self._state
-
-    @state.setter
-    def state(self, state: Mapping[Any, Any]) -> None:
-        self._state = state
-
-
-class CowClipFusedOptimizer(_UpToDate, EmbeddingFusedOptimizer):
+class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
     """The optimizer of sharded tables.
 
     States shaped like the table are sharded like it. States with one value a row are sharded by
@@ -76,12 +60,23 @@ class CowClipFusedOptimizer(_UpToDate, EmbeddingFusedOptimizer):
             table = name.removesuffix(".weight")
             self.state[weight] |= states[table] | {f"{table}.step": tables.step_count}
 
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """The state by parameter, see `FusedOptimizer`; reading it brings the tables up to date."""
+        self._tables.flush()
+        return self._state
 
-class ReplicatedFusedOptimizer(_UpToDate, FusedOptimizer):
+    @state.setter
+    def state(self, state: Mapping[Any, Any]) -> None:
+        self._state = state
+
+
+class ReplicatedFusedOptimizer(CowClipFusedOptimizer):
     """The optimizer of tables that every rank holds a copy of; the same keys, plain tensors."""
 
     def __init__(self, config: GroupedEmbeddingConfig, tables: CowClipTables) -> None:
-        self._tables = tables
+        # TorchRec's methods hand learning rate and step to `_emb_module`.
+        self._tables = self._emb_module = tables
         params, state = {}, {}
         for table, weight, (_, states) in zip(
             config.embedding_tables,
@@ -93,23 +88,7 @@ class ReplicatedFusedOptimizer(_UpToDate, FusedOptimizer):
             named = {**states, "step": tables.step_count}
             state[weight] = {f"{table.name}.{name}": value for name, value in named.items()}
         group = {"params": list(params.values()), "lr": tables.get_learning_rate()}
-        super().__init__(params, state, [group])
-
-    def step(self, closure: Any = None) -> None:
-        """Hand the learning rate to the tables; they are updated in backward."""
-        self._tables.set_learning_rate(self.param_groups[0]["lr"])
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """As `step`, like TorchRec's fused optimizers."""
-        self.step()
-
-    def set_optimizer_step(self, step: int) -> None:
-        """See `CowClipTables`."""
-        self._tables.set_optimizer_step(step)
-
-    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
-        """See `CowClipTables`."""
-        self._tables.update_hyper_parameters(params_dict)
+        FusedOptimizer.__init__(self, params, state, [group])
 
 
 def _sharded_states(
