@@ -43,12 +43,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     plan = make_plan(
         model,
         sharders,
-        sharding_types(
-            config.sharding.plan,
-            config.optim.embedding.optimizer,
-            processes.world_size,
-            reproducible=config.train.reproducible,
-        ),
+        sharding_types(config, processes.world_size),
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
     )
