@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stampede.data import Dataset, GlobalBatches, Order, Part
+from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from stampede.data.prepare import prepare
 from stampede.data.prepared.manifest import FORMAT, MANIFEST
@@ -38,6 +38,9 @@ _AHEAD = 2
 # Keys that decide the order of training rows and that a resumed run may change.
 _ORDERING = ("shuffle", "memory_gb")
 
+# Rows whose weights are checked at a time.
+_PIECE = 1 << 20
+
 
 class Reader:
     """Opens the parts of a data set for training and evaluation, as this rank of a run.
@@ -53,6 +56,9 @@ class Reader:
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
         # The defaults for data without files.
         section = config.data if isinstance(config.data, ReadingSection) else ReadingSection()
+        for name, part in (("validation", dataset.validation), ("test", dataset.test)):
+            if part is not None:
+                _check_weighted(name, part)
         self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
         self._order = self._order_of(
@@ -120,6 +126,19 @@ class Reader:
             unknown_rows=self.dataset.unknown_rows,
             tiles=train.tiles if train.reproducible else 0,
         )
+
+
+def _check_weighted(name: str, part: Part) -> None:
+    """Refuse a part whose weights are all 0, before training; the first rows usually suffice."""
+    for start in range(0, part.rows, _PIECE):
+        rows = torch.arange(start, min(start + _PIECE, part.rows), device=part.device)
+        weights = part.weight(rows)
+        if weights is None or bool(weights.any()):
+            return
+    raise DataError(
+        f"all {part.rows:,} samples of the {name} part have weight 0, so its logloss is "
+        "undefined; give some a weight above 0, or split the data differently"
+    )
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import stampede.engine.reading as reading
+from stampede.data import DataError
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.settings import SettingsError
 from support.jobs import lines
+from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.reading import prepared, prepared_config, run_prepared
 
 
@@ -84,3 +86,16 @@ def test_a_state_of_other_data_is_refused(tmp_path):
     other = reader_of(prepared_config(tmp_path, prepared(tmp_path / "other", train=300)))
     with pytest.raises(RunFolderError, match="use the same data"):
         other.load_state_dict(other.training(), reader.state_dict(reader.training()))
+
+
+def test_a_part_without_any_weight_is_refused_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_PIECE", 16)
+    parts = {name: drawn_rows(40, weight=True) for name in ("train", "validation", "test")}
+    for name in ("validation", "test"):
+        # A weight in the last piece is enough.
+        parts[name]["weight"][:] = [0] * 39 + [0.5]
+    reader_of(prepared_config(tmp_path, write_prepared(tmp_path / "one", parts, drawn_fields())))
+    parts["test"]["weight"][39] = 0
+    data = write_prepared(tmp_path / "none", parts, drawn_fields())
+    with pytest.raises(DataError, match="all 40 samples of the test part have weight 0"):
+        reader_of(prepared_config(tmp_path, data))
