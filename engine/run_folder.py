@@ -50,7 +50,7 @@ class RunFolder:
         # Beside the folder, so that `run.overwrite` leaves it.
         self._lock_file = path.with_name(f".{path.name}.lock")
         self._lock: BinaryIO | None = None
-        self._continued = False
+        self._made_parent = self._continued = False
         self._events: SummaryWriter | None = None
 
     def __enter__(self) -> RunFolder:
@@ -63,6 +63,8 @@ class RunFolder:
             # If the folder is no longer writable, the file stays; it locks nothing.
             with suppress(OSError):
                 self._lock_file.unlink()
+                if self._made_parent:
+                    self.path.parent.rmdir()
             self._lock.close()
 
     def reserve(self, config: Config) -> bool:
@@ -77,6 +79,7 @@ class RunFolder:
                 parent is not writable.
         """
         try:
+            self._made_parent = not self.path.parent.exists()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self._lock_file.open("a+b", buffering=0)
             # The kernel frees the lock when the process dies.
