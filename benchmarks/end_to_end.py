@@ -230,6 +230,6 @@ def draw(speeds: dict[str, float], measured_floors: dict, path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    busy = f"runs during which other processes took more than {QUIET:.0%} of the cores"
+    busy = f"runs during which other processes took more than {QUIET:.0%}% of the cores"
     parser.add_argument("--again", type=int, default=10, help=f"repeat up to this many {busy}")
     command_line(end_to_end, parser=parser)

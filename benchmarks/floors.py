@@ -10,6 +10,7 @@ import torch
 from timing import interleaved, seconds_of
 from torch import nn
 
+from stampede.models import NetworkShape
 from stampede.models.mlp import MLP
 from stampede.native_library import switched_off
 
@@ -68,7 +69,7 @@ def _products(rows: int, precision: str) -> Callable[[], object]:
 
 def _mlp(rows: int, precision: str) -> Callable[[], object]:
     """Forward and backward in plain torch; bf16 uses autocast."""
-    mlp = MLP(INPUTS, HIDDEN, torch.Generator().manual_seed(0))
+    mlp = MLP(INPUTS, NetworkShape(26, 10, 13, HIDDEN), torch.Generator().manual_seed(0))
     batch = torch.randn(rows, INPUTS, requires_grad=True)
 
     def run() -> None:

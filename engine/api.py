@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
 from itertools import chain, count
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # Keys of an evaluation's line that are not metrics.
 _NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples")
+_FIRST_COLUMNS = ("epoch", "step", "train_seconds", "train_loss")
 
 
 def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **sections: Any) -> Run:
@@ -68,21 +69,20 @@ def configuration(
     Raises:
         SettingsError: what is wrong, key by key.
     """
-    if config is None or isinstance(config, Mapping):
-        # Messages begin with it.
-        source, values = Path("configuration"), {}
-        _merge(values, config or {}, ())
-    else:
-        source = Path(config)
+    from_file = config is not None and not isinstance(config, Mapping)
+    # Messages begin with it.
+    source, values = Path(config if from_file else "configuration"), {}
+    if from_file:
         values = read_yaml(source, "write the path of a YAML file, or a dict of sections")
+    else:
+        _merge(values, config or {}, ())
     _merge(values, sections, ())
     world_size = launched_world_size()
     named = "name" in (values.get("run") or {})
-    if not named and source == Path("configuration"):
+    if not named and not from_file:
         set_key(values, ["run", "name"], "run")
     checked = check_config(values, source, world_size)
-    kept = named or checked.run.overwrite or checked.checkpoint.resume == "auto" or world_size > 1
-    if kept:
+    if named or checked.run.overwrite or checked.checkpoint.resume == "auto" or world_size > 1:
         return checked
     names = chain([checked.run.name], (f"{checked.run.name}-{number}" for number in count(2)))
     name = next(name for name in names if not (Path(checked.run.dir) / name).exists())
@@ -142,12 +142,9 @@ class Run:
     def __repr__(self) -> str:
         if not self._folder.summary.is_file():
             return f"Run({str(self.path)!r}, not finished)"
-        aucs = ", ".join(
-            f"{part} AUC {metrics['auc']:.4f}"
-            for part, metrics in self.metrics.items()
-            if metrics["auc"] is not None
-        )
-        return f"Run({str(self.path)!r}, epoch {self.summary['best_epoch']}: {aucs})"
+        aucs = {part: metrics["auc"] for part, metrics in self.metrics.items()}
+        said = ", ".join(f"{part} AUC {auc:.4f}" for part, auc in aucs.items() if auc is not None)
+        return f"Run({str(self.path)!r}, epoch {self.summary['best_epoch']}: {said})"
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -156,12 +153,12 @@ class Run:
         Raises:
             RunFolderError: the run has not ended, or the file is damaged.
         """
-        remedy = "continue the run with checkpoint.resume=auto"
-        if not self._folder.summary.exists():
-            what = f"the run has not ended ({self._folder.summary.name} is missing)"
+        file, remedy = self._folder.summary, "continue the run with checkpoint.resume=auto"
+        if not file.exists():
+            what = f"the run has not ended ({file.name} is missing)"
             raise RunFolderError(f"{self.path}: {what}; {remedy}")
-        with reading(self._folder.summary, RunFolderError, f"delete it and {remedy}"):
-            return json.loads(self._folder.summary.read_bytes())
+        with reading(file, RunFolderError, f"delete it and {remedy}"):
+            return json.loads(file.read_bytes())
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -188,17 +185,34 @@ class Run:
         Raises:
             RunFolderError: `metrics.jsonl` is damaged.
         """
+        rows: dict[int, dict[str, Any]] = {}
+        epoch, losses = 1, []
         with reading(self._folder.metrics, RunFolderError, "repair the line"):
-            return _history(self._folder.lines())
+            for line in self._folder.lines():
+                if line["kind"] == "train":
+                    epoch = line["epoch"]
+                    if line["loss"] is not None:
+                        losses.append(line["loss"])
+                elif line["kind"] == "evaluation":
+                    # The parts of one evaluation share a row.
+                    if line["step"] not in rows:
+                        loss, losses = fmean(losses) if losses else None, []
+                        seconds = line.get("train_seconds")
+                        first = (epoch, line["step"], seconds, loss)
+                        rows[line["step"]] = dict(zip(_FIRST_COLUMNS, first, strict=True))
+                    rows[line["step"]] |= {
+                        f"{line['part']}_{name}": value
+                        for name, value in line.items()
+                        if name not in _NOT_METRICS and not isinstance(value, list)
+                    }
+        return pd.DataFrame(list(rows.values()), columns=None if rows else _FIRST_COLUMNS)
 
     @property
     def config(self) -> Config:
         """The configuration, defaults filled in."""
-        return (
-            self._trained.config
-            if self._allow_import
-            else load_config_of_run(self._folder.config_file)
-        )
+        if self._allow_import:
+            return self._trained.config
+        return load_config_of_run(self._folder.config_file)
 
     def score(
         self,
@@ -299,36 +313,3 @@ class Run:
         from stampede.engine.inference.trained import whole_model
 
         return whole_model(self._trained, choose_device("auto", "run.device"))
-
-
-def _history(lines: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """See `Run.history`.
-
-    Args:
-        lines: of `metrics.jsonl`.
-    """
-    rows: dict[int, dict[str, Any]] = {}
-    epoch, losses = 1, []
-    for line in lines:
-        if line["kind"] == "train":
-            epoch = line["epoch"]
-            if line["loss"] is not None:
-                losses.append(line["loss"])
-        elif line["kind"] == "evaluation":
-            # The parts of one evaluation share a row.
-            row = rows.get(line["step"])
-            if row is None:
-                loss, losses = fmean(losses) if losses else None, []
-                row = rows[line["step"]] = {
-                    "epoch": epoch,
-                    "step": line["step"],
-                    "train_seconds": line.get("train_seconds"),
-                    "train_loss": loss,
-                }
-            row |= {
-                f"{line['part']}_{name}": value
-                for name, value in line.items()
-                if name not in _NOT_METRICS and not isinstance(value, list)
-            }
-    columns = ["epoch", "step", "train_seconds", "train_loss"]
-    return pd.DataFrame(list(rows.values()), columns=None if rows else columns)

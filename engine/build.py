@@ -22,11 +22,7 @@ from stampede.optim import TableInit, cowclip_sharders, table_update
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
-    """Build the model on this rank.
-
-    Raises:
-        SettingsError: the tables cannot be sharded as asked.
-    """
+    """Build the model on this rank."""
     scaling = scaled_hyperparameters(config)
     actual = scaling.scaled
     model = build_model(config, dataset.vocabulary_sizes, dataset.numbers)
@@ -47,12 +43,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     plan = make_plan(
         model,
         sharders,
-        sharding_types(
-            config.sharding.plan,
-            config.optim.embedding.optimizer,
-            processes.world_size,
-            reproducible=config.train.reproducible,
-        ),
+        sharding_types(config, processes.world_size),
         lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
         processes,
     )

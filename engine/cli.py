@@ -49,13 +49,15 @@ _COMMANDS = {
     ),
 }
 
-_OF_THE_PLAN = (
-    "--world-size",
-    "--device-memory",
-    "--devices-per-node",
-    "--compute-device",
-    "--plan-out",
-)
+_OVERVIEW = """\
+usage: stampede COMMAND ...
+
+Train click-through-rate models with very large batches.
+
+commands (stampede COMMAND --help says more):
+{}
+
+From Python: from stampede import train, open_run"""
 
 
 def stampede(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +65,8 @@ def stampede(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     name, *rest = given or ["--help"]
     if name in ("-h", "--help"):
-        print(_overview())
+        commands = [f"  {name:<13}{what}" for name, (_, what) in _COMMANDS.items()]
+        print(_OVERVIEW.format("\n".join(commands)))
         return 0
     if name == "--version":
         from stampede import __version__
@@ -83,44 +86,28 @@ def stampede(arguments: Sequence[str] | None = None) -> int:
     return importlib.import_module(_COMMANDS[name][0]).main(rest)
 
 
-def _overview() -> str:
-    commands = [f"  {name:<13}{what}" for name, (_, what) in _COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: stampede COMMAND ...",
-            "",
-            "Train click-through-rate models with very large batches.",
-            "",
-            "commands (stampede COMMAND --help says more):",
-            *commands,
-            "",
-            "From Python: from stampede import train, open_run",
-        ]
-    )
-
-
 def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> int:
     """Train or plan; return the exit status: 2 for a user's mistake, 1 for a failed run."""
     # Before torch is imported.
     quiet_libraries()
     keep_freed_memory()
     stay_on_this_machine()
-    return exit_status(lambda: _train(sys.argv[1:] if arguments is None else arguments, program))
 
+    def train() -> None:
+        parsed = parse_command_line(sys.argv[1:] if arguments is None else arguments, program)
+        if parsed is None:
+            return
+        config, cluster, plan_out = parsed
+        if cluster is None:
+            from stampede.engine.run import run
 
-def _train(arguments: Sequence[str], program: str) -> None:
-    parsed = parse_command_line(arguments, program)
-    if parsed is None:
-        return
-    config, cluster, plan_out = parsed
-    if cluster is None:
-        from stampede.engine.run import run
+            run(config)
+        elif launched_rank() == 0:
+            from stampede.engine.planning.dry_run import print_dry_run
 
-        run(config)
-    elif launched_rank() == 0:
-        from stampede.engine.planning.dry_run import print_dry_run
+            print_dry_run(config, cluster, plan_out)
 
-        print_dry_run(config, cluster, plan_out)
+    return exit_status(train)
 
 
 def parse_command_line(
@@ -149,8 +136,18 @@ def parse_command_line(
     wrong = [argument for argument in unknown if argument.startswith("-")]
     if wrong:
         parser.error(f"unknown option {wrong[0]}; see --help")
-    cluster = _cluster(parsed)
-    world_size = launched_world_size() if cluster is None else cluster.world_size
+    given = {
+        "--world-size": parsed.world_size,
+        "--device-memory": parsed.device_memory,
+        "--devices-per-node": parsed.devices_per_node,
+        "--compute-device": parsed.compute_device,
+        "--plan-out": parsed.plan_out,
+    }
+    useless = [] if parsed.plan else [name for name, value in given.items() if value is not None]
+    if useless:
+        raise SettingsError(f"{useless[0]} works with --plan only; write --plan too")
+    cluster = _cluster(parsed) if parsed.plan else None
+    world_size = cluster.world_size if cluster else launched_world_size()
     config = load_config(Path(parsed.config), [*parsed.overrides, *unknown], world_size)
     if parsed.print_config:
         if launched_rank() == 0:
@@ -159,24 +156,17 @@ def parse_command_line(
     return config, cluster, parsed.plan_out
 
 
-def _cluster(parsed: argparse.Namespace) -> Cluster | None:
-    """The devices to plan for; None without `--plan`."""
-    options = {option: option[2:].replace("-", "_") for option in _OF_THE_PLAN}
-    given = {option: getattr(parsed, name) for option, name in options.items()}
-    if not parsed.plan:
-        useless = [name for name, value in given.items() if value is not None]
-        if useless:
-            raise SettingsError(f"{useless[0]} works with --plan only; write --plan too")
-        return None
+def _cluster(parsed: argparse.Namespace) -> Cluster:
+    """The devices to plan for."""
     from stampede.engine.planning.planner import Cluster, parse_bytes
 
-    for name in ("--world-size", "--device-memory"):
-        if given[name] is None:
+    world_size, memory = parsed.world_size, parsed.device_memory
+    for name, value in (("--world-size", world_size), ("--device-memory", memory)):
+        if value is None:
             raise SettingsError(
                 f"--plan: {name} is not given; write the devices to plan for, such as --plan "
                 "--world-size 128 --device-memory 141GB"
             )
-    world_size = parsed.world_size
     node = parsed.devices_per_node or min(8, world_size)
     for name, value in (("--world-size", world_size), ("--devices-per-node", node)):
         if value < 1:
@@ -187,13 +177,22 @@ def _cluster(parsed: argparse.Namespace) -> Cluster | None:
             f"--world-size {world_size} is not a multiple of --devices-per-node {node}; write "
             f"{max(1, nodes) * node} or {(nodes + 1) * node} devices, or other --devices-per-node"
         )
-    memory = parse_bytes(parsed.device_memory, "--device-memory")
-    return Cluster(world_size, node, parsed.compute_device or "cuda", memory)
+    size = parse_bytes(memory, "--device-memory")
+    return Cluster(world_size, node, parsed.compute_device or "cuda", size)
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
     from stampede.engine.config import config_type
 
+    shipped = []
+    # Beside `engine/`; an installed wheel has none.
+    configs = Path(__file__).parent.parent / "configs"
+    if (configs / "quickstart.yaml").is_file():
+        shipped.append("shipped configurations:")
+        for path in sorted(configs.glob("*.yaml")):
+            first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            shipped.append(f"  {configs.name}/{path.name:<24} {first}")
+        shipped.append("")
     called = f"python {program}" if program.endswith(".py") else program
     parser = argparse.ArgumentParser(
         prog=program,
@@ -202,7 +201,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "torchrun --nproc_per_node N -m stampede.engine.cli CONFIG.yaml",
         usage=f"{called} CONFIG.yaml [section.key=value ...] [--print-config]\n"
         f"       {called} --plan --world-size N --device-memory SIZE CONFIG.yaml ...",
-        epilog="\n".join([*_shipped(), "keys, with defaults:", *keys_help(config_type())]),
+        epilog="\n".join([*shipped, "keys, with defaults:", *keys_help(config_type())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="a job; see the list below")
@@ -240,18 +239,6 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--plan-out", type=Path, metavar="FILE.json", help="file for the costs of every rank"
     )
     return parser
-
-
-def _shipped() -> list[str]:
-    # Beside `engine/`; an installed wheel has none.
-    configs = Path(__file__).parent.parent / "configs"
-    if not (configs / "quickstart.yaml").is_file():
-        return []
-    lines = ["shipped configurations:"]
-    for path in sorted(configs.glob("*.yaml")):
-        first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        lines.append(f"  {configs.name}/{path.name:<24} {first}")
-    return [*lines, ""]
 
 
 if __name__ == "__main__":

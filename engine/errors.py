@@ -30,10 +30,14 @@ class RunFolderError(Exception):
     """A run folder or checkpoint that cannot be used as asked."""
 
 
-class TrainingStoppedError(Exception):
-    """Training cannot continue, perhaps because of a step. All ranks raise it."""
+class _SharedError(Exception):
+    """An error that all ranks raise; one of them prints it."""
 
     known_to_all_ranks = True
+
+
+class TrainingStoppedError(_SharedError):
+    """Training cannot continue, perhaps because of a step."""
 
     def __init__(self, message: str, step: int | None = None) -> None:
         super().__init__(message)
@@ -51,16 +55,12 @@ class DivergedError(TrainingStoppedError):
         return f"{self.reason}. {_TRY_LOWER_RATES}"
 
 
-class DoesNotFitError(Exception):
+class DoesNotFitError(_SharedError):
     """A plan needs more memory than the devices have."""
 
-    known_to_all_ranks = True
 
-
-class InterruptedRunError(Exception):
-    """A signal, of this number, stopped the run, after a checkpoint. All ranks raise it."""
-
-    known_to_all_ranks = True
+class InterruptedRunError(_SharedError):
+    """A signal, of this number, stopped the run, after a checkpoint."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
@@ -102,10 +102,7 @@ def exit_status(action: Callable[[], None]) -> int:
         sentence = _sentence_of(failure)
         if sentence is None:
             raise
-        told = RuntimeError(sentence)
-        # All ranks raise the errors of work that rank 0 did for them; one prints them.
-        told.known_to_all_ranks = getattr(failure, "known_to_all_ranks", False)
-        return _complain(told, STOPPED)
+        return _complain(failure, STOPPED, sentence)
     return 0
 
 
@@ -148,8 +145,9 @@ def what_was_asked(failure: BaseException) -> str:
     return lines[0].rpartition("err == 0. ")[2][:300]
 
 
-def _complain(failure: Exception, status: int) -> int:
-    said = printable(str(failure))
+def _complain(failure: Exception, status: int, sentence: str = "") -> int:
+    said = printable(sentence or str(failure))
+    # All ranks raise the errors of work that rank 0 did for them; one prints them.
     if launched_rank() == 0:
         print(f"error: {said}", file=sys.stderr, flush=True)
     elif not getattr(failure, "known_to_all_ranks", False):

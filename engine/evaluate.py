@@ -1,4 +1,4 @@
-"""Evaluates the parts over all ranks; picks the best epoch and reduces rates."""
+"""Evaluates the parts over all ranks, and reduces rates that no longer help."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
 from stampede.data.samples import aligned
-from stampede.engine.checkpoint.manifest import Progress
-from stampede.engine.config import Config, EvaluateSection
+from stampede.engine.config import EvaluateSection
 from stampede.engine.config.optim import PlateauSection
-from stampede.engine.console import progress_bar, readable_metric
+from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, TrainingStoppedError
-from stampede.engine.metrics import PartMetrics
+from stampede.engine.metrics import PARTS, PartMetrics
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.training_run import TrainingRun
-
-T = TypeVar("T")
 
 # Prefix of metrics over samples with new ids.
 NEW_IDS = "new_ids_"
@@ -87,7 +83,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class _Scores:
-    """Sends scores to rank 0; each rank must make the same calls."""
+    """Collects the scores of all ranks on rank 0; each rank must make the same calls."""
 
     def __init__(
         self,
@@ -96,16 +92,14 @@ class _Scores:
         batches: GlobalBatches,
         unseen_rows: Mapping[str, int],
     ) -> None:
-        self._processes = processes
-        self._settings = settings
-        self._rows = batches.rows
-        self._unseen_rows = unseen_rows
+        self._processes, self._settings = processes, settings
+        self._rows, self._unseen_rows = batches.rows, unseen_rows
         self._metrics = PartMetrics(
             settings.metrics,
             samples=batches.rows,
             unknown_groups=batches.unknown_rows.get(settings.group_by, ()),
         )
-        self._metrics_of_new_ids = PartMetrics(settings.metrics) if unseen_rows else None
+        self._metrics_of_new_ids = PartMetrics(settings.metrics)
         # Unsent scores of this rank, and the number of samples in their global batches.
         self._floats: list[Tensor] = []
         self._groups: list[Tensor] = []
@@ -131,30 +125,36 @@ class _Scores:
 
     def metrics(self) -> dict[str, Any]:
         """The metrics of all samples, see `PartMetrics.result`."""
+
+        def result() -> dict[str, Any]:
+            found = self._metrics.result()
+            if self._metrics_of_new_ids.samples:
+                apart = self._metrics_of_new_ids.result()
+                found |= {NEW_IDS + n: v for n, v in apart.items() if n != "attainable_auc"}
+            return found
+
         if self._samples:
             self._send()
-        return self._on_main(self._result)
-
-    def _result(self) -> dict[str, Any]:
-        found = self._metrics.result()
-        if self._metrics_of_new_ids is not None and self._metrics_of_new_ids.samples:
-            apart = self._metrics_of_new_ids.result()
-            found |= {NEW_IDS + n: v for n, v in apart.items() if n != "attainable_auc"}
-        return found
+        return self._on_main(result)
 
     def _send(self) -> None:
         floats = self._gathered(self._floats)
         groups = self._gathered(self._groups) if self._groups else None
-        self._on_main(partial(self._take, floats, groups))
+
+        def take() -> None:
+            logits, labels, weights, *truth = floats
+            if self._unseen_rows:
+                with_new = truth.pop(0) > 0
+                self._metrics_of_new_ids.add(logits[with_new], labels[with_new], weights[with_new])
+            of_group = None if groups is None else groups[0]
+            self._metrics.add(logits, labels, weights, of_group, *truth)
+
+        self._on_main(take)
         self._floats, self._groups, self._samples = [], [], []
 
     def _gathered(self, local: list[Tensor]) -> np.ndarray | None:
         """`[columns, n]` of some batches of all ranks in the part's order, on rank 0 only."""
-        joined = torch.cat(local, 1)
-        world_size = self._processes.world_size
-        is_main = self._processes.is_main
-        received = [torch.empty_like(joined) for _ in range(world_size)] if is_main else None
-        dist.gather(joined, received)
+        received = self._processes.gather(torch.cat(local, 1))
         if received is None:
             return None
         sizes = [piece.shape[1] for piece in local]
@@ -163,10 +163,10 @@ class _Scores:
         whole = zip(map(partial(torch.cat, dim=1), batches), self._samples, strict=True)
         return torch.cat([batch[:, :samples] for batch, samples in whole], 1).numpy()
 
-    def _on_main(self, action: Callable[[], T]) -> T:
+    def _on_main(self, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0; all ranks fail together."""
 
-        def run() -> T:
+        def run() -> Any:
             try:
                 return action()
             except MemoryError as failure:
@@ -178,13 +178,6 @@ class _Scores:
                 ) from None
 
         return self._processes.on_main(run)
-
-    def _take(self, floats: np.ndarray, groups: np.ndarray | None) -> None:
-        logits, labels, weights, *truth = floats
-        if self._metrics_of_new_ids is not None:
-            with_new = truth.pop(0) > 0
-            self._metrics_of_new_ids.add(logits[with_new], labels[with_new], weights[with_new])
-        self._metrics.add(logits, labels, weights, None if groups is None else groups[0], *truth)
 
 
 def _have_unseen_ids(batch: Batch, unseen_rows: Mapping[str, int]) -> Tensor:
@@ -203,25 +196,20 @@ def evaluate_run(
     """Evaluate the validation and the test part, log the results, reduce rates if due.
 
     Tables must be up to date. An interrupted evaluation changes only the log, see
-    `Progress.metrics_lines`. Raises a `DivergedError` if a logloss is not finite.
+    `Progress.metrics_lines`.
     """
     progress, settings = run.progress, run.config.evaluate
-    parts = {"validation": reader.dataset.validation, "test": reader.dataset.test}
     unseen = run.dataset.unseen_rows if run.dataset.period else None
     results = {}
-    for name, part in parts.items():
+    for name in PARTS:
+        part = getattr(reader.dataset, name)
         if part is None:
             continue
         batches = reader.evaluation(part)
         result = evaluate(run.job.model, batches, run.processes, settings, on_batch, unseen)
         results[name] = result
-        line = {
-            "kind": "evaluation",
-            "part": name,
-            "step": progress.step,
-            "train_seconds": progress.train_seconds,
-            **result,
-        }
+        line = {"kind": "evaluation", "part": name, "step": progress.step}
+        line |= {"train_seconds": progress.train_seconds, **result}
         # The line is valid once all parts are evaluated.
         run.processes.on_main(lambda line=line: run.folder.log(line))
         if not math.isfinite(result["logloss"]):
@@ -235,34 +223,6 @@ def evaluate_run(
     # Periods have no validation part.
     _reduce_rates(run, results.get(settings.select_on, results["test"])["auc"])
     return results
-
-
-def finish_epoch(run: TrainingRun, results: dict[str, dict[str, Any]]) -> None:
-    """Finish an evaluated epoch; remember it if it is the best so far."""
-    progress, settings = run.progress, run.config.evaluate
-    progress.epoch += 1
-    score, best = results[settings.select_on]["auc"], progress.best_score
-    # If the part has only one class, its AUC is undefined and the last epoch is the best.
-    if best is None or score > best:
-        progress.best_epoch = progress.epoch
-        progress.best_score = score
-        progress.best_auc = results["test"]["auc"]
-        progress.selected = results
-        progress.waited = 0
-    else:
-        progress.waited += 1
-    if not run.processes.is_main:
-        return
-    shown = [
-        f"{part} AUC {readable_metric(found['auc'])} logloss {found['logloss']:.4f}"
-        for part, found in results.items()
-    ]
-    tqdm.write(f"epoch {progress.epoch}: {', '.join(shown)}")
-    if stops_early(progress, settings) and progress.epoch < run.config.train.epochs:
-        tqdm.write(
-            f"stopping early: no better AUC on the {settings.select_on} part since epoch "
-            f"{progress.best_epoch}"
-        )
 
 
 def _reduce_rates(run: TrainingRun, score: float | None) -> None:
@@ -303,13 +263,3 @@ class Plateau:
             return Plateau(self.best, self.waited + 1, self.fraction)
         reduced = max(self.fraction * settings.factor, settings.least)
         return Plateau(self.best, 0, min(reduced, self.fraction))
-
-
-def is_evaluated(epoch: int, config: Config) -> bool:
-    """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
-    return epoch % config.evaluate.every_epochs == 0 or epoch == config.train.epochs
-
-
-def stops_early(progress: Progress, settings: EvaluateSection) -> bool:
-    """Whether training should stop, as the last epochs brought no improvement."""
-    return 0 < settings.patience <= progress.waited

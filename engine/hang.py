@@ -51,17 +51,16 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
 
     Args:
         settings: `hang_seconds`, the longest time without a heartbeat on any rank (ten minutes
-            more in the first step), and `slow_hang_seconds`, the limit for stages that may last for
-            hours, see `Heartbeat.slowly`.
+            more in the first step), and `slow_hang_seconds`, the same for `Heartbeat.slowly`.
         folder: for the stacks of all threads.
     """
     if not settings.hang_seconds:
         yield
         return
-    # A new name, because the store of torchrun's agent outlives a restart.
-    job = processes.on_main(lambda: uuid4().hex)
     store = None
     if processes.world_size > 1:
+        # A new name, because the store of torchrun's agent outlives a restart.
+        job = processes.on_main(lambda: uuid4().hex)
         store = dist.PrefixStore(f"stampede/watchdog/{job}", connection())
     watchdog = Watchdog(processes, settings, folder, store)
     try:
@@ -72,11 +71,10 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Where a rank is, as published to the other ranks.
+    """Where a rank is, as published to the other ranks, see `stampede.engine.heartbeat.Heartbeat`.
 
     Attributes:
-        published: number of this message; it grows while the rank trains.
-        beats, step, stage: see `stampede.engine.heartbeat.Heartbeat`.
+        published: number of this message; it grows while the watchdog runs.
         still_seconds: time since its last beat, not counting time while the process was stopped.
         hangs: whether that is too long.
         waits: whether it waits for other ranks.
@@ -90,33 +88,23 @@ class RankStatus:
     hangs: bool = False
     waits: bool = False
 
-    @property
-    def where(self) -> str:
-        """Step and stage."""
+    def __str__(self) -> str:
         return f"step {self.step}, {self.stage}"
 
 
 class Watchdog:
-    """A thread that watches this rank's heartbeat.
-
-    Args:
-        settings: see `watched`.
-        store: where ranks publish their status; None with one process.
-    """
+    """A thread that watches this rank's heartbeat; ranks publish their status in the store."""
 
     def __init__(
         self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store | None
     ) -> None:
         self._rank, self._world_size = processes.rank, processes.world_size
         self._heartbeat = processes.heartbeat
-        self._settings = settings
+        self._settings, self._folder, self._store = settings, folder, store
         self._interval = min(5.0, settings.hang_seconds / 20)
-        self._folder = folder
-        self._store = store
         self._main = threading.get_ident()
         self._beats = self._start = self._heartbeat.beats
-        self._is_first_step = True
-        self._is_slow = False
+        self._is_first_step, self._is_slow = True, False
         self._still = 0.0
         self._published = 0
         # The other ranks' newest status, and the round in which it was first read.
@@ -223,7 +211,7 @@ class Watchdog:
         path = self._folder / f"hang_rank_{self._rank}.txt"
         # The disk may be full.
         with suppress(OSError):
-            write_file(path, f"{sentence}\n\n{_stuck({self._rank: self._status()})}\n\n")
+            write_file(path, f"{sentence}\n\n{_stuck(self._rank, self._status())}\n\n")
             with path.open("ab") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         is_first = True
@@ -255,29 +243,27 @@ def stuck_ranks(ranks: Mapping[int, RankStatus | None], silent: Collection[int] 
     if not all(at.hangs for at in heard.values()):
         return ""
     first = min(heard.values(), key=lambda at: at.beats)
-    lost = {
-        rank: f"last heard of at {at.where}" if at else "never heard of"
+    lost = [
+        f"rank {rank} is stopped, dead or out of reach, or has left the training: "
+        + (f"last heard of at {at}" if at else "never heard of")
         for rank, at in sorted(ranks.items())
         if rank not in heard
-    }
+    ]
     if lost:
-        gone = _named(lost, "is stopped, dead or out of reach, or has left the training")
-        return f"{gone}; the others wait at {first.where}"
+        return f"{_some(lost)}; the others wait at {first}"
     behind = {rank: at for rank, at in heard.items() if at.beats == first.beats}
     # Of ranks at the same place, those that do not wait for others are stuck.
-    return _stuck({rank: at for rank, at in behind.items() if not at.waits} or behind)
+    stuck = {rank: at for rank, at in behind.items() if not at.waits} or behind
+    return _some([_stuck(rank, at) for rank, at in stuck.items()])
 
 
-def _stuck(ranks: Mapping[int, RankStatus]) -> str:
-    described = {rank: f"at {at.where}, for {at.still_seconds:.3g} s" for rank, at in ranks.items()}
-    return _named(described, "makes no progress")
+def _stuck(rank: int, at: RankStatus) -> str:
+    return f"rank {rank} makes no progress: at {at}, for {at.still_seconds:.3g} s"
 
 
-def _named(described: Mapping[int, str], what: str) -> str:
-    """Such as `rank 1 makes no progress: at ..; rank 3 makes no progress: at ..`."""
-    parts = [f"rank {rank} {what}: {text}" for rank, text in described.items()]
-    more = [f"and {len(parts) - _NAMED} more"] if len(parts) > _NAMED else []
-    return "; ".join([*parts[:_NAMED], *more])
+def _some(clauses: list[str]) -> str:
+    more = [f"and {len(clauses) - _NAMED} more"] if len(clauses) > _NAMED else []
+    return "; ".join([*clauses[:_NAMED], *more])
 
 
 def waits_for_others(thread: int) -> bool:

@@ -32,16 +32,13 @@ class Heartbeat:
     Attributes:
         beats: calls of `beat` so far. All ranks make the same calls in the same order, so a smaller
             number is an earlier place in the run.
-        step: number of the current or last step; 0 before the first.
-        first_step: the first step since this start of the run.
+        step, first_step: the newest step, and the first since this start of the run; 0 before it.
         stage: of the step, or between steps.
         slow: whether the stage may take hours without being a hang.
     """
 
     def __init__(self) -> None:
-        self.beats = 0
-        self.step = 0
-        self.first_step = 0
+        self.beats = self.step = self.first_step = 0
         self.stage = "starting"
         self.slow = False
         self._listeners: tuple[Callable[[str], object], ...] = ()

@@ -46,12 +46,11 @@ class DensePrecision:
 
 @dataclass
 class Job:
-    """A sharded model, whose tables are updated in backward, with its optimizers.
+    """A sharded model with its optimizers; `table_update` updates the tables in backward.
 
     Attributes:
         scaling: settings at the base batch size and at the configured one.
         passes: the forward and backward passes of a step.
-        table_update: updates tables with CowClip in backward.
         seed: of random numbers in the dense layers, such as dropout.
         skips_nonfinite: whether to skip a batch whose loss is not finite.
     """
@@ -133,23 +132,21 @@ def move_dense(model: CTRModel, device: torch.device) -> None:
 def choose_precision(asked: str, device: torch.device) -> DensePrecision:
     """The requested `fp32`, `tf32` or `bf16` if the device supports it and is not slower with it.
 
-    Without CPU instructions for it, bf16 is many times slower than float32, so both are timed on a
-    layer's products.
+    Without CPU instructions for it, bf16 is many times slower than float32, so both are timed.
     """
     if asked == "fp32":
         return DensePrecision(False, "fp32")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return DensePrecision(False, f"fp32 instead of {asked}, which this GPU does not support")
     if device.type == "cuda":
-        return DensePrecision(asked == "bf16", asked, is_tf32=asked == "tf32")
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            return DensePrecision(asked == "bf16", asked, is_tf32=asked == "tf32")
+        return DensePrecision(False, f"fp32 instead of {asked}, which this GPU does not support")
     if asked == "tf32":
         return DensePrecision(False, "fp32 instead of tf32, which a CPU does not support")
     ratio = _speed_of_bf16()
     if ratio > 1.0:
         return DensePrecision(True, f"bf16, {ratio:.1f} times as fast as fp32 on this CPU")
-    return DensePrecision(
-        False, f"fp32 instead of bf16, which is {1 / ratio:.1f} times slower on this CPU"
-    )
+    slower = f"{1 / ratio:.1f} times slower on this CPU"
+    return DensePrecision(False, f"fp32 instead of bf16, which is {slower}")
 
 
 def _speed_of_bf16(rows: int = 2048, width: int = 400, repeats: int = 3) -> float:
@@ -173,13 +170,9 @@ def _speed_of_bf16(rows: int = 2048, width: int = 400, repeats: int = 3) -> floa
 def compile_network(network: nn.Module, how: str, device: torch.device) -> None:
     """Compile a network's forward and backward with `torch.compile` at its first call.
 
-    Names of parameters do not change. Every batch size is compiled separately: there are few (full
-    and last batches of training and evaluation), and an epoch's last batch must not slow down the
-    others. After 8 sizes torch compiles no more. `cuda_graphs` also records each size's launches
-    as one graph.
-
-    Raises:
-        SettingsError: CUDA graphs were requested on a CPU.
+    Every batch size is compiled separately, up to 8: there are few (full and last batches of
+    training and evaluation), and an epoch's last batch must not slow down the others.
+    `cuda_graphs` also records each size's launches as one graph.
     """
     if how == "none":
         return

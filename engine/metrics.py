@@ -39,7 +39,7 @@ class PartMetrics:
 
     Ranking metrics such as AUC do not depend on the pieces; sums such as logloss do, in their last
     bits. All scores are kept in memory: 8 bytes a sample, 8 more with true probabilities, and 16
-    more with groups (28 while sorting). The methods raise MemoryError if there is not enough.
+    more with groups (28 while sorting).
 
     Args:
         chosen: names of metrics; AUC and logloss are computed in any case.
@@ -51,11 +51,7 @@ class PartMetrics:
     """
 
     def __init__(
-        self,
-        chosen: Collection[str],
-        *,
-        samples: int = 0,
-        unknown_groups: Collection[int] = (),
+        self, chosen: Collection[str], *, samples: int = 0, unknown_groups: Collection[int] = ()
     ) -> None:
         self._chosen = frozenset(chosen)
         self._scores, self._truths = _Records(1, samples), _Records(1, samples)
@@ -105,21 +101,16 @@ class PartMetrics:
     def result(self) -> dict[str, Any]:
         """The metrics by name; None if undefined. Call it once.
 
-        Always `auc`, `logloss`, `attainable_auc` and `samples`. With groups also `gauc`, the number
-        `gauc_groups` of groups it averages, the number `gauc_left_out` of groups of one class, and
-        the number `gauc_unknown_samples` of samples in `unknown_groups`.
+        With groups also `gauc`, the number `gauc_groups` of groups it averages, `gauc_left_out` of
+        groups of one class, and `gauc_unknown_samples` of samples in `unknown_groups`.
         """
         weight, positive, loss, predicted = self._sums.tolist()
         logloss = loss / weight if weight else float("nan")
         buckets = np.zeros((4, 10)) if "calibration_buckets" in self._chosen else None
         scores, truths = (one.distinct(self._weighted) for one in (self._scores, self._truths))
         auc, average_precision = _ranking(scores, self.samples, buckets)
-        found = {
-            "auc": auc,
-            "logloss": logloss,
-            "attainable_auc": _ranking(truths)[0],
-            "samples": self.samples,
-        }
+        found = {"auc": auc, "logloss": logloss, "attainable_auc": _ranking(truths)[0]}
+        found["samples"] = self.samples
         further = {
             "pr_auc": average_precision,
             "normalized_entropy": None,
@@ -171,13 +162,13 @@ def _reversed(bits: np.ndarray) -> np.ndarray:
 
 
 class _Scores(NamedTuple):
-    """Distinct scores, of one group or of each group, the highest first.
+    """Distinct scores, of one group or of each group, the highest first; arrays of `[n]`.
 
     Attributes:
-        group: `[n]` uint64, ascending; zeros if there are no groups.
-        score: `[n]` float32.
-        samples: `[n]` int64.
-        positives, negatives: `[n]`, samples of each class: int64, or float64 sums of weights.
+        group: uint64, ascending; zeros if there are no groups.
+        score: float32.
+        samples: int64.
+        positives, negatives: samples of each class: int64, or float64 sums of weights.
     """
 
     group: np.ndarray
@@ -256,7 +247,9 @@ def _ranking(
 
     Args:
         samples: in all chunks; needed for buckets.
-        buckets: `[4, 10]`, filled by `_fill_buckets`.
+        buckets: `[4, 10]`; samples, weights, weighted predictions and weighted labels are added.
+            Buckets hold about equally many samples, by descending prediction. Equal scores share
+            the bucket of the first of them, so the order of samples does not matter.
     """
     # int64 is wide enough for a chunk; totals are Python integers.
     positives: int | float = 0
@@ -276,24 +269,15 @@ def _ranking(
         positives += found.positives.sum().item()
         negatives += below
         if buckets is not None:
-            _fill_buckets(buckets, found, before, samples)
+            position = before + np.cumsum(found.samples) - found.samples
+            bucket = position * buckets.shape[1] // samples
+            weight = (found.positives + found.negatives).astype(np.float64)
+            each = found.samples, weight, weight * probability(found.score), found.positives
+            for total, values in zip(buckets, each, strict=True):
+                total += np.bincount(bucket, values, minlength=buckets.shape[1])
             before += int(found.samples.sum())
     pairs = positives * negatives
     return twice / (2 * pairs) if pairs else None, precisions / positives if positives else None
-
-
-def _fill_buckets(buckets: np.ndarray, found: _Scores, before: int, samples: int) -> None:
-    """Add samples, weights, weighted predictions and weighted labels to ten buckets.
-
-    Buckets hold about equally many samples, by descending prediction. Equal scores share the bucket
-    of the first of them, so the order of samples does not matter.
-    """
-    position = before + np.cumsum(found.samples) - found.samples
-    bucket = position * buckets.shape[1] // samples
-    weight = (found.positives + found.negatives).astype(np.float64)
-    summed = found.samples, weight, weight * probability(found.score), found.positives
-    for total, values in zip(buckets, summed, strict=True):
-        total += np.bincount(bucket, values, minlength=buckets.shape[1])
 
 
 def _gauc(chunks: Iterator[_Scores]) -> dict[str, Any]:

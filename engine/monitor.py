@@ -11,10 +11,9 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,9 @@ from stampede.files import append, to_json
 
 # Steps by which a GPU may be behind when their events are read; it is never that far.
 _HELD = 16
+
+# Stands for a stage where a step's wait in a collective is noted.
+_WAIT = "waiting"
 
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
@@ -61,15 +63,6 @@ class Clock:
         return first.elapsed_time(last) / 1e3
 
 
-@dataclass
-class _Step:
-    """Marks of a step: the start of each stage, both ends of each wait, and its end."""
-
-    stages: list[tuple[str, Any]]
-    waits: list[tuple[Any, Any]] = field(default_factory=list)
-    end: Any = None
-
-
 class PhaseTimes:
     """Takes the time at every heartbeat, see `Heartbeat.listening`.
 
@@ -82,40 +75,37 @@ class PhaseTimes:
     """
 
     def __init__(self, clock: Clock, exchanges: Collection[str] = ()) -> None:
-        self._clock = clock
-        self._exchanges = exchanges
-        self._stage = "starting"
-        self._step = _Step([(self._stage, clock.mark())])
-        self._ended: deque[_Step] = deque()
-        self._begin_window()
-
-    def _begin_window(self) -> None:
+        self.clock, self._exchanges = clock, exchanges
+        self._stage, self._since = "starting", clock.mark()
+        # Stages and waits of the current step with their first and last marks; steps not yet read.
+        self._step: list[tuple[str, Any, Any]] = []
+        self._ended: deque[list[tuple[str, Any, Any]]] = deque()
+        # Of the window: seconds of each step, and in all by stage.
         self._seconds: list[float] = []
-        self._phases: Counter[str] = Counter()
-        self._outside: Counter[str] = Counter()
-        self._waited = 0.0
+        self._by_stage: Counter[str] = Counter()
 
     def begin(self, stage: str) -> None:
         """A stage begins, and the previous one ends."""
         # An evaluation beats at each of its batches.
         if stage != self._stage:
+            self._end_stage()
             self._stage = stage
-            self._step.stages.append((stage, self._clock.mark()))
 
-    def mark(self) -> Any:
-        """A mark where a wait begins."""
-        return self._clock.mark()
+    def _end_stage(self) -> None:
+        now = self.clock.mark()
+        self._step.append((self._stage, self._since, now))
+        self._since = now
 
     def waited(self, since: Any) -> None:
         """A wait in a collective ends."""
         if self._stage in PHASES and self._stage not in self._exchanges:
-            self._step.waits.append((since, self._clock.mark()))
+            self._step.append((_WAIT, since, self.clock.mark()))
 
     def end_step(self) -> None:
         """A step ends, and the next begins in the same stage."""
-        self._step.end = self._clock.mark()
+        self._end_stage()
         self._ended.append(self._step)
-        self._step = _Step([(self._stage, self._step.end)])
+        self._step = []
         if len(self._ended) > _HELD:
             self._add(self._ended.popleft())
 
@@ -128,33 +118,30 @@ class PhaseTimes:
         """
         while self._ended:
             self._add(self._ended.popleft())
-        steps = len(self._seconds)
-        percentiles = np.percentile(self._seconds, list(_PERCENTILES.values())).tolist()
-        phases = {name: self._phases[name] / steps for name in PHASES}
-        named = dict(zip(_PERCENTILES, percentiles, strict=True))
-        window = {
-            "steps": steps,
-            "step_seconds": {**named, "mean": sum(phases.values())},
+        seconds, self._seconds = self._seconds, []
+        by_stage, self._by_stage = self._by_stage, Counter()
+        percentiles = np.percentile(seconds, list(_PERCENTILES.values())).tolist()
+        phases = {name: by_stage[name] / len(seconds) for name in PHASES}
+        waited = sum(by_stage[name] for name in (_WAIT, *self._exchanges))
+        outside = {name: of for name, of in by_stage.items() if name not in (_WAIT, *PHASES)}
+        return {
+            "steps": len(seconds),
+            "step_seconds": {
+                **dict(zip(_PERCENTILES, percentiles, strict=True)),
+                "mean": sum(phases.values()),
+            },
             "phase_seconds": phases,
-            "communication_seconds": self._waited / steps,
-            "outside_seconds": dict(self._outside),
+            "communication_seconds": waited / len(seconds),
+            "outside_seconds": outside,
         }
-        self._begin_window()
-        return window
 
-    def _add(self, step: _Step) -> None:
-        total = 0.0
-        ends = [mark for _, mark in step.stages[1:]] + [step.end]
-        for (stage, begin), end in zip(step.stages, ends, strict=True):
-            seconds = self._clock.seconds(begin, end)
-            if stage in PHASES:
-                self._phases[stage] += seconds
-                total += seconds
-            else:
-                self._outside[stage] += seconds
-            self._waited += seconds if stage in self._exchanges else 0.0
-        self._seconds.append(total)
-        self._waited += sum(self._clock.seconds(*wait) for wait in step.waits)
+    def _add(self, step: list[tuple[str, Any, Any]]) -> None:
+        self._seconds.append(0.0)
+        for name, first, last in step:
+            seconds = self.clock.seconds(first, last)
+            self._by_stage[name] += seconds
+            if name in PHASES:
+                self._seconds[-1] += seconds
 
 
 @contextmanager
@@ -171,7 +158,7 @@ def waits_counted(times: PhaseTimes) -> Iterator[None]:
         # A thread that writes a checkpoint does not count; autograd's own threads on a GPU do.
         if threading.get_ident() != thread and torch._C._current_graph_task_id() == -1:
             return original(work, *arguments, **options)
-        since = times.mark()
+        since = times.clock.mark()
         try:
             return original(work, *arguments, **options)
         finally:
@@ -187,29 +174,21 @@ def waits_counted(times: PhaseTimes) -> Iterator[None]:
 def over_ranks(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Fields of a line of `metrics.jsonl`, from the windows of all ranks, see `PhaseTimes.take`.
 
-    All names end in `_seconds` or `_bytes`, like others that differ between equal runs.
-
-    Returns:
-        `step_seconds`: the largest percentiles of any rank, the mean, and the number of steps;
-        `phase_seconds` and `communication_seconds`: means over ranks; `slowest_seconds`: the rank
-        that waited least, its own time and the mean of the others', None without others;
-        `peak_memory_bytes`: the largest of any rank.
+    All names end in `_seconds` or `_bytes`, like others that differ between equal runs. Percentiles
+    and memory are the largest of any rank, phases and communication the means. The slowest rank is
+    the one that waited least, beside the mean of the others, None without others.
     """
-    count = len(windows)
-    phases = {name: sum(w["phase_seconds"][name] for w in windows) / count for name in PHASES}
+    phases = {name: fmean(w["phase_seconds"][name] for w in windows) for name in PHASES}
     largest = {name: max(w["step_seconds"][name] for w in windows) for name in _PERCENTILES}
     own = [w["step_seconds"]["mean"] - w["communication_seconds"] for w in windows]
-    slowest = own.index(max(own))
-    others = own[:slowest] + own[slowest + 1 :]
+    rank = own.index(max(own))
+    others = own[:rank] + own[rank + 1 :]
+    slowest = {"rank": rank, "own": own[rank], "others": fmean(others) if others else None}
     return {
         "step_seconds": {**largest, "mean": sum(phases.values()), "steps": windows[0]["steps"]},
         "phase_seconds": phases,
-        "communication_seconds": sum(w["communication_seconds"] for w in windows) / count,
-        "slowest_seconds": {
-            "rank": slowest,
-            "own": own[slowest],
-            "others": sum(others) / len(others) if others else None,
-        },
+        "communication_seconds": fmean(w["communication_seconds"] for w in windows),
+        "slowest_seconds": slowest,
         "peak_memory_bytes": max(w["peak_memory_bytes"] for w in windows),
     }
 
@@ -236,24 +215,19 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
 
 
-def trace_file(folder: Path, rank: int) -> Path:
-    """The trace of a rank in the folder of a run; Perfetto and TensorBoard read it."""
-    return folder / "profile" / f"rank_{rank}.pt.trace.json.gz"
-
-
 class StepTrace:
-    """Traces the steps that `train.profile` asks for, with their phases.
+    """Traces the steps that `train.profile` asks for, with their phases, into a file per rank.
 
-    Each rank traces the same steps. A trace that cannot be written ends no run, but is reported.
+    Perfetto and TensorBoard read it. A trace that cannot be written is reported and ends no run.
     """
 
     def __init__(self, settings: ProfileSection, processes: Processes, folder: Path) -> None:
         self._asked = range(settings.start, settings.start + settings.steps)
         self._processes = processes
-        self._file = trace_file(folder, processes.rank)
+        self._file = folder / "profile" / f"rank_{processes.rank}.pt.trace.json.gz"
         self._first = self._step = 0
         self._profile: profile | None = None
-        self._phase, self._of_step, self._listening = ExitStack(), ExitStack(), ExitStack()
+        self._phase, self._of_step = ExitStack(), ExitStack()
 
     def after_step(self, step: int) -> None:
         """Training begins after a step, or the step has ended; all ranks call it."""
@@ -261,16 +235,25 @@ class StepTrace:
         if self._profile is not None:
             self._of_step.close()
             if step + 1 in self._asked:
-                self._begin_phase(self._processes.heartbeat.stage)
+                self.begin_phase(self._processes.heartbeat.stage)
             else:
                 self._write()
         elif step + 1 in self._asked and not self._first:
             self._first = step + 1
             self._profile = profile()
-            with self._reporting():
+            with self._processes.heartbeat.slowly("tracing"):
                 self._profile.start()
-                listening = self._processes.heartbeat.listening(self._begin_phase)
-                self._listening.enter_context(listening)
+
+    def begin_phase(self, stage: str) -> None:
+        """Show a phase, and a step that begins with it, in the trace."""
+        if self._profile is None:
+            return
+        self._phase.close()
+        if stage == LOOKING_UP:
+            self._of_step.close()
+            step = self._processes.heartbeat.step
+            self._of_step.enter_context(record_function(f"step {step}"))
+        self._phase.enter_context(record_function(stage))
 
     def close(self) -> None:
         """The run ends: write the trace so far."""
@@ -283,38 +266,24 @@ class StepTrace:
                 f"training ended after step {self._step:,} without them: no trace is written"
             )
 
-    def _begin_phase(self, stage: str) -> None:
-        """Show a phase, and a step that begins with it, in the trace."""
-        self._phase.close()
-        if stage == LOOKING_UP:
-            self._of_step.close()
-            step = self._processes.heartbeat.step
-            self._of_step.enter_context(record_function(f"step {step}"))
-        self._phase.enter_context(record_function(stage))
-
     def _write(self) -> None:
-        for stack in (self._listening, self._phase, self._of_step):
-            stack.close()
-        with self._reporting():
-            self._profile.stop()
-            if self._first <= self._step:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                # By its ending torch knows that it is to be compressed.
-                unfinished = self._file.with_name(f".{self._file.name}")
-                self._profile.export_chrome_trace(str(unfinished))
-                os.replace(unfinished, self._file)
-                self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
-        # Free its events.
-        self._profile = None
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
+        traced, self._profile = self._profile, None
+        self._phase.close()
+        self._of_step.close()
         with self._processes.heartbeat.slowly("tracing"):
+            traced.stop()
+            if self._step < self._first:
+                return
+            # By its ending torch knows that it is to be compressed.
+            unfinished = self._file.with_name(f".{self._file.name}")
             try:
-                yield
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                traced.export_chrome_trace(str(unfinished))
+                os.replace(unfinished, self._file)
             except (OSError, RuntimeError) as failure:
-                self._profile = None
                 _say_given_up(self._processes.rank, self._file, "trace", failure)
+            else:
+                self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
 
     def _say(self, sentence: str) -> None:
         if self._processes.is_main:
@@ -331,11 +300,6 @@ def _say_given_up(rank: int, path: Path, what: str, failure: BaseException | Non
     )
 
 
-def log_file(folder: Path, rank: int) -> Path:
-    """The log of a rank in the folder of a run."""
-    return folder / "logs" / f"rank_{rank}.jsonl"
-
-
 class Monitor:
     """Logs and times the steps of a run; a context around its training loop.
 
@@ -344,7 +308,6 @@ class Monitor:
     start and end. All ranks must call the methods at the same places.
 
     Args:
-        folder: of the run.
         step: the last step of earlier starts of the run.
     """
 
@@ -353,7 +316,7 @@ class Monitor:
         self._step = step
         self._every = config.train.timing_every
         # None once it cannot be written.
-        self._log: Path | None = log_file(folder, processes.rank)
+        self._log: Path | None = folder / "logs" / f"rank_{processes.rank}.jsonl"
         self._trace = StepTrace(config.train.profile, processes, folder)
         self._stack = ExitStack()
         self._times: PhaseTimes | None = None
@@ -376,17 +339,13 @@ class Monitor:
             versions={"python": platform.python_version(), **versions()},
         )
         self._trace.after_step(self._step)
+        self._stack.enter_context(processes.heartbeat.listening(self._trace.begin_phase))
         if self._times is not None:
             self._stack.enter_context(processes.heartbeat.listening(self._times.begin))
             self._stack.enter_context(waits_counted(self._times))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, failure: BaseException | None, _trace: object) -> None:
         at = {"step": self._step, "stage": self._processes.heartbeat.stage}
         self._stack.close()
         self._trace.close()
@@ -395,7 +354,7 @@ class Monitor:
         elif isinstance(failure, InterruptedRunError):
             self._write("stopped", **at, reason=str(failure))
         else:
-            lines = traceback.format_exception(kind, failure, trace)
+            lines = traceback.format_exception(failure)
             self._write("failed", **at, reason=str(failure), traceback="".join(lines))
 
     def after_step(self, step: int) -> None:
@@ -406,12 +365,9 @@ class Monitor:
         self._trace.after_step(step)
 
     def line(self, step: int, ended: bool) -> dict[str, Any] | None:
-        """A line for `metrics.jsonl` after a step, if it is time for one; None on all ranks if not.
+        """A line for `metrics.jsonl` if one is due: after some steps, and where an epoch `ended`.
 
         Rank 0's has the fields of `over_ranks`, others' only `kind` and `step`.
-
-        Args:
-            ended: whether the epoch ends with the step.
         """
         if self._times is None or not (ended or step % self._every == 0):
             return None

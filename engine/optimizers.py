@@ -54,13 +54,11 @@ def table_optimizer(
     """Class and arguments for `apply_optimizer_in_backward`, at the actual batch size.
 
     `columns` of a stored row are the embedding; these are clipped.
-
-    Raises:
-        SettingsError: the device has no such optimizer.
     """
     section = config.optim.embedding
-    others = {"optimizer", "schedule", "plateau", "clip", "begin_again"}
-    arguments = section.model_dump(exclude=others)
+    arguments = section.model_dump(
+        exclude={"optimizer", "schedule", "plateau", "clip", "begin_again"}
+    )
     arguments["lr"] = scaled.embedding_lr
     if "l2" in arguments:
         arguments["l2"] = scaled.embedding_l2
@@ -84,10 +82,14 @@ def dense_optimizer(
 ) -> DenseAdam:
     """Adam for the dense layers; `l2` has the coefficients of parameters, by `id`."""
     dense = config.optim.dense
+    # Weight decay is for the network's matrices. Biases and norms that are matrices are recognised
+    # by name; first-order weights of numbers decay like the ids'.
+    spared = re.compile(r"(^number_weights\.)|(^|[._])(bias|norm)([._]|$)")
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in parameters.items():
-        decay = dense.weight_decay if _decays(name, parameter) else 0.0
-        groups.setdefault((l2.get(id(parameter), 0.0), decay), []).append(parameter)
+        decays = parameter.ndim > 1 and not spared.search(name)
+        settings = l2.get(id(parameter), 0.0), dense.weight_decay if decays else 0.0
+        groups.setdefault(settings, []).append(parameter)
     return DenseAdam(
         [
             {"params": group, "l2": coefficient, "weight_decay": decay}
@@ -100,24 +102,12 @@ def dense_optimizer(
     )
 
 
-def _decays(name: str, parameter: Tensor) -> bool:
-    """Whether `optim.dense.weight_decay` applies: only to the network's matrices.
-
-    Biases and norms that are matrices are recognised by name. First-order weights of numbers decay
-    like the ids'.
-    """
-    is_other = re.search(r"(^number_weights\.)|(^|[._])(bias|norm)([._]|$)", name)
-    return parameter.ndim > 1 and is_other is None
-
-
 def learning_rates(
     config: Config, full: Hyperparameters, step: int, steps_per_epoch: float, total_steps: int
 ) -> tuple[float, float]:
     """The tables' and the dense layers' rate after `step` steps, as fractions of `full`."""
-    embedding = config.optim.embedding.schedule.as_schedule()
-    dense = config.optim.dense.schedule.as_schedule()
-    where = step, steps_per_epoch, total_steps
+    optim, where = config.optim, (step, steps_per_epoch, total_steps)
     return (
-        learning_rate(embedding, full.embedding_lr, *where),
-        learning_rate(dense, full.dense_lr, *where),
+        learning_rate(optim.embedding.schedule.as_schedule(), full.embedding_lr, *where),
+        learning_rate(optim.dense.schedule.as_schedule(), full.dense_lr, *where),
     )

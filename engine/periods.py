@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections import defaultdict
@@ -37,7 +36,7 @@ from stampede.engine.reading import first_time
 from stampede.engine.run import run_here
 from stampede.engine.run_folder import PERIODS, RunFolder, period_folder
 from stampede.engine.start_up import launched_world_size
-from stampede.engine.stop import Agreement, StopSignals
+from stampede.engine.stop import Agreement, StopRequestedError
 from stampede.files import append, delete_folder, sync, write_file
 from stampede.settings import Section, SettingsError, counted, reading
 
@@ -149,7 +148,7 @@ def _begin(folder: RunFolder, whole: Config) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_config(whole)
     # A power failure may have left half a line.
-    folder.keep_whole_lines()
+    folder.keep_lines()
     with reading(folder.metrics, RunFolderError, "repair or delete that line"):
         folder.lines()
 
@@ -179,18 +178,18 @@ class _Periods:
 
     def train(self, follow: bool) -> None:
         """Train on all new files and, if `follow`, wait for more."""
-        signals = StopSignals()
-        agreement = Agreement(self.here, signals, 0)
+        agreement = Agreement(self.here)
         taken, told = 0, False
         while True:
-            with signals.watched():
+            with agreement.noting_signals():
                 period = self.here.on_main(lambda: self._next(follow))
-                asked, _ = agreement.after(0)
-                if asked:
-                    name = signal.Signals(asked).name
+                try:
+                    agreement.after(0)
+                except StopRequestedError as stop:
                     raise InterruptedRunError(
-                        f"stopped by {name} between two periods; the same command continues", asked
-                    )
+                        f"stopped by {stop} between two periods; the same command continues",
+                        stop.signal,
+                    ) from None
                 if period is None and follow:
                     if not told and self.here.is_main:
                         print(f"waiting for files: {self.whole.data.path}", flush=True)
@@ -205,7 +204,7 @@ class _Periods:
                 is_trained = self._is_trained(period, follow)
             if is_trained:
                 taken += 1
-                with signals.watched():
+                with agreement.noting_signals():
                     self.here.on_main(lambda one=period, took=seconds: self._finish(one, took))
         if self.here.is_main:
             self._draw()

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from stampede.engine.errors import TrainingStoppedError, launched_rank
@@ -61,6 +62,15 @@ class Processes:
         dist.broadcast_object_list(outcome, src=0, group=self.group)
         return _result(*outcome[0])
 
+    def gather(self, local: Tensor) -> list[Tensor] | None:
+        """A tensor of each rank, all of one shape, on rank 0's CPU; None on other ranks."""
+        local = local.detach().cpu().contiguous()
+        received = None
+        if self.is_main:
+            received = [torch.empty_like(local) for _ in range(self.world_size)]
+        dist.gather(local, received)
+        return received
+
     def on_each_machine(self, action: Callable[[], object]) -> None:
         """Run `action` on the first rank of every machine; all ranks raise its error."""
         is_first = self.rank % self.local_world_size == 0
@@ -101,11 +111,7 @@ def restarts() -> int:
 
 
 def choose_device(asked: str, key: str) -> torch.device:
-    """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one.
-
-    Raises:
-        SettingsError: a GPU is asked for and there is none.
-    """
+    """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one."""
     if asked == "cuda" and not torch.cuda.is_available():
         raise SettingsError(f"{key}: found 'cuda' but no GPU is available; write 'cpu' or 'auto'")
     if asked == "cpu" or not torch.cuda.is_available():
@@ -139,10 +145,18 @@ def processes(device: str) -> Iterator[Processes]:
     chosen = choose_device(device, "run.device")
     # Checkpoints exchange CPU tensors, also when training on GPUs.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    if "RANK" in os.environ:
-        store, rank, world_size = _rendezvous()
+    rank, world_size = launched_rank(), launched_world_size()
+    if "RANK" not in os.environ:
+        store = dist.HashStore()
     else:
-        store, rank, world_size = dist.HashStore(), 0, 1
+        if STORE_FILE in os.environ:
+            store = connection()
+            store.set_timeout(default_pg_timeout)
+        else:
+            store, *_ = next(dist.rendezvous("env://"))
+        # The store may belong to torchrun's agent. It outlives a restart and still holds the
+        # addresses of processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
+        store = dist.PrefixStore(agree_on_name(store, rank, world_size), store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
         yield Processes(
@@ -176,14 +190,11 @@ def rank_environment(
 
 
 def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
-    """Run a command as the ranks of one run on this machine, until all end or one fails.
+    """Run a command as the ranks of one run on this machine; returns the exit status.
 
-    Nobody else can reach them: the store is a file, while torchrun's store listens on all addresses
-    without a password. The output goes to `log`; the standard input ends when this process ends,
-    even by a kill.
-
-    Returns:
-        The exit status. If a rank fails, its status; the others are killed.
+    If a rank fails, that is its status; the others are killed. Their output goes to `log`; their
+    standard input ends when this process ends, even by a kill. Nobody else can reach them: the
+    store is a file, while torchrun's listens on all addresses without a password.
     """
     ranks: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder, log.open("ab", buffering=0) as output:
@@ -208,21 +219,6 @@ def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
                 rank.wait()
 
 
-def _rendezvous() -> tuple[dist.Store, int, int]:
-    """The store of the processes started together, the rank of this one, and their number.
-
-    Rank and store are in the environment, as under torchrun.
-    """
-    if STORE_FILE in os.environ:
-        store, rank, world_size = connection(), launched_rank(), launched_world_size()
-        store.set_timeout(default_pg_timeout)
-    else:
-        store, rank, world_size = next(dist.rendezvous("env://"))
-    # The store may belong to torchrun's agent. It outlives a restart and still holds the
-    # addresses of processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
-    return dist.PrefixStore(agree_on_name(store, rank, world_size), store), rank, world_size
-
-
 def connection() -> dist.Store:
     """Another connection to the ranks' store, for a thread of its own."""
     if STORE_FILE in os.environ:
@@ -242,29 +238,24 @@ def agree_on_name(
     world_size: int,
     timeout: float = default_pg_timeout.total_seconds(),
 ) -> str:
-    """A name for this start that all ranks share and no earlier start has used.
+    """A name for this start that all ranks share and no earlier start in this store has used.
 
-    Counting restarts is not enough: each of torchrun's agents has its own count. The store may hold
-    entries of earlier starts.
-
-    Raises:
-        TrainingStoppedError: on rank 0, if other ranks are missing after `timeout` seconds.
+    Counting restarts is not enough: each of torchrun's agents has its own count.
     """
-    own = uuid4().hex
+    own, store = uuid4().hex, dist.PrefixStore("stampede/rendezvous", store)
     if rank != 0:
-        store.set(_key("hello", rank), own)
-        name = store.get(_key("name for", own)).decode()
-        store.set(_key("heard", name, rank), "")
+        store.set(f"hello/{rank}", own)
+        name = store.get(f"name for/{own}").decode()
+        store.set(f"heard/{name}/{rank}", "")
         return name
     deadline = time.monotonic() + timeout
     missing = set(range(1, world_size))
     while missing:
         for other in list(missing):
-            hello = _key("hello", other)
             # It may come from a process that is gone; nobody reads the answer then.
-            if store.check([hello]):
-                store.set(_key("name for", store.get(hello).decode()), own)
-            if store.check([_key("heard", own, other)]):
+            if store.check([f"hello/{other}"]):
+                store.set(f"name for/{store.get(f'hello/{other}').decode()}", own)
+            if store.check([f"heard/{own}/{other}"]):
                 missing.remove(other)
         if missing and time.monotonic() > deadline:
             ranks = ", ".join(map(str, sorted(missing)))
@@ -274,7 +265,3 @@ def agree_on_name(
             )
         time.sleep(0.01 if missing else 0)
     return own
-
-
-def _key(*parts: object) -> str:
-    return "/".join(("stampede", "rendezvous", *map(str, parts)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,10 +51,6 @@ class Reader:
     Attributes:
         dataset: in the place that `data.residence` names.
         residence: `disk`, `memory` or `device`.
-
-    Raises:
-        SettingsError: the data do not fit on the device.
-        DataError: all weights of a part to evaluate are 0.
     """
 
     def __init__(self, config: Config, dataset: Dataset, processes: Processes) -> None:
@@ -65,8 +61,9 @@ class Reader:
                 _check_weighted(name, part)
         self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
-        shuffle = section.shuffle if dataset.shuffle else "rotate"
-        self._order = self._order_of(dataset.train, shuffle)
+        self._order = self._order_of(
+            dataset.train, section.shuffle if dataset.shuffle else "rotate"
+        )
         self.residence = choose_residence(
             section.residence, dataset, section.memory_gb * 1e9, processes.device
         )
@@ -82,36 +79,30 @@ class Reader:
         """Batches of the training part, in a new order in each epoch."""
         return self._batches(self.dataset.train, self._order, self._config.train.batch_size)
 
+    def evaluation(self, part: Part) -> GlobalBatches:
+        """Batches of a part of `dataset` in the order of its rows."""
+        order = self._order_of(part, "none")
+        return self._batches(part, order, self._config.evaluate.batch_size)
+
     def state_dict(self, batches: GlobalBatches) -> dict[str, Any]:
         """State of the training batches, and the settings that decide their order."""
         settings = {key: getattr(self._section, key) for key in _ORDERING}
         return {**batches.state_dict(), "settings": settings}
 
     def load_state_dict(self, batches: GlobalBatches, state: Mapping[str, Any]) -> None:
-        """Continue the training batches from a state.
-
-        Raises:
-            RunFolderError, DataError: settings or data give another order of rows.
-        """
+        """Continue the training batches from a state."""
         settings, order = state.get("settings"), state.get("order")
-        if order and order["shuffle"] == "none" and self._order.shuffle == "rotate":
-            raise RunFolderError(
-                "an earlier version of stampede began this run, which read synthetic rows in the "
-                "same order in every epoch; train from scratch with another run.name"
-            )
         if settings and order and Order(**order).deciding() != self._order.deciding():
             now = {key: getattr(self._section, key) for key in settings}
+            here, before = (
+                " ".join(f"data.{key}={value}" for key, value in of.items())
+                for of in (now, settings)
+            )
             raise RunFolderError(
-                f"{_written(now)} puts the training rows into another order than the run so far; "
-                f"write {_written(settings)} as in the checkpoint and use the same data, or "
-                "choose another run.name"
+                f"{here} puts the training rows into another order than the run so far; write "
+                f"{before} as in the checkpoint and use the same data, or choose another run.name"
             )
         batches.load_state_dict(state)
-
-    def evaluation(self, part: Part) -> GlobalBatches:
-        """Batches of a part of `dataset` in the order of its rows."""
-        order = self._order_of(part, "none")
-        return self._batches(part, order, self._config.evaluate.batch_size)
 
     def _order_of(self, part: Part, shuffle: str) -> Order:
         return make_order(part, shuffle, self._section.memory_gb * 1e9, self._config.run.seed)
@@ -137,11 +128,6 @@ class Reader:
         )
 
 
-def _written(settings: Mapping[str, Any]) -> str:
-    """Settings as on a command line."""
-    return " ".join(f"data.{key}={value}" for key, value in settings.items())
-
-
 def _check_weighted(name: str, part: Part) -> None:
     """Refuse a part whose weights are all 0, before training; the first rows usually suffice."""
     for start in range(0, part.rows, _PIECE):
@@ -156,14 +142,8 @@ def _check_weighted(name: str, part: Part) -> None:
 
 
 def open_dataset(config: Config, processes: Processes) -> Dataset:
-    """Open the data; rank 0 prepares them if need be.
-
-    Raises:
-        SettingsError: no file is given.
-        DataError: the file cannot be used.
-    """
-    section = config.data
-    selects = _selects_on_validation(config)
+    """Open the data; rank 0 prepares them if need be."""
+    section, selects = config.data, _selects_on_validation(config)
     if isinstance(section, SizesSection):
         raise SettingsError(
             "data.kind is 'sizes', which has no clicks to train on; plan it with `launch.py --plan "
@@ -174,13 +154,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         dataset = section.clicks().dataset(section.rows, section.test_rows, validation)
     else:
         _check_path(section)
-        if isinstance(section, PreparedSection):
-            folder = Path(section.path)
-        else:
-            raw = _used(section, selects)
-            # Preparing may take hours; mistakes in the configuration are reported first.
-            group_by = config.evaluate.group_by
-            folder = processes.on_main(lambda: _prepared(raw, group_by))
+        folder = processes.on_main(lambda: _prepared(config))
         say = partial(print, file=sys.stderr, flush=True)
         processes.on_each_machine(lambda: check_unchanged(folder, say))
         hashed = processes.on_main(lambda: vocabulary_fingerprint(folder))
@@ -195,50 +169,26 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             f"the data have no validation part ({dataset.train.rows} training rows); write a "
             "larger data.validation_fraction, or evaluate.select_on=test"
         )
-    _check_groups(config.evaluate.group_by, dataset.vocabulary_sizes, dataset.multi)
+    multi = {name: name in dataset.multi for name in dataset.vocabulary_sizes}
+    _check_groups(config.evaluate.group_by, multi)
     return dataset
 
 
-def _check_groups(field: str, fields: Iterable[str], multi: Collection[str]) -> None:
-    single = [name for name in fields if name not in multi]
-    if field and field not in single:
-        found = "a field of several ids" if field in multi else "not an id field"
-        raise SettingsError(
-            f"evaluate.group_by: {field!r} is {found}; write one of {', '.join(single)}"
-        )
-
-
 def check_files(config: Config) -> None:
-    """Check that the files of raw logs exist, without preparing them.
-
-    Raises:
-        SettingsError: no file is given.
-        DataError: a file is absent.
-    """
+    """Check that the files of raw logs exist, without preparing them."""
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
     if isinstance(config.data, RawSection):
-        _check_groups_of_log(config.evaluate.group_by, _source(config.data))
-
-
-def _check_groups_of_log(group_by: str, source: Source) -> None:
-    ids = source.log.schema.ids
-    _check_groups(group_by, ids, {name for name, field in ids.items() if is_multi(field)})
+        _check_groups(config.evaluate.group_by, _multi(_source(config.data)))
 
 
 def data_folder(config: Config) -> Path:
-    """The folder with the prepared data; prepares nothing.
-
-    Raises:
-        SettingsError: no file is given, or it is not prepared yet.
-        DataError: a file is absent.
-    """
+    """The folder with the prepared data; prepares nothing."""
     section = config.data
     _check_path(section)
     if isinstance(section, PreparedSection):
         return Path(section.path)
-    raw = _used(section, _selects_on_validation(config))
-    folder = _folder(raw, _source(raw))
+    *_, folder = _log(config)
     if not (folder / MANIFEST).exists():
         raise SettingsError(
             f"data.path: {section.path} is not prepared yet (no {folder}), so the rows of its "
@@ -251,12 +201,7 @@ def data_folder(config: Config) -> Path:
 
 
 def first_time(section: RawSection, file: Path) -> int | None:
-    """The smallest time among the first rows of a file of a log, seconds since 1970.
-
-    Raises:
-        SettingsError: the schema names no time.
-        DataError: the file cannot be read.
-    """
+    """The smallest time among the first rows of a file of a log, seconds since 1970."""
     source = _source(section.model_copy(update={"path": str(file)}))
     if source.log.schema.time is None:
         raise SettingsError(
@@ -271,24 +216,56 @@ def _check_path(section: RawSection | PreparedSection) -> None:
         raise SettingsError("data.path is not given; write data.path=FILE after the config file")
 
 
+def _check_groups(group_by: str, multi: Mapping[str, bool]) -> None:
+    """`multi` says of each id field whether a sample may have several ids."""
+    single = [name for name, has_several in multi.items() if not has_several]
+    if group_by and group_by not in single:
+        found = "a field of several ids" if group_by in multi else "not an id field"
+        raise SettingsError(
+            f"evaluate.group_by: {group_by!r} is {found}; write one of {', '.join(single)}"
+        )
+
+
+def _multi(source: Source) -> dict[str, bool]:
+    return {name: is_multi(field) for name, field in source.log.schema.ids.items()}
+
+
 def _selects_on_validation(config: Config) -> bool:
     """Whether a validation part is needed; a period needs none."""
     in_periods = getattr(config.data, "split", "") == "periods"
     return config.evaluate.select_on == "validation" and not in_periods
 
 
-def _used(section: RawSection, selects: bool) -> RawSection:
-    """The section without a validation part if nothing is chosen on it."""
-    return section if selects else section.model_copy(update={"validation_fraction": 0.0})
-
-
-def _prepared(section: RawSection, group_by: str) -> Path:
-    """The folder with the prepared log, made on first use."""
-    source = _source(section)
-    _check_groups_of_log(group_by, source)
-    folder = _folder(section, source)
+def _prepared(config: Config) -> Path:
+    """The folder with the prepared data; a log is prepared on first use."""
+    if isinstance(config.data, PreparedSection):
+        return Path(config.data.path)
+    section, source, folder = _log(config)
+    # Preparing may take hours; mistakes in the configuration are reported first.
+    _check_groups(config.evaluate.group_by, _multi(source))
     prepare(source, section, folder)
     return folder
+
+
+def _log(config: Config) -> tuple[RawSection, Source, Path]:
+    """A log as it is prepared, and the folder for the result.
+
+    The folder is named after a hash of the log and of all else that the result depends on.
+    """
+    section = config.data
+    if not _selects_on_validation(config):
+        section = section.model_copy(update={"validation_fraction": 0.0})
+    source = _source(section)
+    described = {
+        "format": FORMAT,
+        "on_bad_row": section.on_bad_row,
+        "numbers_dtype": section.numbers_dtype,
+        "shard_rows": section.shard_rows,
+        **source.described(),
+    }
+    stem = source.log.files[0].name.split(".")[0] or "log"
+    hashed = fingerprint(source.log.files, described)
+    return section, source, Path(section.cache) / f"{stem}-{hashed}"
 
 
 def _source(section: RawSection) -> Source:
@@ -302,16 +279,3 @@ def _source(section: RawSection) -> Source:
         growth=section,
         period_before=section.period_before,
     )
-
-
-def _folder(section: RawSection, source: Source) -> Path:
-    """A folder named after a hash of the log and of all else that the result depends on."""
-    described = {
-        "format": FORMAT,
-        "on_bad_row": section.on_bad_row,
-        "numbers_dtype": section.numbers_dtype,
-        "shard_rows": section.shard_rows,
-        **source.described(),
-    }
-    stem = source.log.files[0].name.split(".")[0] or "log"
-    return Path(section.cache) / f"{stem}-{fingerprint(source.log.files, described)}"

@@ -7,9 +7,8 @@ Every rule is a function of the number of training rows and of given settings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from stampede.engine.config import Config, check_divides, config_type
 from stampede.engine.config.presets import at, below_old_runs
@@ -59,15 +58,17 @@ _LR = 1e-3
 _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A setting that the recipe chose.
+_KEYS = (
+    "optim.scaling.base_batch_size", "train.batch_size", "train.epochs", "evaluate.patience",
+    "optim.scaling.rule", "optim.embedding.lr", "optim.embedding.betas", "optim.embedding.l2",
+    "optim.embedding.schedule.warmup", "optim.embedding.schedule.decay", "optim.dense.lr",
+    "optim.dense.betas", "optim.dense.schedule.warmup", "optim.dense.schedule.decay",
+    "model.first_order_scale", "model.dropout",
+)  # fmt: skip
 
-    Attributes:
-        key: of the configuration, such as `train.batch_size`.
-        value: the chosen one.
-        reason: why, in a few words.
-    """
+
+class Choice(NamedTuple):
+    """A key that the recipe chose, such as `train.batch_size`, with its value and the reason."""
 
     key: str
     value: Any
@@ -95,16 +96,16 @@ def with_recipe(
     choices = []
     # Runs from before there was a recipe used the paper's values for missing keys.
     before = below_old_runs(dict(saved)) if saved else {}
-    log = _Log(values, rows, fields, world_size)
-    for key, rule in _RULES.items():
+    for choice in _chosen(values, rows, fields, world_size):
+        key = choice.key
         if not _is_open(values, key):
             continue
         value = at(before, key)
         if value is None:
-            value, reason = rule(log)
+            value = choice.value
             # Without a scaling rule, the base batch size only sets the recipe's own rates.
             if key != "optim.scaling.base_batch_size" or config.optim.scaling.rule != "none":
-                choices.append(Choice(key, value, reason))
+                choices.append(choice)
         section, _, name = key.rpartition(".")
         at(values, section)[name] = value
     settled = config_type().model_validate(values)
@@ -124,181 +125,106 @@ def described(choices: Sequence[Choice]) -> str:
 def open_keys(config: Config) -> set[str]:
     """Keys that are left to the recipe."""
     values = config.model_dump(mode="json")
-    return {key for key in _RULES if _is_open(values, key)}
+    return {key for key in _KEYS if _is_open(values, key)}
 
 
-@dataclass(frozen=True)
-class _Log:
-    """The inputs of the rules; `values` include those chosen so far."""
+def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) -> Iterator[Choice]:
+    """A choice for each of `_KEYS`, in order.
 
-    values: dict[str, Any]
-    rows: int
-    fields: int
-    world_size: int
-
-    def at(self, key: str) -> Any:
-        return at(self.values, key)
-
-    @property
-    def hundredths(self) -> float:
-        """The batch, divided by a hundredth of the rows rounded down to a power of two; at least 1.
-
-        Large logs have enough steps, and a period is trained on once, however few its steps are.
-        """
-        if self.rows >= LARGE_LOG or self.at("data.split") == "periods":
-            return 1.0
-        hundredth = _power_of_two(self.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH)
-        return max(1.0, self.at("train.batch_size") / hundredth)
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the batch gets the settings of large batches."""
-        return self.hundredths >= _LARGE
-
-    @property
-    def longer(self) -> float:
-        """How many times longer large batches train and warm up if their epochs have few steps."""
-        return round(max(1.0, math.sqrt(self.hundredths / _FEW_STEPS)), 2)
-
-    @property
-    def base_steps(self) -> float:
-        """Steps of the training at the base batch size; for a large batch, in the usual epochs."""
-        epochs = self.usual_epochs if self.is_large else self.at("train.epochs")
-        return epochs * self.rows / self.at("optim.scaling.base_batch_size")
-
-    @property
-    def usual_epochs(self) -> int:
-        """Epochs of batches that are not large."""
-        epochs = next(epochs for most, epochs in _EPOCHS if self.rows < most)
-        return 2 * epochs if self.at("model.name") in _WITHOUT_HIDDEN_LAYERS else epochs
-
-
-def _base_batch_size(log: _Log) -> tuple[int, str]:
-    largest = _power_of_two(log.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BASE)
-    return largest, f"{log.rows / largest:,.0f} steps an epoch of {log.rows:,} rows"
-
-
-def _batch_size(log: _Log) -> tuple[int, str]:
-    least = min(log.at("optim.scaling.base_batch_size"), _LARGEST_BATCH)
-    size = _power_of_two(log.rows / _STEPS_OF_LARGE_BATCHES, least, _LARGEST_BATCH)
-    size = max(1, round(size / log.world_size)) * log.world_size
-    return size, f"{log.rows / size:,.0f} steps an epoch"
-
-
-def _epochs(log: _Log) -> tuple[int, str]:
-    if log.at("data.split") == "periods":
-        return 1, "each period is trained on once"
-    if log.is_large:
-        steps = math.ceil(log.rows / log.at("train.batch_size"))
-        return round(log.usual_epochs * _MORE_EPOCHS * log.longer), f"{steps:,} steps an epoch"
-    return log.usual_epochs, f"{log.rows:,} rows"
-
-
-def _patience(log: _Log) -> tuple[int, str]:
-    evaluated = log.at("train.epochs") / log.at("evaluate.every_epochs")
-    patience = max(_PATIENCE, math.ceil(_OF_THE_EPOCHS * evaluated))
-    return patience, "evaluated epochs without a better AUC end the training"
-
-
-def _embedding_lr(log: _Log) -> tuple[float, str]:
-    if log.is_large:
-        return _TABLES_FASTER * _falling_rate(log), _for_steps(log)
-    # Rates are constant within a period, and fall from one to the next.
-    if log.at("data.split") == "periods":
-        return _falling_rate(log), _for_steps(log)
-    return _LR, f"at batch size {log.at('optim.scaling.base_batch_size'):,}"
-
-
-def _dense_lr(log: _Log) -> tuple[float, str]:
-    slower = _DENSE_SLOWER if log.is_large else 1.0
-    return max(slower * _falling_rate(log), _LEAST_LR), _for_steps(log)
-
-
-def _for_steps(log: _Log) -> str:
-    base = log.at("optim.scaling.base_batch_size")
-    return f"for {log.base_steps:,.0f} steps of batch size {base:,}"
-
-
-def _betas(log: _Log) -> tuple[list[float], str]:
-    """Averages over fewer steps for larger batches, as their gradients are less noisy.
-
-    After arXiv 2205.10287: 1 - beta grows with the batch.
+    `values` must have each key's final value before the next choice is asked for: later rules
+    depend on it.
     """
-    if not log.is_large:
-        return [0.9, 0.999], "Adam's"
-    first = 1 - round(0.1 * (4 * log.hundredths) ** (1 / 3), 1)
-    second = 1 - float(f"{0.004 * log.hundredths:.2g}")
-    return [max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps"
+    periodic, name = at(values, "data.split") == "periods", at(values, "model.name")
 
+    base = _power_of_two(rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BASE)
+    reason = f"{rows / base:,.0f} steps an epoch of {rows:,} rows"
+    yield Choice("optim.scaling.base_batch_size", base, reason)
+    base = at(values, "optim.scaling.base_batch_size")
+    size = _power_of_two(rows / _STEPS_OF_LARGE_BATCHES, min(base, _LARGEST_BATCH), _LARGEST_BATCH)
+    size = max(1, round(size / world_size)) * world_size
+    yield Choice("train.batch_size", size, f"{rows / size:,.0f} steps an epoch")
 
-def _warmup(key: str, usual: float, paper: float) -> Callable[[_Log], tuple[float, str]]:
-    def rule(log: _Log) -> tuple[float, str]:
-        epochs = usual
-        if log.at("preset") == "paper":
+    # The batch, divided by a hundredth of the rows rounded down to a power of two. Large logs have
+    # enough steps, and a period is trained on once, however few its steps are.
+    batch, hundredths = at(values, "train.batch_size"), 1.0
+    if rows < LARGE_LOG and not periodic:
+        hundredth = _power_of_two(rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH)
+        hundredths = max(1.0, batch / hundredth)
+    is_large = hundredths >= _LARGE
+    # How many times longer large batches train and warm up if their epochs have few steps.
+    longer = round(max(1.0, math.sqrt(hundredths / _FEW_STEPS)), 2)
+    usual_epochs = next(epochs for most, epochs in _EPOCHS if rows < most)
+    usual_epochs *= 2 if name in _WITHOUT_HIDDEN_LAYERS else 1
+    epochs, reason = usual_epochs, f"{rows:,} rows"
+    if periodic:
+        epochs, reason = 1, "each period is trained on once"
+    elif is_large:
+        epochs = round(usual_epochs * _MORE_EPOCHS * longer)
+        reason = f"{math.ceil(rows / batch):,} steps an epoch"
+    yield Choice("train.epochs", epochs, reason)
+    epochs = at(values, "train.epochs")
+    patience = math.ceil(_OF_THE_EPOCHS * (epochs / at(values, "evaluate.every_epochs")))
+    reason = "evaluated epochs without a better AUC end the training"
+    yield Choice("evaluate.patience", max(_PATIENCE, patience), reason)
+
+    reason = "rates by the root of the batch, the same L2"
+    yield Choice("optim.scaling.rule", "sqrt_star", reason)
+    # For a large batch, the steps in the usual epochs.
+    steps = (usual_epochs if is_large else epochs) * rows / base
+    falling_lr = max(
+        _LR * math.sqrt(_STEPS_AT_FULL_RATE / max(steps, _STEPS_AT_FULL_RATE)), _LEAST_LR
+    )
+    for_steps = f"for {steps:,.0f} steps of batch size {base:,}"
+    of_tables = (_LR, f"at batch size {base:,}")
+    # Rates are constant within a period, and fall from one to the next.
+    if is_large or periodic:
+        of_tables = (falling_lr * (_TABLES_FASTER if is_large else 1), for_steps)
+    of_layers = (max(falling_lr * (_DENSE_SLOWER if is_large else 1), _LEAST_LR), for_steps)
+    betas = ([0.9, 0.999], "Adam's")
+    if is_large:
+        # Averages over fewer steps, as the gradients of larger batches are less noisy. After arXiv
+        # 2205.10287: 1 - beta grows with the batch.
+        first = 1 - round(0.1 * (4 * hundredths) ** (1 / 3), 1)
+        second = 1 - float(f"{0.004 * hundredths:.2g}")
+        betas = ([max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps")
+    decay = ("polynomial", "a straight line to 0 at the end of training")
+    if periodic:
+        decay = ("constant", "another period may follow")
+    for section, lr, usual, of_paper in (
+        ("optim.embedding", of_tables, 0.0, 0.0),
+        ("optim.dense", of_layers, _WARMUP, 1.0),
+    ):
+        yield Choice(f"{section}.lr", *lr)
+        yield Choice(f"{section}.betas", *betas)
+        if section == "optim.embedding":
+            l2 = _L2 * fields / rows
+            yield Choice(f"{section}.l2", l2, f"{_L2:g} x {fields} fields / rows")
+        warmup, reason = usual, "epochs"
+        if at(values, "preset") == "paper":
             # The preset leaves it open if it must be written in steps.
-            epochs = paper
-        elif log.is_large:
-            epochs = min(log.longer, log.at("train.epochs") / 4)
-        if log.at(f"{key}.unit") == "steps":
-            steps = round(epochs * log.rows / log.at("train.batch_size"))
-            return steps, f"{epochs:g} epochs, in steps"
-        return epochs, "epochs"
+            warmup = of_paper
+        elif is_large:
+            warmup = min(longer, epochs / 4)
+        if at(values, f"{section}.schedule.unit") == "steps":
+            warmup, reason = round(warmup * rows / batch), f"{warmup:g} epochs, in steps"
+        yield Choice(f"{section}.schedule.warmup", warmup, reason)
+        yield Choice(f"{section}.schedule.decay", *decay)
 
-    return rule
-
-
-def _embedding_l2(log: _Log) -> tuple[float, str]:
-    return _L2 * log.fields / log.rows, f"{_L2:g} x {log.fields} fields / rows"
-
-
-def _decay(log: _Log) -> tuple[str, str]:
-    if log.at("data.split") == "periods":
-        return "constant", "another period may follow"
-    return "polynomial", "a straight line to 0 at the end of training"
-
-
-def _first_order_scale(log: _Log) -> tuple[float, str]:
-    if not network(log.at("model.name")).first_order:
-        return 1.0, f"{log.at('model.name')} has no first-order term"
-    return _FIRST_ORDER_SCALE, "4 times the rate and 1/16 of the L2 for first-order weights"
-
-
-def _dropout(log: _Log) -> tuple[float, str]:
-    if log.at("model.name") not in _WITH_HIDDEN_LAYERS:
-        return 0.0, f"{log.at('model.name')} is not known to have hidden layers"
-    if log.rows >= _DROPOUT_BELOW:
-        return 0.0, f"{_DROPOUT_BELOW:,} rows and more"
-    return _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"
-
-
-# In order: each rule depends only on keys before its own.
-_RULES: dict[str, Callable[[_Log], tuple[Any, str]]] = {
-    "optim.scaling.base_batch_size": _base_batch_size,
-    "train.batch_size": _batch_size,
-    "train.epochs": _epochs,
-    "evaluate.patience": _patience,
-    "optim.scaling.rule": lambda _: ("sqrt_star", "rates by the root of the batch, the same L2"),
-    "optim.embedding.lr": _embedding_lr,
-    "optim.embedding.betas": _betas,
-    "optim.embedding.l2": _embedding_l2,
-    "optim.embedding.schedule.warmup": _warmup("optim.embedding.schedule", 0.0, 0.0),
-    "optim.embedding.schedule.decay": _decay,
-    "optim.dense.lr": _dense_lr,
-    "optim.dense.betas": _betas,
-    "optim.dense.schedule.warmup": _warmup("optim.dense.schedule", _WARMUP, 1.0),
-    "optim.dense.schedule.decay": _decay,
-    "model.first_order_scale": _first_order_scale,
-    "model.dropout": _dropout,
-}
-
-
-def _falling_rate(log: _Log) -> float:
-    falling = math.sqrt(_STEPS_AT_FULL_RATE / max(log.base_steps, _STEPS_AT_FULL_RATE))
-    return max(_LR * falling, _LEAST_LR)
+    scale, reason = 1.0, f"{name} has no first-order term"
+    if network(name).first_order:
+        scale = _FIRST_ORDER_SCALE
+        reason = "4 times the rate and 1/16 of the L2 for first-order weights"
+    yield Choice("model.first_order_scale", scale, reason)
+    dropout, reason = 0.0, f"{_DROPOUT_BELOW:,} rows and more"
+    if name not in _WITH_HIDDEN_LAYERS:
+        reason = f"{name} is not known to have hidden layers"
+    elif rows < _DROPOUT_BELOW:
+        dropout, reason = _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"
+    yield Choice("model.dropout", dropout, reason)
 
 
 def _power_of_two(size: float, least: int, most: float = math.inf) -> int:
-    """The largest power of two up to `size`, from `least` to `most`."""
+    """The largest power of two up to `size`, within `least` and `most`."""
     return int(min(max(2 ** int(math.log2(max(size, 1))), least), most))
 
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from stampede.data import Dataset, click_share
 from stampede.engine.checkpoint.manifest import (
-    DataEntry,
     Manifest,
     Progress,
     data_entry,
@@ -35,7 +34,6 @@ from stampede.engine.warm_start import (
     draw_rows_of_new_ids,
     load_matching,
     open_source,
-    progress_after,
 )
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
@@ -126,8 +124,10 @@ def begin(
             _check_all_was_taken(report, before, config)
         what = "state" if takes_all else "weights"
         loaded = f"{what} from {report.checkpoint}, after step {report.step:,}"
-        progress = progress_after(before) if takes_all else Progress()
-        return progress, [*found.lines, loaded, *report.lines()], report
+        # Schedules and rates continue.
+        kept = ("step", "skipped_batches", "plateau", "table_plateau", "tables_start")
+        kept = {name: getattr(before.progress, name) for name in kept if takes_all}
+        return Progress(**kept), [*found.lines, loaded, *report.lines()], report
     if found.newest is None:
         lines = [*found.lines, *_set_initial_bias(config, job, dataset, processes)]
         return Progress(), lines, None
@@ -229,7 +229,14 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
         RunFolderError: the checkpoint is damaged, or belongs to another job or network.
     """
     manifest = read_manifest(path)
-    _check_same_data(path, manifest.data, data_entry(dataset))
+    data = (flat_keys(entry.model_dump()) for entry in (manifest.data, data_entry(dataset)))
+    if lines := _differing(*data).values():
+        raise RunFolderError(
+            f"{path}: the checkpoint was trained on other data (vocabulary_sha256 stands for ids "
+            "and ranges of numbers):\n"
+            + "\n".join(f"  data: {line}" for line in lines)
+            + f"\nuse the same data, {_INSTEAD}{path}"
+        )
     state = job.state(dist.get_rank())
     check_same_network(path, manifest, state["model"])
     if manifest.world_size != dist.get_world_size():
@@ -241,15 +248,3 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
     for generator_state in state.get("random", {}).values():
         torch.set_rng_state(generator_state)
     return manifest.progress
-
-
-def _check_same_data(path: Path, saved: DataEntry, now: DataEntry) -> None:
-    """Refuse to continue a checkpoint on other data."""
-    lines = _differing(flat_keys(saved.model_dump()), flat_keys(now.model_dump())).values()
-    if lines:
-        raise RunFolderError(
-            f"{path}: the checkpoint was trained on other data (vocabulary_sha256 stands for ids "
-            "and ranges of numbers):\n"
-            + "\n".join(f"  data: {line}" for line in lines)
-            + f"\nuse the same data, {_INSTEAD}{path}"
-        )

@@ -62,13 +62,17 @@ def run_here(config: Config, here: Processes) -> None:
         here.heartbeat.beat("loading")
         job = build(config, dataset, here)
         progress, lines, report = begin(found, config, job, dataset, here)
-        here.on_main(lambda: folder.claim(config) if is_new else folder.write_config(config))
-        if report is not None:
-            here.on_main(lambda: folder.write_report("init_from.json", asdict(report)))
-        here.on_main(lambda: keep_inputs(config, folder.path, replace=is_new))
-        here.on_main(lambda: keep_network(config, folder.path, replace=is_new))
-        # A killed run may have logged steps that are repeated now.
-        here.on_main(lambda: folder.keep_lines(progress.metrics_lines))
+
+        def begin_folder() -> None:
+            folder.claim(config) if is_new else folder.write_config(config)
+            if report is not None:
+                folder.write_report("init_from.json", asdict(report))
+            keep_inputs(config, folder.path, replace=is_new)
+            keep_network(config, folder.path, replace=is_new)
+            # A killed run may have logged steps that are repeated now.
+            folder.keep_lines(progress.metrics_lines)
+
+        here.on_main(begin_folder)
         this = TrainingRun(config, here, folder, dataset, job, progress)
         _print_beginning(this, described(choices) if choices else "", lines)
         with watched(here, config.run, folder.path):

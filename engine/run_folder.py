@@ -103,11 +103,8 @@ class RunFolder:
         self._continued = config.checkpoint.resume == "auto"
         if launched is not None and self._launch_file.is_file():
             self._continued |= launched == self._launch_file.read_text()
-        if self.path.exists():
-            self._check_existing(config)
-        return self._continued
-
-    def _check_existing(self, config: Config) -> None:
+        if not self.path.exists():
+            return self._continued
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; choose another run.name")
         if not config.run.overwrite and not self._continued:
@@ -122,6 +119,7 @@ class RunFolder:
                 f"{self.path} holds no {self.config_file.name}, so it is not a run folder and is "
                 "left alone; choose another run.name"
             )
+        return self._continued
 
     def claim(self, config: Config) -> None:
         """Make the folder, or replace it if the configuration says so; else a `RunFolderError`."""
@@ -142,9 +140,6 @@ class RunFolder:
         """Let a run that was to be continued, but has no checkpoint, start from scratch.
 
         Returns a sentence on what is lost, or an empty one.
-
-        Raises:
-            RunFolderError: the run had ended; its results would be lost.
         """
         if self.summary.exists():
             raise RunFolderError(
@@ -196,21 +191,16 @@ class RunFolder:
                 raise ValueError(f"line {number:,}: {mistake}") from None
         return found
 
-    def keep_lines(self, count: int) -> None:
-        """Keep the first lines; a continued run repeats the steps of the others."""
+    def keep_lines(self, count: int | None = None) -> None:
+        """Keep the first lines, by default all whole ones; a continued run repeats later steps."""
         with self.writing():
             # The next writer replaces the events of repeated steps.
             self._close_events()
             lines = self._whole_lines()[:count]
             write_file(self.metrics, b"".join(lines))
-        if len(lines) < count:
+        if count is not None and len(lines) < count:
             tqdm.write(f"{self.metrics}: {count - len(lines):,} lines of earlier steps are missing")
         self.metrics_lines = len(lines)
-
-    def keep_whole_lines(self) -> None:
-        """Drop a half-written last line."""
-        if self.metrics.exists():
-            self.keep_lines(len(self._whole_lines()))
 
     def _whole_lines(self) -> list[bytes]:
         content = self.metrics.read_bytes() if self.metrics.exists() else b""

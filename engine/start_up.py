@@ -20,17 +20,15 @@ _SETTINGS_OF_GLIBC = (
     "MALLOC_MMAP_THRESHOLD_",
 )
 
-
 # The lowest level that each logger shows, from the root down.
-_LEVELS = {
-    None: logging.ERROR,
-    "torchrec": logging.ERROR,
-    "fbgemm_gpu": logging.ERROR,
-    "torch": logging.ERROR,
-    "torch.fx._symbolic_trace": logging.ERROR,
-    "torch.onnx._internal.exporter": logging.ERROR,
-    "stampede": logging.WARNING,
-}
+_LIBRARIES = (
+    "torchrec",
+    "fbgemm_gpu",
+    "torch",
+    "torch.fx._symbolic_trace",
+    "torch.onnx._internal.exporter",
+)
+_LEVELS = {**dict.fromkeys((None, *_LIBRARIES), logging.ERROR), "stampede": logging.WARNING}
 
 
 def quiet_libraries() -> None:

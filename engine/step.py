@@ -140,7 +140,12 @@ def train_step(
     with stopping(step):
         rows.backward(grad)
         if job.passes == 2:
-            _second_pass(job, batch, step, processes)
+            # Helen's, at the moved rows; the dense layers keep the gradient of the first one.
+            first = [parameter.grad for parameter in job.dense_parameters.values()]
+            rows = job.front.lookup(batch.sparse)
+            rows.backward(_dense_pass(job, batch, rows.detach(), step, processes)[1])
+            for parameter, kept in zip(job.dense_parameters.values(), first, strict=True):
+                parameter.grad = kept
     heartbeat.beat("averaging gradients")
     average_gradients_(
         job.dense_parameters.values(), processes.world_size, in_order=batch.tiles > 0
@@ -174,7 +179,7 @@ def sum_over_ranks(values: Tensor, world_size: int, *, in_order: bool) -> Tensor
     """The sum of the ranks' values, the same on every rank.
 
     In order, it adds in a binary tree over the ranks, a power of two of them, which continues the
-    tree of each rank's tiles (`_TileSums`). Otherwise the backend chooses the order.
+    tree of each rank's tiles (`add_tile`). Otherwise the backend chooses the order.
     """
     if not in_order:
         dist.all_reduce(values)
@@ -191,27 +196,17 @@ def sum_over_ranks(values: Tensor, world_size: int, *, in_order: bool) -> Tensor
     return flat[: values.numel()].view_as(values)
 
 
-class _TileSums:
-    """Sums over a power of two of tiles, in a binary tree: the same bits on any number of ranks."""
+def add_tile(sums: list[list[Tensor]], number: int, values: list[Tensor]) -> None:
+    """Add the values of a tile, numbered from 1, to sums in a binary tree; overwrites them.
 
-    def __init__(self) -> None:
-        self._waiting: list[list[Tensor]] = []
-        self._tiles = 0
-
-    def add(self, values: list[Tensor]) -> None:
-        """Add the values of the next tile, which are overwritten."""
-        self._waiting.append(values)
-        self._tiles = tiles = self._tiles + 1
-        while tiles % 2 == 0:
-            last = self._waiting.pop()
-            torch._foreach_add_(self._waiting[-1], last)
-            tiles //= 2
-
-    @property
-    def sums(self) -> list[Tensor]:
-        """The sums over all tiles."""
-        (sums,) = self._waiting
-        return sums
+    After a power of two of tiles, one element with the sums over all of them is left: the same bits
+    on any number of ranks.
+    """
+    sums.append(values)
+    while number % 2 == 0:
+        last = sums.pop()
+        torch._foreach_add_(sums[-1], last)
+        number //= 2
 
 
 @contextmanager
@@ -244,16 +239,15 @@ def flush_tables(job: Job, step: int, device: torch.device) -> None:
 
 
 def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
-    """Seed a network's random numbers, as for dropout, from these arguments alone.
+    """Seed a network's random numbers, such as dropout's: a continued run draws the same ones.
 
-    So a run that continues from a checkpoint draws the same numbers. Takes about 30 us. `place` is
-    the number of the samples' tile or rank.
+    Takes about 30 us. `place` is the number of the samples' tile or rank.
     """
-    drawn = np.random.SeedSequence([seed, step, place]).generate_state(1, np.uint64)
-    torch.default_generator.manual_seed(int(drawn[0]))
+    drawn = int(np.random.SeedSequence([seed, step, place]).generate_state(1, np.uint64)[0])
+    torch.default_generator.manual_seed(drawn)
     # `torch.manual_seed` also seeds unused GPUs, which is far slower.
     if device.type == "cuda":
-        torch.cuda.manual_seed(int(drawn[0]))
+        torch.cuda.manual_seed(drawn)
 
 
 def _dense_pass(
@@ -268,9 +262,8 @@ def _dense_pass(
     """
     parameters = list(job.dense_parameters.values())
     weight = _sample_weights(batch)
-    grad = None
+    grad, sums = None, []
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
-    sums = _TileSums()
     size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
     if batch.tiles:
         size = len(rows) // batch.tiles
@@ -290,28 +283,26 @@ def _dense_pass(
             )
             loss = (losses * weight[tile]).sum()
             (loss * processes.world_size).backward()
-            # A network may leave its embeddings unused.
-            found = torch.zeros_like(part) if part.grad is None else part.grad
             if size >= len(rows):
-                grad = found
+                grad = _grad(part)
             else:
                 grad = torch.empty_like(rows) if grad is None else grad
-                grad[tile] = found
+                grad[tile] = _grad(part)
             loss = loss.detach().double()
             if batch.tiles:
-                sums.add([loss, *map(_grad, parameters)])
+                add_tile(sums, number + 1, [loss, *map(_grad, parameters)])
             else:
                 total += loss
     if batch.tiles:
-        total, *found = sums.sums
+        ((total, *found),) = sums
         for parameter, one in zip(parameters, found, strict=True):
             parameter.grad = one
     return total, torch.zeros_like(rows) if grad is None else grad
 
 
-def _grad(parameter: Tensor) -> Tensor:
-    """The gradient; zeros if the loss does not depend on the parameter."""
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+def _grad(values: Tensor) -> Tensor:
+    """The gradient; zeros if the loss does not depend on the values."""
+    return torch.zeros_like(values) if values.grad is None else values.grad
 
 
 def _sample_weights(batch: Batch) -> Tensor:
@@ -323,14 +314,3 @@ def _sample_weights(batch: Batch) -> Tensor:
     total = torch.where(total == 0, 1.0, total) if isinstance(total, Tensor) else total or 1.0
     scale = batch.global_samples / total
     return (batch.weight.double() * scale).float() / batch.global_samples
-
-
-def _second_pass(job: Job, batch: Batch, step: int, processes: Processes) -> None:
-    """Helen's second pass, at the moved rows; the dense layers keep the first one's gradient."""
-    parameters = list(job.dense_parameters.values())
-    first = [parameter.grad for parameter in parameters]
-    rows = job.front.lookup(batch.sparse)
-    _, grad = _dense_pass(job, batch, rows.detach(), step, processes)
-    rows.backward(grad)
-    for parameter, kept in zip(parameters, first, strict=True):
-        parameter.grad = kept

@@ -22,59 +22,67 @@ _ONE_REQUEST_SECONDS = 5.0
 _GPU_INTERVAL = 16
 
 
-class StopSignals:
-    """The first SIGTERM or SIGINT that asked to stop; `received` is its number, or 0."""
+class StopRequestedError(Exception):
+    """All ranks have agreed to stop because of a signal, of this number."""
 
-    def __init__(self) -> None:
-        self.received = 0
-        self._since = 0.0
-
-    @contextmanager
-    def watched(self) -> Iterator[StopSignals]:
-        """Note the first signal; a second one, five seconds later, exits with 128 plus its number.
-
-        Only the main thread can handle signals; in others nothing changes.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self.received:
-            self.received, self._since = number, time.monotonic()
-        elif time.monotonic() - self._since > _ONE_REQUEST_SECONDS:
-            sys.exit(128 + number)
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.signal = number
 
 
 class Agreement:
     """Agreement of all ranks, at the same points, on whether to stop and whether to save.
 
-    Any rank may ask to stop; rank 0's clock decides on saves, every so many `minutes` (0: none).
+    A signal to any rank asks to stop; rank 0's clock decides on saves, every so many `minutes` (0:
+    none).
     """
 
-    def __init__(self, processes: Processes, signals: StopSignals, minutes: float) -> None:
+    def __init__(self, processes: Processes, minutes: float = 0.0) -> None:
         self._processes = processes
-        self._signals = signals
         self._seconds = 60 * minutes
         self._interval = _GPU_INTERVAL if processes.device.type == "cuda" else 1
         self._saved = time.monotonic()
+        # The first signal and its time.
+        self._received, self._since = 0, 0.0
 
-    def after(self, number: int) -> tuple[int, bool]:
-        """After step or batch `number`: the signal or 0, and whether a save is due."""
+    @contextmanager
+    def noting_signals(self) -> Iterator[None]:
+        """Note SIGTERM or SIGINT; another one, five seconds later, exits with 128 plus its number.
+
+        Only the main thread can handle signals; in others nothing changes.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self._received:
+            self._received, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since > _ONE_REQUEST_SECONDS:
+            sys.exit(128 + number)
+
+    def after(self, number: int) -> bool:
+        """Whether a save is due after step or batch `number`.
+
+        Raises:
+            StopRequestedError: on all ranks, if any was asked to stop.
+        """
         if number % self._interval:
-            return 0, False
+            return False
         due = bool(self._seconds) and time.monotonic() - self._saved >= self._seconds
-        asked = torch.tensor([self._signals.received, due and self._processes.is_main])
+        asked = torch.tensor([self._received, due and self._processes.is_main])
         if self._processes.world_size > 1:
             dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-        number, due = asked.tolist()
-        return number, bool(due)
+        received, due = asked.tolist()
+        if received:
+            raise StopRequestedError(received)
+        return bool(due)
 
     def saved(self) -> None:
         """Restart the clock after a save."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,26 +11,21 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.clip_watch import ClipWatch
+from stampede.engine.clip_watch import clip_statistics
 from stampede.engine.config import DivergenceSection
-from stampede.engine.console import progress_bar
+from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
-from stampede.engine.evaluate import (
-    Plateau,
-    evaluate_run,
-    finish_epoch,
-    is_evaluated,
-    stops_early,
-)
+from stampede.engine.evaluate import Plateau, evaluate_run
 from stampede.engine.monitor import Monitor
 from stampede.engine.optimizers import learning_rates
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
-from stampede.engine.stop import Agreement, StopSignals
+from stampede.engine.stop import Agreement, StopRequestedError
 from stampede.engine.training_run import TrainingRun, clipped_share
 from stampede.optim import begin_tables_again
 
@@ -39,27 +33,21 @@ from stampede.optim import begin_tables_again
 _MOST_SKIPPED = 10
 
 
-class _StopRequestedError(Exception):
-    """All ranks have agreed to stop because of a signal."""
-
-
 class Trainer:
     """Trains a run to its end, from wherever its progress is."""
 
     def __init__(self, run: TrainingRun) -> None:
-        config, progress = run.config, run.progress
+        config, progress, processes = run.config, run.progress, run.processes
         self._run, self._config, self._progress = run, config, progress
-        self._reader = Reader(config, run.dataset, run.processes)
+        self._reader = Reader(config, run.dataset, processes)
         self._batches = self._reader.training()
         if progress.reader:
             self._reader.load_state_dict(self._batches, progress.reader)
-        self._clip_watch = ClipWatch(run)
         self._clock = _TrainingClock(run)
-        self._signals = StopSignals()
-        self._agreement = Agreement(run.processes, self._signals, config.checkpoint.every_minutes)
-        self._monitor = Monitor(config, run.processes, run.folder.path, progress.step)
+        self._agreement = Agreement(processes, config.checkpoint.every_minutes)
+        self._monitor = Monitor(config, processes, run.folder.path, progress.step)
         self._checkpoints = Checkpoints(
-            run.folder.checkpoints, run.job, config, run.dataset, run.processes
+            run.folder.checkpoints, run.job, config, run.dataset, processes
         )
         # The newest loss, if not yet compared with earlier ones.
         self._unchecked: Tensor | None = None
@@ -72,57 +60,68 @@ class Trainer:
             InterruptedRunError: SIGTERM or SIGINT asked to stop; a checkpoint was written.
             RunFolderError, SettingsError, DataError: the data cannot be read as asked.
         """
+        total = self._run.dataset.train.rows * self._config.train.epochs
+        bar = progress_bar(total, self._progress.samples, self._run.processes.is_main)
+        try:
+            with self._agreement.noting_signals(), self._monitor, self._checkpoints, bar:
+                try:
+                    self._train(bar)
+                except StopRequestedError as request:
+                    self._stop(request)
+        except TrainingStoppedError as stop:
+            step = self._progress.step if stop.step is None else stop.step
+            # The reason may be that nothing can be written.
+            with suppress(TrainingStoppedError):
+                self._run.log({"kind": "stopped", "step": step, "reason": str(stop)})
+            raise
+
+    def _train(self, bar: tqdm) -> None:
         progress, epochs = self._progress, self._config.train.epochs
-        total, is_main = self._run.dataset.train.rows * epochs, self._run.processes.is_main
-        bar = progress_bar(total, progress.samples, is_main)
-        with self._noting_a_stop(), self._signals.watched(), self._monitor, self._checkpoints, bar:
-            try:
-                if self._run.dataset.period and not progress.last:
-                    # Once, before these rows are trained on.
-                    self._clock.pause()
-                    self._evaluate()
-                for epoch in range(progress.epoch, epochs):
-                    if stops_early(progress, self._config.evaluate):
-                        break
-                    self._begin_tables_again_if_due(epoch)
-                    for sent in self._batches_left(epoch):
-                        loss = self._step(sent, epoch)
-                        bar.update(sent.batch.global_samples)
-                        # Reading a loss on a GPU waits for the GPU.
-                        if self._unchecked is None or not loss.is_cuda:
-                            shown = {"loss": f"{loss.item():.4f}", "epoch": epoch + 1}
-                            bar.set_postfix(shown, refresh=False)
-                        self._evaluate_and_save_if_due(epoch)
-                    self._finish_epoch(epoch)
-                if not progress.last:
-                    # A continued run with fewer epochs than already trained has not evaluated yet.
-                    self._evaluate()
-            except _StopRequestedError as stop:
-                self._stop(*stop.args)
+        if self._run.dataset.period and not progress.last:
+            # Once, before these rows are trained on.
+            self._evaluate()
+        for epoch in range(progress.epoch, epochs):
+            if self._stops_early():
+                break
+            self._train_epoch(epoch, bar)
+            self._finish_epoch(epoch + 1)
+        if not progress.last:
+            # A continued run with fewer epochs than already trained has not evaluated yet.
+            self._evaluate()
 
-    def _begin_tables_again_if_due(self, epoch: int) -> None:
-        """Reset the tables before an epoch, once."""
-        run, progress, table = self._run, self._progress, self._config.optim.embedding
-        if getattr(table, "begin_again", "never") == "never" or epoch <= progress.tables_epoch:
-            return
-        flush_tables(run.job, progress.step, run.processes.device)
-        # Larger than any seed of a run.
-        begin_tables_again(run.job.model, self._config.run.seed + (epoch << 64))
-        progress.tables_epoch, progress.tables_start = epoch, progress.updates
-
-    def _batches_left(self, epoch: int) -> Iterator[SentBatch]:
+    def _train_epoch(self, epoch: int, bar: tqdm) -> None:
+        """Train the steps that are left of an epoch; evaluate and save between them."""
+        run, progress, config = self._run, self._progress, self._config
+        begins_again = getattr(config.optim.embedding, "begin_again", "never") != "never"
+        if begins_again and epoch > progress.tables_epoch:
+            flush_tables(run.job, progress.step, run.processes.device)
+            # Larger than any seed of a run.
+            begin_tables_again(run.job.model, config.run.seed + (epoch << 64))
+            progress.tables_epoch, progress.tables_start = epoch, progress.updates
         if self._has_ended(epoch):
             return
         # Repeat an evaluation during which the run was stopped.
         self._evaluate_if_due()
         self._clock.go_on()
-        yield from prefetch(
+        for sent in prefetch(
             self._batches,
-            self._run.job.front,
-            self._run.processes.device,
+            run.job.front,
+            run.processes.device,
             lambda: self._reader.state_dict(self._batches),
-            self._run.processes.heartbeat,
-        )
+            run.processes.heartbeat,
+        ):
+            loss = self._step(sent, epoch)
+            bar.update(sent.batch.global_samples)
+            # Reading a loss on a GPU waits for the GPU.
+            if self._unchecked is None or not loss.is_cuda:
+                bar.set_postfix({"loss": f"{loss.item():.4f}", "epoch": epoch + 1}, refresh=False)
+            if self._has_ended(epoch) and self._is_evaluated(epoch + 1):
+                # The end of the epoch evaluates and saves.
+                continue
+            self._evaluate_if_due()
+            every = config.checkpoint.every_steps
+            if self._agreement.after(progress.step) or (every and progress.step % every == 0):
+                self._save()
 
     def _has_ended(self, epoch: int) -> bool:
         return self._progress.reader.get("epoch", epoch) > epoch
@@ -130,37 +129,55 @@ class Trainer:
     def _step(self, sent: SentBatch, epoch: int) -> Tensor:
         """Take a step, log what is due, and return the loss."""
         run, progress, train = self._run, self._progress, self._config.train
-        rates = self._learning_rates()
-        run.job.set_learning_rates(*rates)
-        watch = self._clip_watch if self._clip_watch.watches(progress.step + 1) else None
-        loss = train_step(run.job, sent, progress.step + 1, run.processes, watch)
-        progress.step += 1
+        scheduled = learning_rates(
+            self._config,
+            run.job.scaling.scaled,
+            progress.step,
+            steps_per_epoch=run.dataset.train.rows / train.batch_size,
+            total_steps=len(self._batches) * train.epochs,
+        )
+        plateaus = Plateau(**progress.table_plateau), Plateau(**progress.plateau)
+        embedding_lr, dense_lr = (
+            rate * plateau.fraction for rate, plateau in zip(scheduled, plateaus, strict=True)
+        )
+        run.job.set_learning_rates(embedding_lr, dense_lr)
+        step, clipping = progress.step + 1, {}
+        is_watched = train.clip_stats_every > 0 and step % train.clip_stats_every == 0
+
+        def watch(*seen: Any) -> None:
+            clipping.update(clip_statistics(run, *seen))
+
+        loss = train_step(run.job, sent, step, run.processes, watch if is_watched else None)
+        progress.step = step
         progress.samples += sent.batch.global_samples
         progress.reader = sent.position
-        self._monitor.after_step(progress.step)
+        self._monitor.after_step(step)
         if run.job.skips_nonfinite and count_if_skipped(loss, progress):
-            run.log({"kind": "skipped_batch", "step": progress.step, "loss": loss.item()})
-        elif watch is not None:
-            run.log({"kind": "clipping", "step": progress.step, **watch.take()})
-        ended = self._has_ended(epoch)
-        logs = progress.step % train.log_every == 0 or ended
-        self._unchecked = None if logs else loss
-        if logs:
-            self._log_step(epoch, loss.item(), rates)
-            check_logged_loss(loss.item(), progress, train.on_divergence)
-        timing = self._monitor.line(progress.step, ended)
+            run.log({"kind": "skipped_batch", "step": step, "loss": loss.item()})
+        elif is_watched:
+            run.log({"kind": "clipping", "step": step, **clipping})
+        ended, self._unchecked = self._has_ended(epoch), loss
+        if step % train.log_every == 0 or ended:
+            self._unchecked = None
+            run.add_row_counts()
+            run.log(
+                {
+                    "kind": "train",
+                    "step": step,
+                    "epoch": epoch + 1,
+                    "loss": loss.item(),
+                    "dense_lr": dense_lr,
+                    "embedding_lr": embedding_lr,
+                    "clipped_share": clipped_share(progress),
+                    "skipped_rows": progress.skipped_rows,
+                    "samples_per_second": self._clock.samples_per_second(),
+                }
+            )
+            check_loss(loss.item(), progress, train.on_divergence, remember=True)
+        timing = self._monitor.line(step, ended)
         if timing is not None:
             run.log(timing)
         return loss
-
-    def _evaluate_and_save_if_due(self, epoch: int) -> None:
-        if self._has_ended(epoch) and is_evaluated(epoch + 1, self._config):
-            # The end of the epoch does both.
-            return
-        self._evaluate_if_due()
-        step, every = self._progress.step, self._config.checkpoint.every_steps
-        if self._agree(step) or (every and step % every == 0):
-            self._save()
 
     def _evaluate_if_due(self) -> None:
         progress, every = self._progress, self._config.evaluate.every
@@ -169,35 +186,56 @@ class Trainer:
                 self._evaluate()
 
     def _evaluate(self) -> dict[str, dict[str, Any]]:
-        return evaluate_run(self._run, self._reader, self._agree)
+        return evaluate_run(self._run, self._reader, self._agreement.after)
+
+    def _is_evaluated(self, epoch: int) -> bool:
+        """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
+        epochs = self._config.train.epochs
+        return epoch % self._config.evaluate.every_epochs == 0 or epoch == epochs
+
+    def _stops_early(self) -> bool:
+        """Whether training should stop, as the last epochs brought no improvement."""
+        return 0 < self._config.evaluate.patience <= self._progress.waited
 
     def _finish_epoch(self, epoch: int) -> None:
-        run, progress, config = self._run, self._progress, self._config
-        if not is_evaluated(epoch + 1, config):
+        """Evaluate and save after an epoch, counted from 1, if that is due."""
+        run, progress, selecting = self._run, self._progress, self._config.evaluate.select_on
+        if not self._is_evaluated(epoch):
             # The next epoch follows at once, without bringing rows up to date.
-            progress.epoch = epoch + 1
+            progress.epoch = epoch
             return
         self._clock.pause()
         if run.dataset.period:
-            progress.epoch = epoch + 1
+            progress.epoch = epoch
             self._save()
             return
         # Evaluate before saving: weights may have diverged in the last step.
         results = self._evaluate()
-        finish_epoch(run, results)
-        if progress.epoch == min(config.evaluate.every_epochs, config.train.epochs):
-            selecting = config.evaluate.select_on
-            found_off = on_first_epoch(selecting, results[selecting]["auc"], progress.epoch)
-            tell(found_off, progress.step, run.folder, run.processes)
+        progress.epoch = epoch
+        score, best = results[selecting]["auc"], progress.best_score
+        # If the part has only one class, its AUC is undefined and the last epoch is the best.
+        if best is None or score > best:
+            progress.best_epoch, progress.best_score = epoch, score
+            progress.best_auc, progress.selected = results["test"]["auc"], results
+            progress.waited = 0
+        else:
+            progress.waited += 1
+        said = [
+            f"{part} AUC {readable_metric(found['auc'])} logloss {found['logloss']:.4f}"
+            for part, found in results.items()
+        ]
+        said = [f"epoch {epoch}: {', '.join(said)}"]
+        if self._stops_early() and epoch < self._config.train.epochs:
+            said.append(
+                f"stopping early: no better AUC on the {selecting} part since epoch "
+                f"{progress.best_epoch}"
+            )
+        if run.processes.is_main:
+            tqdm.write("\n".join(said))
+        if epoch == min(self._config.evaluate.every_epochs, self._config.train.epochs):
+            tell(on_first_epoch(selecting, score, epoch), progress.step, run.folder, run.processes)
             progress.metrics_lines = run.folder.metrics_lines
         self._save()
-
-    def _agree(self, number: int) -> bool:
-        """Whether a checkpoint is due; raises on all ranks if any was asked to stop."""
-        asked, due = self._agreement.after(number)
-        if asked:
-            raise _StopRequestedError(asked)
-        return due
 
     def _save(self) -> None:
         run, heartbeat = self._run, self._run.processes.heartbeat
@@ -212,7 +250,7 @@ class Trainer:
                 self._checkpoints.save(self._progress)
             self._agreement.saved()
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, request: StopRequestedError) -> None:
         saved = "saved; checkpoint.resume=auto continues from there"
         try:
             self._save()
@@ -223,50 +261,9 @@ class Trainer:
             saved += "newest checkpoint"
         # Other processes may still use a connection to this one.
         dist.barrier()
-        name, step = signal.Signals(number).name, self._progress.step
         raise InterruptedRunError(
-            f"stopped by {name} after step {step:,}, which is {saved}", number
-        )
-
-    @contextmanager
-    def _noting_a_stop(self) -> Iterator[None]:
-        """Log why training inside the context stops."""
-        try:
-            yield
-        except TrainingStoppedError as stop:
-            step = self._progress.step if stop.step is None else stop.step
-            with suppress(TrainingStoppedError):
-                self._run.log({"kind": "stopped", "step": step, "reason": str(stop)})
-            raise
-
-    def _learning_rates(self) -> list[float]:
-        """The rates of the next step: of the tables and of the dense layers."""
-        train, progress = self._config.train, self._progress
-        rates = learning_rates(
-            self._config,
-            self._run.job.scaling.scaled,
-            progress.step,
-            steps_per_epoch=self._run.dataset.train.rows / train.batch_size,
-            total_steps=len(self._batches) * train.epochs,
-        )
-        plateaus = progress.table_plateau, progress.plateau
-        return [rate * Plateau(**at).fraction for rate, at in zip(rates, plateaus, strict=True)]
-
-    def _log_step(self, epoch: int, loss: float, rates: list[float]) -> None:
-        self._run.add_row_counts()
-        progress, (embedding_lr, dense_lr) = self._progress, rates
-        self._run.log(
-            {
-                "kind": "train",
-                "step": progress.step,
-                "epoch": epoch + 1,
-                "loss": loss,
-                "dense_lr": dense_lr,
-                "embedding_lr": embedding_lr,
-                "clipped_share": clipped_share(progress),
-                "skipped_rows": progress.skipped_rows,
-                "samples_per_second": self._clock.samples_per_second(),
-            }
+            f"stopped by {request} after step {self._progress.step:,}, which is {saved}",
+            request.signal,
         )
 
 
@@ -282,7 +279,6 @@ class _TrainingClock:
         self._since_rate = (0.0, 0)
 
     def go_on(self) -> None:
-        """Start the clock if it is paused."""
         if self._since is None:
             self._since = time.perf_counter()
             self._since_rate = (self._since, self._run.progress.samples)
@@ -314,11 +310,7 @@ class _TrainingClock:
 
 
 def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
-    """Count the newest batch as skipped if its loss is not finite; return whether it is.
-
-    Raises:
-        DivergedError: too many in a row.
-    """
+    """Count the newest batch as skipped if its loss is not finite; return whether it is."""
     if math.isfinite(loss):
         progress.skipped_in_a_row = 0
         return False
@@ -333,20 +325,15 @@ def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
     return True
 
 
-def check_logged_loss(loss: float, progress: Progress, settings: DivergenceSection) -> None:
-    """`check_loss`, then remember the loss."""
-    check_loss(loss, progress, settings)
-    if settings.loss_factor and math.isfinite(loss):
-        progress.logged_losses = [*progress.logged_losses, loss][-settings.window :]
-
-
-def check_loss(loss: Tensor | float, progress: Progress, settings: DivergenceSection) -> None:
-    """Compare a loss with earlier logged ones, with a `DivergedError`; all ranks have the same."""
-    before = progress.logged_losses[-settings.window :]
+def check_loss(
+    loss: Tensor | float, progress: Progress, settings: DivergenceSection, remember: bool = False
+) -> None:
+    """Compare a loss with earlier logged ones, and perhaps remember it; all ranks have the same."""
     # A loss is read from a GPU only if it is compared. The step checks that it is finite.
-    if not settings.loss_factor or len(before) < settings.window or not math.isfinite(loss):
+    if not settings.loss_factor or not math.isfinite(loss):
         return
-    usual = statistics.median(before)
+    before = progress.logged_losses[-settings.window :]
+    usual = statistics.median(before) if len(before) == settings.window else 0.0
     # Batches without weight have a loss of 0, which is not a reference.
     if usual and loss > settings.loss_factor * usual:
         raise DivergedError(
@@ -355,3 +342,5 @@ def check_loss(loss: Tensor | float, progress: Progress, settings: DivergenceSec
             "(train.on_divergence.loss_factor)",
             progress.step,
         )
+    if remember:
+        progress.logged_losses = [*before, loss][-settings.window :]

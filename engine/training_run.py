@@ -58,32 +58,32 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
 
     `auc`, `logloss` and the other metrics are of the test part after `best_epoch`, whose weights
     `predict` and `export` use; `validation` has those of the validation part, and `last` both
-    parts' at the newest evaluation. The run adds `logistic_regression`, see there, or None, and the
-    sentences of `advice`.
+    parts' at the newest evaluation. The run adds `logistic_regression` and `advice`.
     """
     config, progress, dataset = run.config, run.progress, run.dataset
-    # No epoch may have been finished.
-    selected = progress.selected or progress.last
-    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
-    rows = {name: part.rows for name, part in parts.items() if part is not None}
+    last, selected = (
+        {
+            part: {name: value for name, value in found.items() if name != "samples"}
+            for part, found in evaluation.items()
+        }
+        # No epoch may have been finished.
+        for evaluation in (progress.last, progress.selected or progress.last)
+    )
+    # A period's test rows are its training rows, scored before training.
+    names = ["train", "validation", "test"][: 1 if dataset.period else 3]
+    parts = {name: getattr(dataset, name) for name in names}
     ids = sum(dataset.vocabulary_sizes.values())
     device = run.processes.device
     # The largest of any process.
     peak = torch.tensor(peak_memory_bytes(device), device=device)
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-    if dataset.period:
-        # A period's test rows are its training rows, scored before training.
-        del rows["test"]
     return {
-        **_metrics(selected["test"]),
-        **{part: _metrics(selected[part]) for part in selected if part != "test"},
+        **selected["test"],
+        **{part: found for part, found in selected.items() if part != "test"},
         "best_auc": selected["test"]["auc"],
         "best_epoch": progress.best_epoch,
         "selected_on": config.evaluate.select_on,
-        "last": {
-            "epoch": progress.epoch,
-            **{part: _metrics(found) for part, found in progress.last.items()},
-        },
+        "last": {"epoch": progress.epoch, **last},
         "stopped_early": progress.epoch < config.train.epochs,
         "clipped_share": clipped_share(progress),
         "skipped_rows": progress.skipped_rows,
@@ -94,7 +94,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "epochs": progress.epoch,
         "batch_size": config.train.batch_size,
         "period": dataset.period or None,
-        "rows": rows,
+        "rows": {name: part.rows for name, part in parts.items() if part is not None},
         "ids": ids,
         "parameters": {
             # Each id has an embedding and a first-order weight.
@@ -109,10 +109,6 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def _metrics(evaluation: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in evaluation.items() if name != "samples"}
-
-
 def clipped_share(progress: Progress) -> float | None:
     """Share of the batches' rows that were clipped; None if the optimizer does not count."""
     if not progress.touched_rows:
@@ -122,32 +118,30 @@ def clipped_share(progress: Progress) -> float | None:
 
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     """The table printed at the end of a run."""
-    rows = []
-    attainable = summary["attainable_auc"]
-    if attainable is not None and summary["auc"] is not None:
-        ratio = (summary["auc"] - 0.5) / (attainable - 0.5)
+    reached = in_gauc = unknown = regression = ""
+    if summary["attainable_auc"] is not None and summary["auc"] is not None:
+        ratio = (summary["auc"] - 0.5) / (summary["attainable_auc"] - 0.5)
         reached = f"(reached {ratio:.1%} of it above 0.5 on the test part)"
-        rows.append(("attainable AUC", f"{attainable:.4f} {reached}"))
-    if "gauc" in summary and summary["gauc_groups"] is not None:
+        reached = f"{summary['attainable_auc']:.4f} {reached}"
+    if summary.get("gauc_groups") is not None:
         left_out = f"{summary['gauc_left_out']:,} of one class left out"
-        rows.append(("GAUC", f"test part: {summary['gauc_groups']:,} groups, {left_out}"))
-        if summary["gauc_unknown_samples"]:
-            unknown = f"{summary['gauc_unknown_samples']:,} samples"
-            rows.append(("not in GAUC", f"{unknown} whose id is missing, rare or unseen"))
+        in_gauc = f"test part: {summary['gauc_groups']:,} groups, {left_out}"
+        unknown = summary["gauc_unknown_samples"]
     if (found := summary["logistic_regression"]) is not None:
         scores = f"{readable_metric(found['test_auc'])}, logloss {found['test_logloss']:.4f}"
         how = f"logistic regression on the same features, {found['seconds']:.1f} s"
-        rows.append(("test AUC of LR", f"{scores}: {how}"))
-    if summary["stopped_early"]:
-        rows.append(("stopped early", f"after epoch {summary['epochs']}"))
-    if summary["clipped_share"] is not None:
-        rows.append(("rows clipped", f"{summary['clipped_share']:.2%} of the rows in the batches"))
-    if summary["skipped_rows"]:
-        rows.append(("rows skipped", f"{summary['skipped_rows']:,}, gradients not finite"))
-    if summary["skipped_batches"]:
-        skipped = f"{summary['skipped_batches']:,} of {summary['steps']:,}, losses not finite"
-        rows.append(("batches skipped", skipped))
-    rows += [
+        regression = f"{scores}: {how}"
+    clipped, steps = summary["clipped_share"], summary["steps"]
+    skipped, batches = summary["skipped_rows"], summary["skipped_batches"]
+    rows = [
+        ("attainable AUC", reached),
+        ("GAUC", in_gauc),
+        ("not in GAUC", unknown and f"{unknown:,} samples whose id is missing, rare or unseen"),
+        ("test AUC of LR", regression),
+        ("stopped early", summary["stopped_early"] and f"after epoch {summary['epochs']}"),
+        ("rows clipped", clipped is not None and f"{clipped:.2%} of the rows in the batches"),
+        ("rows skipped", skipped and f"{skipped:,}, gradients not finite"),
+        ("batches skipped", batches and f"{batches:,} of {steps:,}, losses not finite"),
         ("samples/s", f"{summary['samples_per_second']:,.0f}"),
         ("training time", f"{summary['train_seconds']:.1f} s"),
         ("peak memory", f"{readable_bytes(summary['peak_memory_bytes'])} in one process"),
@@ -156,7 +150,7 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         ("learning curve", str(folder.curve)),
         ("checkpoints", str(folder.checkpoints)),
     ]
-    return f"{_metric_table(summary)}\n{table(rows)}"
+    return f"{_metric_table(summary)}\n{table((name, text) for name, text in rows if text)}"
 
 
 def _metric_table(summary: dict[str, Any]) -> str:

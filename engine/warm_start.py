@@ -9,7 +9,7 @@ import os
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,10 +27,7 @@ from stampede.data.learning.row_meanings import (
 from stampede.engine.checkpoint.manifest import (
     DTYPES,
     TABLES,
-    Manifest,
-    Progress,
     read_manifest,
-    weights_key,
     weights_name,
 )
 from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
@@ -68,8 +65,7 @@ class Source:
     """A verified checkpoint with its vocabularies.
 
     Attributes:
-        inputs: prepared folder without rows that holds them; None for synthetic clicks, whose
-            ids are row numbers.
+        inputs: prepared folder without rows; None for synthetic clicks, whose ids are row numbers.
         held: on rank 0, keeps the checkpoint's run from deleting it, see `being_read`.
     """
 
@@ -141,30 +137,24 @@ def load_matching(
         new, dropped = sizes[name] - loaded, saved - loaded
         fields.append(FieldReport(name, sizes[name], loaded, new, dropped, why))
         together(lambda name=name, rows=rows: load.fill_table(name, rows), group)
-    layers, new = load.fitting_layers()
-    together(lambda: load.fill_layers(layers), group)
-    # Only some ranks hold the states of a table.
-    new = {name: why for of_rank in together(lambda: new, group) for name, why in of_rank.items()}
-    job.model.load_state_dict(state["model"])
     fields += [
         FieldReport(table.field, 0, 0, 0, table.rows, _UNUSED)
         for table in manifest.tables.values()
         if table.field not in job.front.fields
     ]
-    told_as_fields = {weights_key(one.field) for one in fields}
+    layers, new = load.fitting_layers()
+    together(lambda: load.fill_layers(layers), group)
+    # Only some ranks hold the states of a table.
+    new = {name: why for of_rank in together(lambda: new, group) for name, why in of_rank.items()}
+    job.model.load_state_dict(state["model"])
+    told_as_fields = {f"{_MODEL}{weights_name(one.field)}" for one in fields}
     if load.takes_all:
         # They are reported with the rows of their tables.
         told_as_fields |= {name for name in manifest.tensors if name.startswith(_OF_TABLES)}
         new = {name: why for name, why in new.items() if not name.startswith(_OF_TABLES)}
         # FBGEMM's Adam keeps its step count outside of its state.
         job.model.fused_optimizer.set_optimizer_step(manifest.progress.table_steps)
-    dropped_tensors = {
-        name: _NEW_RUN if name.startswith(_OPTIMIZERS) else new.get(name, _UNUSED)
-        for name in sorted(manifest.tensors.keys() - layers.keys() - told_as_fields)
-        if not name.startswith("random.")
-    }
-    then, now = [*manifest.data.vocabulary_sizes], [*job.front.fields]
-    note = ""
+    then, now, note = [*manifest.data.vocabulary_sizes], [*job.front.fields], ""
     if then != now and len(then) == len(now):
         note = (
             "the id fields changed or are in another order; layers that tell them apart by "
@@ -176,7 +166,11 @@ def load_matching(
         fields=fields,
         loaded=sorted(layers),
         new=dict(sorted(new.items())),
-        dropped=dropped_tensors,
+        dropped={
+            name: _NEW_RUN if name.startswith(_OPTIMIZERS) else new.get(name, _UNUSED)
+            for name in sorted(manifest.tensors.keys() - layers.keys() - told_as_fields)
+            if not name.startswith("random.")
+        },
         note=note,
     )
 
@@ -189,20 +183,17 @@ def draw_rows_of_new_ids(
 
     All ranks must call it. `rows` has the rows of new ids, by field.
     """
+    if not rows:
+        return
     state = job.model.state_dict()
 
-    # On rank 0, once: to find the folder, all vocabularies of the previous period are hashed.
-    @cache
-    def meanings() -> dict[str, RowMeanings]:
-        return meanings_of_rows(data_folder(config), {})
-
-    def keys(field: str, places: np.ndarray) -> np.ndarray:
-        return keys_of_rows(meanings()[field], places)
+    def keys() -> dict[str, np.ndarray]:
+        meanings = meanings_of_rows(data_folder(config), {})
+        return {field: keys_of_rows(meanings[field], places) for field, places in rows.items()}
 
     init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
-    for field, places in rows.items():
-        found = processes.on_main(lambda field=field, places=places: keys(field, places))
-        table = state.get(weights_name(field))
+    for field, found in processes.on_main(keys).items():
+        table, places = state.get(weights_name(field)), rows[field]
         if table is None or not len(places):
             continue
         dim = table.size()[1]
@@ -211,18 +202,6 @@ def draw_rows_of_new_ids(
         order[torch.from_numpy(places)] = torch.arange(len(places))
         _copy_rows_(table, drawn, order)
     job.model.load_state_dict(state)
-
-
-def progress_after(manifest: Manifest) -> Progress:
-    """The progress of a run that takes all state of another: schedules and rates continue."""
-    before = manifest.progress
-    return Progress(
-        step=before.step,
-        skipped_batches=before.skipped_batches,
-        plateau=before.plateau,
-        table_plateau=before.table_plateau,
-        tables_start=before.tables_start,
-    )
 
 
 class _Load:
@@ -258,22 +237,22 @@ class _Load:
             dims = (columns["embedding"][1] for columns in (table.columns, now))
             return None, table.rows, "dim was {}, now {}".format(*dims)
         try:
-            return matched_rows(self._rows_then[field], self._rows_now[field]), table.rows, ""
+            return matched_rows(*(rows[field] for rows in self._meanings)), table.rows, ""
         except OtherMeaningError as reason:
             return None, table.rows, str(reason)
 
     @cached_property
-    def _rows_then(self) -> dict[str, RowMeanings]:
-        return meanings_of_rows(self._source.inputs, self.manifest.data.vocabulary_sizes, _REMEDY)
-
-    @cached_property
-    def _rows_now(self) -> dict[str, RowMeanings]:
+    def _meanings(self) -> tuple[dict[str, RowMeanings], dict[str, RowMeanings]]:
+        """What rows stood for in the checkpoint, and stand for now, by field."""
         is_synthetic = isinstance(self._config.data, SyntheticSection)
-        return meanings_of_rows(None if is_synthetic else data_folder(self._config), self._sizes)
+        folder = None if is_synthetic else data_folder(self._config)
+        sizes = self.manifest.data.vocabulary_sizes
+        then = meanings_of_rows(self._source.inputs, sizes, _REMEDY)
+        return then, meanings_of_rows(folder, self._sizes)
 
     def fill_table(self, field: str, rows: np.ndarray | None) -> None:
         """Fill a field's table, with its optimizer's states if all is taken; rows as in `match`."""
-        name = weights_key(field)
+        name = f"{_MODEL}{weights_name(field)}"
         # A process may hold some tables only.
         parts = _parts(self._targets[name]) if name in self._targets else ()
         if rows is None or not any(part.numel() for part, _ in parts):
@@ -370,11 +349,6 @@ class FieldReport:
     dropped: int
     why: str
 
-    def line(self, width: int) -> str:
-        """The name, padded to `width`, and the numbers."""
-        numbers = (self.rows, self.loaded, self.new, self.dropped)
-        return f"  {self.field:<{width}}" + "".join(f"  {n:>13,}" for n in numbers)
-
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -399,15 +373,18 @@ class LoadReport:
     def lines(self) -> list[str]:
         """The report as lines of at most 100 columns, unless names are longer."""
         width = min(max([5, *(len(one.field) for one in self.fields)]), 32)
-        columns = ("rows", "loaded", "new", "not taken")
-        lines = [f"  {'field':<{width}}" + "".join(f"  {name:>13}" for name in columns)]
+
+        def line(name: str, *numbers: object) -> str:
+            return f"  {name:<{width}}" + "".join(f"  {n:>13}" for n in numbers)
+
+        lines, total = [line("field", "rows", "loaded", "new", "not taken")], np.zeros(4, int)
         for one in self.fields:
-            row, why = one.line(width), one.why and f"  {one.why}"
+            numbers = (one.rows, one.loaded, one.new, one.dropped)
+            total += numbers
+            row, why = line(one.field, *(f"{n:,}" for n in numbers)), one.why and f"  {one.why}"
             lines += [row + why] if len(row + why) <= _WIDTH else [row, *_wrapped(f"    {why}", 6)]
-        keys = ("rows", "loaded", "new", "dropped")
-        total = FieldReport("all", *(sum(getattr(f, key) for f in self.fields) for key in keys), "")
-        lines.append(total.line(width))
-        if not total.loaded:
+        lines.append(line("all", *(f"{n:,}" for n in total)))
+        if not total[1]:
             lines.append(
                 "  NO ROW of a table was loaded: no field matches in name, dim and kind of ids"
             )

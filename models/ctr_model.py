@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
-from stampede.models.mlp import is_one_column, is_plain, linear
+from stampede.models.mlp import is_plain, is_plain_column, linear
 from stampede.models.registry import NetworkShape, Normalization, network
 from stampede.native_library import switched_off
 from stampede.settings import Section, SettingsError
@@ -121,12 +121,11 @@ class CTRModel(nn.Module):
 
     def _network_adds_first_order(self) -> bool:
         """Whether the network can add the term itself, and no hook relies on separate modules."""
-        network, weights = self.network, self.number_weights
         return (
             self.first_order
-            and _has_own_first_order(network)
-            and is_plain(network, type(network))
-            and (weights is None or (is_plain(weights, nn.Linear) and is_one_column(weights)))
+            and _has_own_first_order(self.network)
+            and is_plain(self.network, type(self.network))
+            and (self.number_weights is None or is_plain_column(self.number_weights))
         )
 
     def _check_logits(self, name: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stampede.models.mlp import MLP, NumberEmbedding, linear
+from stampede.models.autoint import FieldAttention
+from stampede.models.mlp import linear
 from stampede.models.options import DESTINEOptions
 from stampede.models.registry import NetworkShape
 
@@ -57,47 +58,20 @@ class DisentangledAttention(nn.Module):
         return projected.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
-class DESTINE(nn.Module):
+class DESTINE(FieldAttention):
     """`<w, relu(attention(e_1 .. e_F) + W_res e)>`, and an MLP of the embeddings with `deep`.
 
-    Numbers are fields too, see `NumberEmbedding`. The first-order term is the model's.
-
-    Defaults are what the authors' scripts run (CRIPAC-DIG/DESTINE, `DSelfAttnWgt`). FuxiCTR has
-    `unary: field`, `residual_mode: each_layer`, `relu: false`; its `attention_dim` is `heads *
-    width`, and its first-order term is optional. With several heads FuxiCTR gives a head a mixture
-    of fields and heads instead of its part of every field, because it reshapes without a
-    transposition; here heads are heads.
+    The first-order term is the model's. Defaults are what the authors' scripts run
+    (CRIPAC-DIG/DESTINE, `DSelfAttnWgt`). FuxiCTR has `unary: field`, `residual_mode: each_layer`,
+    `relu: false`; its `attention_dim` is `heads * width`, and its first-order term is optional.
+    With several heads FuxiCTR gives a head a mixture of fields and heads instead of its part of
+    every field, because it reshapes without a transposition; here heads are heads.
     """
 
     def __init__(
         self, shape: NetworkShape, generator: torch.Generator, options: DESTINEOptions
     ) -> None:
-        super().__init__()
-        fields, width = shape.fields + shape.numbers, options.heads * options.width
-        self.relu = options.relu
-        self.numbers = NumberEmbedding(shape.numbers, shape.dim, generator)
-        self.attention = nn.Sequential(
-            *(
-                DisentangledAttention(width if layer else shape.dim, options, generator)
-                for layer in range(options.layers)
-            )
+        residual = options.residual_mode == "last_layer"
+        super().__init__(
+            shape, generator, options, DisentangledAttention, residual=residual, relu=options.relu
         )
-        self.residual: nn.Module | None = None
-        if options.residual_mode == "last_layer":
-            self.residual = linear(shape.dim, width, generator, bias=False)
-        self.output = linear(fields * width, 1, generator, bias=False)
-        self.deep: nn.Module | None = None
-        if options.deep:
-            inputs = fields * shape.dim
-            self.deep = MLP(inputs, shape.hidden, generator, shape.dropout, shape.normalization)
-
-    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
-        """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""
-        fields = self.numbers(embeddings, dense)
-        found = self.attention(fields)
-        if self.residual is not None:
-            found = found + self.residual(fields)
-        if self.relu:
-            found = torch.relu(found)
-        logits = self.output(found.flatten(1)).squeeze(1)
-        return logits if self.deep is None else logits + self.deep(fields.flatten(1))

@@ -38,7 +38,7 @@ class DLRM(nn.Module):
         if shape.numbers:
             self.bottom = hidden_layers(shape.numbers, [*options.bottom, shape.dim], generator)
             top += shape.dim
-        self.top = MLP(top, shape.hidden, generator, shape.dropout, shape.normalization)
+        self.top = MLP(top, shape, generator)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""

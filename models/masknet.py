@@ -71,13 +71,7 @@ class MaskNet(nn.Module):
         if self.is_serial:
             self.output: nn.Module = linear(shape.hidden[-1], 1, generator, bias=False)
         else:
-            self.output = MLP(
-                options.blocks * options.width,
-                shape.hidden,
-                generator,
-                shape.dropout,
-                shape.normalization,
-            )
+            self.output = MLP(options.blocks * options.width, shape, generator)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchrec.modules import mlp as torchrec_mlp
 
 from stampede.models import cpu
-from stampede.models.registry import Normalization
+from stampede.models.registry import NetworkShape, Normalization
 
 _OPS = torch.ops.stampede_dense
 # 16 bytes of bf16; in float32 half as many columns would do.
@@ -81,23 +81,18 @@ def hidden_layers(
 class MLP(nn.Module):
     """ReLU layers, then one linear output without bias: `[batch, inputs]` to `[batch]`."""
 
-    def __init__(
-        self,
-        inputs: int,
-        hidden: Sequence[int],
-        generator: torch.Generator,
-        dropout: float = 0.0,
-        normalization: Normalization = "none",
-    ) -> None:
+    def __init__(self, inputs: int, shape: NetworkShape, generator: torch.Generator) -> None:
         super().__init__()
-        self.hidden = hidden_layers(inputs, hidden, generator, dropout, normalization)
-        self.output = linear(hidden[-1], 1, generator, bias=False)
+        self.hidden = hidden_layers(
+            inputs, shape.hidden, generator, shape.dropout, shape.normalization
+        )
+        self.output = linear(shape.hidden[-1], 1, generator, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits `[batch]`."""
         hidden, output = self.hidden, self.output
         layers = _plain_layers(hidden) if is_plain(hidden, HiddenLayers) else None
-        if layers is None or not is_plain(output, nn.Linear) or not is_one_column(output):
+        if layers is None or not is_plain_column(output):
             return output(hidden(inputs)).squeeze(1)
         return relu_layers(inputs, layers, output).squeeze(1)
 
@@ -131,9 +126,9 @@ def is_plain(module: nn.Module, kind: type) -> bool:
     )
 
 
-def is_one_column(output: nn.Linear) -> bool:
-    """Whether a layer only multiplies by one column of weights."""
-    return output.bias is None and output.out_features == 1
+def is_plain_column(layer: nn.Module) -> bool:
+    """Whether a layer only multiplies by one column of weights; see `is_plain`."""
+    return is_plain(layer, nn.Linear) and layer.bias is None and layer.out_features == 1
 
 
 def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:

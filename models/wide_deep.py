@@ -31,7 +31,7 @@ class WideDeep(nn.Module):
 
     def __init__(self, shape: NetworkShape, generator: torch.Generator) -> None:
         super().__init__()
-        self.mlp = MLP(shape.inputs, shape.hidden, generator, shape.dropout, shape.normalization)
+        self.mlp = MLP(shape.inputs, shape, generator)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""

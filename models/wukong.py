@@ -106,9 +106,7 @@ class Wukong(nn.Module):
                 for layer in range(options.layers)
             )
         )
-        self.mlp = MLP(
-            outputs * shape.dim, shape.hidden, generator, shape.dropout, shape.normalization
-        )
+        self.mlp = MLP(outputs * shape.dim, shape, generator)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""

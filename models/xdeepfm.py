@@ -50,7 +50,7 @@ class XDeepFM(nn.Module):
         super().__init__()
         self.cin = CIN(shape.fields, options.cin, generator)
         self.output = linear(sum(options.cin), 1, generator, bias=False)
-        self.mlp = MLP(shape.inputs, shape.hidden, generator, shape.dropout, shape.normalization)
+        self.mlp = MLP(shape.inputs, shape, generator)
 
     def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
         """Logits `[batch]` from embeddings `[batch, fields, dim]` and numbers `[batch, n]`."""

@@ -73,22 +73,20 @@ class CowClip:
             raise ValueError(f"CowClip: ratio is {self.ratio!r}; write a number above 0")
         if not (math.isfinite(self.bound) and self.bound >= 0):
             raise ValueError(f"CowClip: bound is {self.bound!r}; write a number of at least 0")
-        self._check_own("threshold", self.threshold, _CONSTANT, math.inf, "a number above 0")
-        self._check_own("quantile", self.quantile, ("quantile",), 1.0, "a number between 0 and 1")
+        of_some = (
+            ("threshold", self.threshold, _CONSTANT, math.inf, "a number above 0"),
+            ("quantile", self.quantile, ("quantile",), 1.0, "a number between 0 and 1"),
+        )
+        for name, value, owners, end, wanted in of_some:
+            if (value is None) == (self.granularity in owners):
+                has = f"needs a {name}" if value is None else f"has no {name}, but it is {value!r}"
+                raise ValueError(f"CowClip: granularity {self.granularity!r} {has}")
+            if value is not None and not 0 < value < end:
+                raise ValueError(f"CowClip: {name} is {value!r}; write {wanted}")
         if self.variant not in get_args(Variant):
             raise ValueError(f"CowClip: variant is {self.variant!r}; write 'reference' or 'paper'")
         if self.columns is not None and self.columns < 1:
             raise ValueError(f"CowClip: columns is {self.columns!r}; write at least 1, or None")
-
-    def _check_own(
-        self, name: str, value: float | None, owners: tuple[str, ...], end: float, wanted: str
-    ) -> None:
-        """Check a number between 0 and `end` that only some granularities have, and need."""
-        if (value is None) == (self.granularity in owners):
-            needs = f"needs a {name}" if value is None else f"has no {name}, but it is {value!r}"
-            raise ValueError(f"CowClip: granularity {self.granularity!r} {needs}")
-        if value is not None and not 0 < value < end:
-            raise ValueError(f"CowClip: {name} is {value!r}; write {wanted}")
 
     @property
     def by_row(self) -> bool:
@@ -132,31 +130,12 @@ class CowClip:
 
 @dataclass
 class TableSums:
-    """Sums over a whole table, or over all tables; float64.
+    """Sums over a whole table, or over all tables; float64."""
 
-    Attributes:
-        nonfinite: above 0 where a non-finite gradient forbids the step.
-        by_table: `[2]`, squared norms of the gradient and of the weights, or the histogram of the
-            rows' norms, see `norm_histogram`.
-        everything: `[2]`, the same over all tables clipped together.
-    """
-
-    nonfinite: Tensor
-    by_table: dict[str, Tensor] = field(default_factory=dict)
-    everything: Tensor | None = None
-
-    def add(self, table: str, clip: CowClip, part: Tensor) -> None:
-        """Add a shard's part of a table's sum."""
-        known = self.of(table, clip)
-        total = part if known is None else known + part
-        if clip.granularity == "global":
-            self.everything = total
-        else:
-            self.by_table[table] = total
-
-    def of(self, table: str, clip: CowClip) -> Tensor | None:
-        """The sum that a table's threshold depends on."""
-        return self.everything if clip.granularity == "global" else self.by_table.get(table)
+    nonfinite: Tensor  # Above 0 where a non-finite gradient forbids the step.
+    # By table, or None for all tables clipped together: `[2]`, squared norms of the gradient and of
+    # the weights, or the histogram of the rows' norms, see `norm_histogram`.
+    parts: dict[str | None, Tensor] = field(default_factory=dict)
 
 
 def row_factor(

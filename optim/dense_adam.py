@@ -70,7 +70,12 @@ class DenseAdam(torch.optim.Optimizer):
                 state["step"] += 1
                 by_step.setdefault(int(state["step"]), []).append(param)
             for step, params in by_step.items():
-                _decay_(params, float(group["lr"]) * group["weight_decay"], found_inf)
+                keep: float | Tensor = 1.0 - float(group["lr"]) * group["weight_decay"]
+                if keep != 1.0:
+                    if found_inf is not None:
+                        # The host does not wait for the flag.
+                        keep = torch.where(found_inf == 1.0, 1.0, keep).squeeze()
+                    torch._foreach_mul_(params, keep)
                 rule.update_(
                     params,
                     [param.grad for param in params],
@@ -82,14 +87,3 @@ class DenseAdam(torch.optim.Optimizer):
                     found_inf=found_inf,
                 )
         return loss
-
-
-def _decay_(params: list[Tensor], share: float, found_inf: Tensor | None) -> None:
-    """Decay each parameter, unless `found_inf`, on their device, is 1."""
-    if not share:
-        return
-    keep: float | Tensor = 1.0 - share
-    if found_inf is not None:
-        # The host does not wait for the flag.
-        keep = torch.where(found_inf == 1.0, 1.0, keep).squeeze()
-    torch._foreach_mul_(params, keep)

@@ -1,4 +1,4 @@
-"""Helen in plain PyTorch: sharpness-aware training, each id perturbed by how frequent it is.
+"""Helen: sharpness-aware training, each id perturbed by how frequent it is.
 
 Source: "Helen: Optimizing CTR Prediction Models with Frequency-wise Hessian Eigenvalue
 Regularization" (arXiv 2403.00798) and the authors' code, NUS-HPC-AI-Lab/Helen, called the
@@ -8,7 +8,8 @@ loss; the second, taken there, updates the original weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,16 +18,14 @@ from torch import Tensor
 
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate
-from stampede.optim.perturbation import HelenSettings, check_at_least_0, perturbation
 from stampede.optim.row_gradients import (
     TableOptimizer,
-    follow,
     ids_behind,
     padding_of,
     row_gradients,
 )
 from stampede.optim.rows import RowGradients
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, state_dtype
 from stampede.optim.update import update_
 
@@ -105,17 +104,14 @@ class Helen(TableOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._first = None
-        for param in self._params():
-            follow(param)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its settings as the constructor does."""
         group = {**self.defaults, **param_group}
         _settings_of(group)
-        check_at_least_0("lr", group["lr"])
+        if not (math.isfinite(group["lr"]) and group["lr"] >= 0):
+            raise ValueError(f"Helen: lr is {group['lr']!r}; write a number of at least 0")
         super().add_param_group(param_group)
-        for param in self.param_groups[-1]["params"]:
-            follow(param)
 
     @classmethod
     def table_settings(cls, arguments: dict[str, Any]) -> tuple[HelenSettings, float]:
@@ -154,28 +150,30 @@ class Helen(TableOptimizer):
         """
         if self._first is not None:
             raise RuntimeError("Helen: first_step was called twice; call second_step in between")
-        groups = {param: group for group, param in self._all() if param.grad is not None}
-        batches = {param: _gradient(param, group) for param, group in groups.items()}
-        slopes = {
-            param: _with_l2(_as_table(param), batch, groups[param]["l2"])
-            for param, batch in batches.items()
-        }
-        norms = {
-            param: _gradient_norm(param, slope, _settings_of(groups[param]))
-            for param, slope in slopes.items()
-        }
-        together = _dense_norms(norms, groups)
-        self._first = {}
+        slopes, norms, first, groups = {}, {}, {}, self._groups()
+        for param, group in groups.items():
+            if param.grad is None:
+                continue
+            batch, table = _gradient(param, group), _as_table(param)
+            first[param], slopes[param] = _First(batch), batch
+            if group["l2"]:
+                grads = torch.add(batch.grads, table[batch.rows], alpha=2.0 * group["l2"])
+                slopes[param] = batch._replace(grads=grads)
+            norms[param] = _gradient_norm(param, slopes[param], _settings_of(group))
+        self._first, together = first, _dense_norms(norms, groups)
         for param, slope in slopes.items():
-            group, norm = groups[param], norms[param]
+            group, norm, table = groups[param], norms[param], _as_table(param)
             settings = _settings_of(group)
             if group["kind"] == "dense":
                 if not group["net_pert"]:
-                    self._first[param] = _First(batches[param])
                     continue
                 norm = together[group["dense_norm"]].to(param.device)
                 settings = replace(settings, bound=1.0)
-            self._first[param] = _move_(_as_table(param), slope, norm, settings)
+            rows, weights = slope.rows, table[slope.rows]
+            if len(rows):
+                moved = settings.perturbation(slope.grads, slope.counts, norm, slope.counts.max())
+                table.index_copy_(0, rows, (weights + moved).to(table.dtype))
+            first[param] = _First(None, rows, weights, settings.swept_decay_factor(norm[None]))
         self.zero_grad()
 
     @torch.no_grad()
@@ -186,8 +184,7 @@ class Helen(TableOptimizer):
             ValueError: as in `first_step`.
             NonFiniteGradientError: a table's gradient is not finite; no weight was changed.
         """
-        first = self._first
-        groups = {param: group for group, param in self._all()}
+        first, groups = self._first, self._groups()
         batches, moved = {}, {}
         for param, group in groups.items():
             left = first.get(param, _First())
@@ -238,8 +235,8 @@ class Helen(TableOptimizer):
                 _as_table(param).index_copy_(0, first.rows, first.weights)
         self._first = None
 
-    def _all(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        return ((group, param) for group in self.param_groups for param in group["params"])
+    def _groups(self) -> dict[Tensor, dict[str, Any]]:
+        return {param: group for group in self.param_groups for param in group["params"]}
 
     def _array(self, name: str, param: Tensor, group: dict[str, Any]) -> TableArray:
         """A parameter with its state, which is made at the first step."""
@@ -262,19 +259,12 @@ def _settings_of(group: dict[str, Any]) -> HelenSettings:
 
 @dataclass
 class _First:
-    """What the first pass leaves of one parameter for the second.
+    """What the first pass leaves of one parameter for the second."""
 
-    Attributes:
-        batch: the gradient to update with, if that is the first pass's.
-        rows: `[n]` rows that moved, or None if none did.
-        weights: `[n, dim]` before the move.
-        decay_factor: see `PendingUpdate`; rows outside the batch do not move.
-    """
-
-    batch: RowGradients | None = None
-    rows: Tensor | None = None
-    weights: Tensor | None = None
-    decay_factor: Tensor | None = None
+    batch: RowGradients | None = None  # The gradient to update with, if that is the first pass's.
+    rows: Tensor | None = None  # `[n]` rows that moved.
+    weights: Tensor | None = None  # `[n, dim]` before the move.
+    decay_factor: Tensor | None = None  # See `PendingUpdate`; rows outside the batch do not move.
 
 
 def _as_table(array: Tensor) -> Tensor:
@@ -308,12 +298,6 @@ def _gradient(param: Tensor, group: dict[str, Any]) -> RowGradients:
     return batch if frozen is None else batch.where(batch.rows != frozen)
 
 
-def _with_l2(table: Tensor, batch: RowGradients, l2: float) -> RowGradients:
-    if not l2:
-        return batch
-    return batch._replace(grads=torch.add(batch.grads, table[batch.rows], alpha=2.0 * l2))
-
-
 def _gradient_norm(param: Tensor, batch: RowGradients, settings: HelenSettings) -> Tensor:
     """Norm of the gradient of the whole table, with the L2 term of rows outside the batch."""
     table, frozen_row = _as_table(param), padding_of(param)
@@ -337,13 +321,3 @@ def _dense_norms(
     total = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms.values()]))
     tables = [norms[param] for param in norms if groups[param]["kind"] == "embedding"]
     return {"all": total, "last_table": tables[-1] if tables else total}
-
-
-def _move_(table: Tensor, batch: RowGradients, norm: Tensor, settings: HelenSettings) -> _First:
-    """Perturb the rows of the batch, in place; their gradients have their L2 term."""
-    weights = table[batch.rows]
-    if len(batch.rows):
-        most = batch.counts.max()
-        moved = perturbation(batch.grads, batch.counts, norm, most, settings.rho, settings.bound)
-        table.index_copy_(0, batch.rows, (weights + moved).to(table.dtype))
-    return _First(None, batch.rows, weights, settings.swept_decay_factor(norm[None]))

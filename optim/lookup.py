@@ -15,25 +15,18 @@ _INFO_BITS = 32
 
 @dataclass(frozen=True)
 class SortedRuns:
-    """Occurrences of ids, sorted by row; each row's occurrences are a run. All on one device.
+    """Occurrences of ids, sorted by row; each row's occurrences are a run. All on one device."""
 
-    Attributes:
-        rows: `[capacity]` int64, the distinct rows, sorted; undefined beyond `count`.
-        starts: `[capacity + 1]` int32, the first occurrence of each run; beyond the runs, the
-            number of occurrences. Differences are the counts.
-        count: `[1]` int32, the number of runs.
-        ordered: `[occurrences]` int64 or int32, the row of each sorted occurrence.
-        source: `[occurrences]` int32 or int64, which row of the gradient each takes: of that of a
-            pooled lookup seen as `[batch * features, dim]`, or its position in a sequence.
-        coefficient: `[occurrences]` float32 factor of each one's gradient; None for 1.
-    """
-
-    rows: Tensor
+    rows: Tensor  # `[capacity]` int64, the distinct rows, sorted; undefined beyond `count`.
+    # `[capacity + 1]` int32, the first occurrence of each run; beyond the runs, the number of
+    # occurrences. Differences are the counts.
     starts: Tensor
-    count: Tensor
-    ordered: Tensor
+    count: Tensor  # `[1]` int32, the number of runs.
+    ordered: Tensor  # `[occurrences]` int64 or int32, the row of each sorted occurrence.
+    # `[occurrences]` int32 or int64, which row of the gradient each takes: of that of a pooled
+    # lookup seen as `[batch * features, dim]`, or its position in a sequence.
     source: Tensor
-    coefficient: Tensor | None
+    coefficient: Tensor | None  # `[occurrences]` float32, factors of the gradients; None for 1.
 
     @property
     def capacity(self) -> int:
@@ -48,26 +41,15 @@ class SortedRuns:
 
 @dataclass(frozen=True)
 class Lookup:
-    """The ids of one lookup in the tables of one array.
+    """The ids of one lookup in the tables of one array."""
 
-    Attributes:
-        indices: `[occurrences]` int32 or int64 ids, each inside its table, grouped by feature, then
-            by bag.
-        offsets: `[features * batch + 1]` int32 or int64, where each bag begins; the first is 0.
-        first_rows: `[features]` int64, where in the array each feature's table begins.
-        rows: rows of the array.
-        pooled: whether the bags are pooled; otherwise each occurrence has its own gradient.
-        mean: whether pooling takes the mean.
-        per_sample_weights: `[occurrences]` factors of a pooled lookup; None for 1.
-    """
-
-    indices: Tensor
-    offsets: Tensor
-    first_rows: Tensor
-    rows: int
-    pooled: bool = True
-    mean: bool = False
-    per_sample_weights: Tensor | None = None
+    indices: Tensor  # `[occurrences]` int32 or int64, by feature, then by bag; each in its table.
+    offsets: Tensor  # `[features * batch + 1]` int32 or int64, where bags begin; the first is 0.
+    first_rows: Tensor  # `[features]` int64, where in the array each feature's table begins.
+    rows: int  # Of the array.
+    pooled: bool = True  # If not, each occurrence has its own gradient.
+    mean: bool = False  # Whether pooling takes the mean.
+    per_sample_weights: Tensor | None = None  # `[occurrences]` factors when pooled; None for 1.
 
     @classmethod
     def of_rows(cls, rows: Tensor, table_rows: int) -> Lookup:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +25,6 @@ class NonFiniteGradientError(ValueError):
         self.ago = ago
 
 
-class _Queued(NamedTuple):
-    step: int
-    value: Tensor
-    copied: torch.cuda.Event | None
-
-
 class NonFiniteFlag:
     """A flag for values that are not finite; set on the device, read by the host a little later.
 
@@ -41,12 +34,13 @@ class NonFiniteFlag:
 
     def __init__(self, device: torch.device) -> None:
         self.tensor = torch.zeros(1, dtype=torch.int32, device=device)
-        self._queued: deque[_Queued] = deque()
+        # Steps, their flags on the host, and when these have arrived there.
+        self._queued: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     @property
     def unread(self) -> set[int]:
         """The steps whose flag has not arrived yet."""
-        return {queued.step for queued in self._queued}
+        return {step for step, _, _ in self._queued}
 
     def mark(self, values: Tensor) -> None:
         """Set the flag if a value is not finite."""
@@ -65,7 +59,7 @@ class NonFiniteFlag:
             copied = torch.cuda.current_stream().record_event()
         else:
             value = self.tensor.clone()
-        self._queued.append(_Queued(step, value, copied))
+        self._queued.append((step, value, copied))
 
     def bad_step(self, *, up_to_now: bool = False) -> int | None:
         """The first step that was not finite, if its flag has arrived; then the flag is cleared.

@@ -13,7 +13,7 @@ from torch import Tensor
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate, TorchBackend
 from stampede.optim.clip import CowClip
-from stampede.optim.row_gradients import TableOptimizer, follow, padding_of, row_gradients
+from stampede.optim.row_gradients import TableOptimizer, padding_of, row_gradients
 from stampede.optim.rules import SGD, Adagrad, Adam, EpsPlacement, RowWiseAdagrad, RowWiseAdam, Rule
 from stampede.optim.settings import OnNonfinite, Rows, UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
@@ -76,22 +76,26 @@ class CowClipOptimizer(TableOptimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-        for param in self._params():
-            follow(param)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its settings as the constructor does."""
         super().add_param_group(param_group)
         added = self.param_groups[-1]
+        row = added["padding_idx"]
         try:
             self.update_settings(added)
             for param in added["params"]:
-                self._check_table(param, added["padding_idx"])
+                table = f"{type(self).__name__}: a parameter of shape {tuple(param.shape)}"
+                if param.ndim != 2:
+                    raise ValueError(
+                        f"{table} is not a table [rows, dim]; give other parameters to another "
+                        "optimizer"
+                    )
+                if row is not None and not -len(param) <= row < len(param):
+                    raise ValueError(f"{table} has no row {row!r}; write another padding_idx")
         except ValueError:
             self.param_groups.pop()
             raise
-        for param in added["params"]:
-            follow(param)
 
     @classmethod
     def update_settings(cls, group: Mapping[str, Any]) -> UpdateSettings:
@@ -99,13 +103,14 @@ class CowClipOptimizer(TableOptimizer):
         try:
             if not (math.isfinite(group["lr"]) and group["lr"] >= 0):
                 raise ValueError(f"lr is {group['lr']!r}; write a number of at least 0")
-            rule = cls.rule_type(
-                **{field.name: _hashable(group[field.name]) for field in fields(cls.rule_type)}
-            )
+            own = {field.name: group[field.name] for field in fields(cls.rule_type)}
+            if "betas" in own:
+                # A loaded list could not be hashed.
+                own["betas"] = tuple(own["betas"])
             common = {name: group[name] for name in _COMMON}
             if common["clip"] is None:
                 common["clip"] = CowClip(granularity="none")
-            return UpdateSettings(rule=rule, **common)
+            return UpdateSettings(rule=cls.rule_type(**own), **common)
         except ValueError as wrong:
             raise ValueError(f"{cls.__name__}: {wrong}") from None
 
@@ -148,54 +153,36 @@ class CowClipOptimizer(TableOptimizer):
         self, counts: Mapping[Tensor, Tensor]
     ) -> list[tuple[Tensor, PendingUpdate]]:
         """The updates to do; all checks are made here, so that a refusal changes no table."""
-        params = self._params()
-        batches = [
-            (param, group, settings, row_gradients(param, settings, counts.get(param)))
-            for group in self.param_groups
-            for settings in (self.update_settings(group),)
-            for param in group["params"]
-            if param.grad is not None
-        ]
+        batches = []
+        for group in self.param_groups:
+            settings = self.update_settings(group)
+            for param in group["params"]:
+                if param.grad is not None:
+                    batch = row_gradients(param, settings, counts.get(param))
+                    batches.append((param, group, settings, batch))
         # Each table needs its own name: sums and random numbers depend on it.
-        names = {param: str(position) for position, param in enumerate(params)}
+        names = {param: str(position) for position, param in enumerate(self._params())}
         updates = []
         for param, group, settings, batch in batches:
-            array = self._array(param, names[param], settings)
+            state, shards = self.state[param], (TableShard(names[param], len(param)),)
+            state.setdefault("step", torch.zeros((), dtype=torch.float32))
+            try:
+                array = TableArray.create(
+                    shards, param.detach(), settings, param.shape[1], known=state
+                )
+            except ValueError as wrong:
+                raise ValueError(f"{type(self).__name__}: {wrong}") from None
+            state.update(array.states)
             padding = group["padding_idx"]
             array.frozen_row = padding_of(param) if padding is None else padding % len(param)
             known = self._backends.get(param)
             if known is None or not known.array.is_same(array):
                 # Anyone may read the table, so none of its rows may wait.
                 self._backends[param] = choose_backend(array)
-            step = int(self.state[param]["step"]) + 1
+            step = int(state["step"]) + 1
             update = PendingUpdate(self._backends[param], batch, float(group["lr"]), step)
             updates.append((param, update))
         return updates
-
-    def _array(self, param: Tensor, name: str, settings: UpdateSettings) -> TableArray:
-        """The table with its state, which is made at the first step."""
-        state = self.state[param]
-        state.setdefault("step", torch.zeros((), dtype=torch.float32))
-        shards, weights = (TableShard(name, len(param)),), param.detach()
-        try:
-            array = TableArray.create(shards, weights, settings, param.shape[1], known=state)
-        except ValueError as wrong:
-            raise ValueError(f"{type(self).__name__}: {wrong}") from None
-        state.update(array.states)
-        return array
-
-    def _check_table(self, param: Tensor, padding_idx: int | None) -> None:
-        table = f"{type(self).__name__}: a parameter of shape {tuple(param.shape)}"
-        if param.ndim != 2:
-            raise ValueError(
-                f"{table} is not a table [rows, dim]; give other parameters to another optimizer"
-            )
-        if padding_idx is not None and not -len(param) <= padding_idx < len(param):
-            raise ValueError(f"{table} has no row {padding_idx!r}; write another padding_idx")
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 class CowClipAdam(CowClipOptimizer):

@@ -156,7 +156,18 @@ def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
 
 
 class TableOptimizer(torch.optim.Optimizer):
-    """Base of the optimizers that step tables in plain PyTorch."""
+    """Base of the optimizers that step tables in plain PyTorch; it follows their lookups."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for param in self._params():
+            follow(param)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group."""
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            follow(param)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state; unlike torch, states of fp16 and bf16 tables stay float32."""

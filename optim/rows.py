@@ -11,17 +11,11 @@ from torch.nn import functional
 
 
 class RowGradients(NamedTuple):
-    """Gradients of the rows of one batch.
+    """Gradients of the rows of one batch."""
 
-    Attributes:
-        rows: `[n]` int64, sorted, distinct.
-        grads: `[n, dim]` sum over a row's occurrences.
-        counts: `[n]` int64, how often each row occurs; a repeat within one bag counts.
-    """
-
-    rows: Tensor
-    grads: Tensor
-    counts: Tensor
+    rows: Tensor  # `[n]` int64, sorted, distinct.
+    grads: Tensor  # `[n, dim]` sum over a row's occurrences.
+    counts: Tensor  # `[n]` int64, how often each row occurs; a repeat within one bag counts.
 
     def where(self, kept: Tensor) -> RowGradients:
         """The rows marked in `kept`, `[n]` bool."""

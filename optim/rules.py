@@ -13,8 +13,7 @@ from torch import Tensor
 EpsPlacement = Literal["keras", "torch"]
 
 
-@dataclass
-class RowGradientSquares:
+class RowGradientSquares(NamedTuple):
     """Squared gradient norms of rows, over the table's columns in all shards.
 
     Row-wise optimizers keep one value for the clipped columns, `[n]` `embedding`, and one for the
@@ -28,36 +27,48 @@ class RowGradientSquares:
 
 
 class RowStep(NamedTuple):
-    """Rows that will take a step, counted from 1.
+    """Rows that will take a step, counted from 1."""
 
-    Attributes:
-        weights: `[n, dim]` float.
-        grads: `[n, dim]` gradients after L2 and clip; may be overwritten.
-        states: the rows' states by name, changed in place.
-        squares: of `grads`; given if the rule has row states.
-    """
-
-    weights: Tensor
-    grads: Tensor
-    states: dict[str, Tensor]
-    squares: RowGradientSquares | None
+    weights: Tensor  # `[n, dim]` float.
+    grads: Tensor  # `[n, dim]` gradients after L2 and clip; may be overwritten.
+    states: dict[str, Tensor]  # The rows' states by name, changed in place.
+    squares: RowGradientSquares | None  # Of `grads`; given if the rule has row states.
     lr: float
     step: int
+
+    def row_divisor(
+        self, state: str, kept: float, share: float, correction: float, eps: float
+    ) -> Tensor:
+        """Update a row state by the mean square of each row's gradient; what to divide a step by.
+
+        `state = kept * state + share * mean`; returns `sqrt(state) / correction + eps`, shaped like
+        the weights.
+        """
+        squares, weights = self.squares, self.weights
+        totals = {state: (squares.embedding, share / squares.width)}
+        if f"{state}_rest" in self.states:
+            totals[f"{state}_rest"] = squares.rest, share
+        divisors = []
+        for name, (total, factor) in totals.items():
+            values = self.states[name].mul_(kept).add_(total, alpha=factor)
+            divisors.append(values.sqrt().div_(correction).add_(eps)[:, None])
+        if len(divisors) == 1:
+            return divisors[0].expand_as(weights)
+        widths = squares.local_width, weights.shape[1] - squares.local_width
+        parts = [one.expand(-1, width) for one, width in zip(divisors, widths, strict=True)]
+        return torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A base optimizer: its settings, the state it keeps and its step. Hashable.
+    """A base optimizer: its settings, the state it keeps and its step. Hashable."""
 
-    Class attributes:
-        element_states: names of the states shaped like the weights, `[rows, dim]` float32.
-        row_states: names of the states with one value a row, `[rows]` float32. Each has a twin
-            `<name>_rest` for the columns that are not clipped, if there are such columns.
-        moves_without_gradient: whether a row with a zero gradient moves (momentum).
-    """
-
+    # Names of the states shaped like the weights, `[rows, dim]` float32.
     element_states: ClassVar[tuple[str, ...]] = ()
+    # Names of the states with one value a row, `[rows]` float32. Each has a twin `<name>_rest` for
+    # the columns that are not clipped, if there are such columns.
     row_states: ClassVar[tuple[str, ...]] = ()
+    # Whether a row with a zero gradient moves (momentum).
     moves_without_gradient: ClassVar[bool] = False
 
     def step_(self, rows: RowStep) -> None:
@@ -68,9 +79,7 @@ class Rule:
         """Shape of every state, by name; `has_rest`: some columns of the table are not clipped."""
         shapes: dict[str, tuple[int, ...]] = {name: (rows, dim) for name in self.element_states}
         for name in self.row_states:
-            shapes[name] = (rows,)
-            if has_rest:
-                shapes[rest(name)] = (rows,)
+            shapes |= {name: (rows,)} | ({f"{name}_rest": (rows,)} if has_rest else {})
         return shapes
 
 
@@ -86,7 +95,8 @@ class Adam(Rule):
     eps_placement: EpsPlacement = "keras"
 
     def __post_init__(self) -> None:
-        check_betas(self.betas)
+        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas is {self.betas!r}; write two numbers in [0, 1)")
         check_eps(self.eps)
         if self.eps_placement not in ("keras", "torch"):
             raise ValueError(f"eps_placement is {self.eps_placement!r}; write 'keras' or 'torch'")
@@ -123,10 +133,7 @@ class Adam(Rule):
         # The kernel reads the step on the device; filling it from the host does not wait for it.
         steps = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
         torch._fused_adam_(
-            list(params),
-            list(grads),
-            list(exp_avgs),
-            list(exp_avg_sqs),
+            *map(list, (params, grads, exp_avgs, exp_avg_sqs)),
             [],
             [steps] * len(params),
             lr=lr,
@@ -160,21 +167,11 @@ class RowWiseAdam(Adam):
 
     def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
-        weights, grads, states, squares, lr, step = rows
-        beta1, beta2 = self.betas
-        exp_avg = states["exp_avg"].lerp_(grads, 1.0 - beta1)
-        row, others = states["exp_avg_sq"], states.get(rest("exp_avg_sq"))
-        row.mul_(beta2).add_(squares.embedding, alpha=(1.0 - beta2) / squares.width)
-        if others is not None:
-            others.mul_(beta2).add_(squares.rest, alpha=1.0 - beta2)
-        correction = math.sqrt(1.0 - beta2**step)
-        eps = self.torch_eps(step)
-        denominators = [
-            None if values is None else values.sqrt().div_(correction).add_(eps)
-            for values in (row, others)
-        ]
-        divisor = spread(*denominators, squares.local_width, weights.shape[1])
-        weights.addcdiv_(exp_avg, divisor.expand_as(exp_avg), value=-lr / (1.0 - beta1**step))
+        (beta1, beta2), step = self.betas, rows.step
+        exp_avg = rows.states["exp_avg"].lerp_(rows.grads, 1.0 - beta1)
+        correction, eps = math.sqrt(1.0 - beta2**step), self.torch_eps(step)
+        divisor = rows.row_divisor("exp_avg_sq", beta2, 1.0 - beta2, correction, eps)
+        rows.weights.addcdiv_(exp_avg, divisor, value=-rows.lr / (1.0 - beta1**step))
 
 
 @dataclass(frozen=True)
@@ -190,9 +187,8 @@ class Adagrad(Rule):
 
     def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
-        weights, grads, states, _, lr, _ = rows
-        total = states["sum"].addcmul_(grads, grads)
-        weights.addcdiv_(grads, total.sqrt().add_(self.eps), value=-lr)
+        total = rows.states["sum"].addcmul_(rows.grads, rows.grads)
+        rows.weights.addcdiv_(rows.grads, total.sqrt().add_(self.eps), value=-rows.lr)
 
 
 @dataclass(frozen=True)
@@ -207,16 +203,8 @@ class RowWiseAdagrad(Adagrad):
 
     def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
-        weights, grads, states, squares, lr, _ = rows
-        row, others = states["sum"], states.get(rest("sum"))
-        row.add_(squares.embedding, alpha=1.0 / squares.width)
-        if others is not None:
-            others.add_(squares.rest)
-        denominators = [
-            None if values is None else values.sqrt().add_(self.eps) for values in (row, others)
-        ]
-        divisor = spread(*denominators, squares.local_width, weights.shape[1])
-        weights.addcdiv_(grads, divisor.expand_as(grads), value=-lr)
+        divisor = rows.row_divisor("sum", 1.0, 1.0, 1.0, self.eps)
+        rows.weights.addcdiv_(rows.grads, divisor, value=-rows.lr)
 
 
 @dataclass(frozen=True)
@@ -241,16 +229,10 @@ class SGD(Rule):
 
     def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
-        weights, grads, states, _, lr, _ = rows
+        grads = rows.grads
         if self.momentum:
-            grads = states["momentum_buffer"].mul_(self.momentum).add_(grads)
-        weights.add_(grads, alpha=-lr)
-
-
-def check_betas(betas: tuple[float, float]) -> None:
-    """Raise ValueError unless `betas` are two decay rates."""
-    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
-        raise ValueError(f"betas is {betas!r}; write two numbers in [0, 1)")
+            grads = rows.states["momentum_buffer"].mul_(self.momentum).add_(grads)
+        rows.weights.add_(grads, alpha=-rows.lr)
 
 
 def check_eps(eps: float) -> None:
@@ -271,23 +253,3 @@ def step_constants(
     correction = math.sqrt(1.0 - beta2**step)
     eps = rule.eps if rule.eps_placement == "keras" else rule.eps * correction
     return lr * correction / (1.0 - beta1**step), eps, 1.0 - lr * weight_decay
-
-
-def rest(row_state: str) -> str:
-    """Name of a row state's twin for the columns that are not clipped."""
-    return f"{row_state}_rest"
-
-
-def spread(embedding: Tensor, rest_values: Tensor | None, local_width: int, dim: int) -> Tensor:
-    """Values `[n]` of the clipped columns and of the others, broadcastable to `[n, dim]`."""
-    if rest_values is None or local_width == dim:
-        return embedding[:, None]
-    if local_width == 0:
-        return rest_values[:, None]
-    return torch.cat(
-        [
-            embedding[:, None].expand(-1, local_width),
-            rest_values[:, None].expand(-1, dim - local_width),
-        ],
-        dim=1,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 ScalingRule = Literal["none", "linear", "sqrt", "sqrt_star", "n2_lambda", "cowclip"]
@@ -19,25 +19,14 @@ class Hyperparameters:
     dense_lr: float
 
 
-_Factor = Callable[[float], float]
-
-
-def _one(_: float) -> float:
-    return 1.0
-
-
-def _same(s: float) -> float:
-    return s
-
-
 # Factors of (embedding_lr, embedding_l2, dense_lr) for a batch s times the base.
-_RULES: dict[ScalingRule, tuple[_Factor, _Factor, _Factor]] = {
-    "none": (_one, _one, _one),
-    "linear": (_same, _one, _same),
-    "sqrt": (math.sqrt, math.sqrt, math.sqrt),
-    "sqrt_star": (math.sqrt, _one, math.sqrt),
-    "n2_lambda": (_one, lambda s: s * s, math.sqrt),
-    "cowclip": (_one, _same, math.sqrt),
+_RULES: dict[ScalingRule, Callable[[float], tuple[float, float, float]]] = {
+    "none": lambda s: (1.0, 1.0, 1.0),
+    "linear": lambda s: (s, 1.0, s),
+    "sqrt": lambda s: (math.sqrt(s), math.sqrt(s), math.sqrt(s)),
+    "sqrt_star": lambda s: (math.sqrt(s), 1.0, math.sqrt(s)),
+    "n2_lambda": lambda s: (1.0, s * s, math.sqrt(s)),
+    "cowclip": lambda s: (1.0, s, math.sqrt(s)),
 }
 
 
@@ -63,19 +52,12 @@ class Scaled:
               embedding_l2             1e-05     x 8       8e-05
               dense_lr                0.0008  x 2.83     0.00226
         """
-        before, after = vars(self.base), vars(self.scaled)
-        rows = [
-            (
-                f"scaling rule {self.rule}",
-                f"batch {self.base_batch_size}",
-                "factor",
-                f"batch {self.batch_size}",
-            )
-        ]
-        for name, factor in _factors(self.rule, self.batch_size / self.base_batch_size).items():
-            rows.append(
-                (f"  {name}", f"{before[name]:.3g}", f"x {factor:.3g}", f"{after[name]:.3g}")
-            )
+        base, size = f"batch {self.base_batch_size}", f"batch {self.batch_size}"
+        rows = [(f"scaling rule {self.rule}", base, "factor", size)]
+        factors = _RULES[self.rule](self.batch_size / self.base_batch_size)
+        settings = zip(vars(self.base).items(), factors, vars(self.scaled).values(), strict=True)
+        for (name, before), factor, after in settings:
+            rows.append((f"  {name}", f"{before:.3g}", f"x {factor:.3g}", f"{after:.3g}"))
         if self.rule == "none":
             rows = [(name, value) for name, *_, value in rows]
         first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -107,12 +89,6 @@ def scale(
             f"batch sizes are {batch_size} and, as the base, {base_batch_size}; "
             "write numbers of at least 1"
         )
-    factors = _factors(rule, batch_size / base_batch_size)
-    scaled = Hyperparameters(**{name: vars(base)[name] * factors[name] for name in factors})
-    return Scaled(rule, batch_size, base_batch_size, base, scaled)
-
-
-def _factors(rule: ScalingRule, s: float) -> dict[str, float]:
-    """The factor of each setting, by its name, for a batch `s` times the base."""
-    names = (field.name for field in fields(Hyperparameters))
-    return {name: factor(s) for name, factor in zip(names, _RULES[rule], strict=True)}
+    factors = _RULES[rule](batch_size / base_batch_size)
+    scaled = (value * factor for value, factor in zip(vars(base).values(), factors, strict=True))
+    return Scaled(rule, batch_size, base_batch_size, base, Hyperparameters(*scaled))

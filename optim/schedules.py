@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Decay = Literal["constant", "polynomial", "cosine", "step"]
 
@@ -50,30 +50,24 @@ class Schedule:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        self._check_choice("decay", ("constant", "polynomial", "cosine", "step"))
-        self._check_choice("unit", ("epochs", "steps"))
-        self._check_number("warmup", self.warmup >= 0, "a number of at least 0")
-        positive = "a number above 0"
-        if self.length is not None:
-            self._check_number("length", self.length > 0, f"{positive}, or None")
-        self._check_number("power", self.power > 0, positive)
-        self._check_number("every", self.every > 0, positive)
-        for name in ("final", "factor"):
-            self._check_number(name, 0 <= getattr(self, name) <= 1, "a number from 0 to 1")
-        self._check_used()
-
-    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        if getattr(self, name) not in choices:
-            raise ValueError(
-                f"Schedule: {name} is {getattr(self, name)!r}; write one of {', '.join(choices)}"
-            )
-
-    def _check_number(self, name: str, in_range: bool, expected: str) -> None:
-        value = getattr(self, name)
-        if not (in_range and math.isfinite(value)):
-            raise ValueError(f"Schedule: {name} is {value!r}; write {expected}")
-
-    def _check_used(self) -> None:
+        for name, choices in (("decay", get_args(Decay)), ("unit", ("epochs", "steps"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"Schedule: {name} is {getattr(self, name)!r}; write one of "
+                    f"{', '.join(choices)}"
+                )
+        ranges = {
+            "warmup": (self.warmup >= 0, "a number of at least 0"),
+            "length": (self.length is None or self.length > 0, "a number above 0, or None"),
+            "power": (self.power > 0, "a number above 0"),
+            "every": (self.every > 0, "a number above 0"),
+            "final": (0 <= self.final <= 1, "a number from 0 to 1"),
+            "factor": (0 <= self.factor <= 1, "a number from 0 to 1"),
+        }
+        for name, (in_range, expected) in ranges.items():
+            value = getattr(self, name)
+            if not (in_range and math.isfinite(value or 0)):
+                raise ValueError(f"Schedule: {name} is {value!r}; write {expected}")
         for name, decays in _USED_BY.items():
             value = getattr(self, name)
             if self.decay not in decays and value != getattr(Schedule, name):
@@ -102,24 +96,16 @@ def learning_rate(
         start = min(WARMUP_START, base_lr)
         return start + (base_lr - start) * step / warmup
     unit = math.ceil(steps_per_epoch) if in_epochs else 1
-    return base_lr * _decayed(schedule, step - warmup, unit, total_steps - warmup)
-
-
-def _decayed(schedule: Schedule, step: int, unit: int, remaining: int) -> float:
-    """Fraction of the full rate, `step` steps after the warm-up and `remaining` before the end.
-
-    Args:
-        unit: steps in one of the schedule's units.
-    """
+    after = step - warmup
     if schedule.decay == "constant":
-        return 1.0
+        return base_lr
     if schedule.decay == "step":
         # In floating point 0.07 * 100 is more than 7; a drop is due to a millionth of a step.
-        return schedule.factor ** int((step + 1e-6) / (schedule.every * unit))
-    length = remaining if schedule.length is None else schedule.length * unit
-    left = max(0.0, 1 - step / length) if length > 0 else 0.0
+        return base_lr * schedule.factor ** int((after + 1e-6) / (schedule.every * unit))
+    length = total_steps - warmup if schedule.length is None else schedule.length * unit
+    left = max(0.0, 1 - after / length) if length > 0 else 0.0
     if schedule.decay == "polynomial":
         shape = left**schedule.power
     else:
         shape = (1 - math.cos(math.pi * left)) / 2
-    return schedule.final + (1 - schedule.final) * shape
+    return base_lr * (schedule.final + (1 - schedule.final) * shape)

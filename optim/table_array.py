@@ -27,28 +27,19 @@ class TableShard:
 
 @dataclass
 class TableArray:
-    """Tables of one width in one array, with their state.
+    """Tables of one width in one array, with their state."""
 
-    Attributes:
-        shards: the tables or parts of tables, in the order of their rows; all begin at the same
-            column.
-        weights: `[rows, dim]`, contiguous; fp32, fp64, fp16 or bf16.
-        states: by name, `[rows, dim]` or `[rows]`; float32, or float64 with float64 weights.
-        width: number of clipped columns of the whole tables, the same for all.
-        local_width: how many of this array's first columns are clipped ones.
-        settings: the rule.
-        is_split: whether other arrays hold other columns of these tables.
-        frozen_row: a row that is never changed (`padding_idx`), or None.
-    """
-
+    # The tables or parts of tables, in the order of their rows; all begin at the same column.
     shards: tuple[TableShard, ...]
-    weights: Tensor
-    states: dict[str, Tensor]
-    width: int
-    local_width: int
+    weights: Tensor  # `[rows, dim]`, contiguous; fp32, fp64, fp16 or bf16.
+    states: dict[
+        str, Tensor
+    ]  # `[rows, dim]` or `[rows]`; float64 with float64 weights, or float32.
+    width: int  # Number of clipped columns of the whole tables, the same for all.
+    local_width: int  # How many of this array's first columns are clipped ones.
     settings: UpdateSettings
-    is_split: bool = False
-    frozen_row: int | None = None
+    is_split: bool = False  # Whether other arrays hold other columns of these tables.
+    frozen_row: int | None = None  # A row that is never changed (`padding_idx`).
 
     @classmethod
     def create(

@@ -55,18 +55,27 @@ def fill_shard_(
     stop = row_offset + shard.shape[0]
     blocks = range(row_offset // BLOCK_ROWS, math.ceil(stop / BLOCK_ROWS))
     together = [blocks[first : first + _BLOCKS] for first in range(0, len(blocks), _BLOCKS)]
+    drawn = dim if init.columns is None else init.columns
 
     # `no_grad` holds for one thread only, so each thread needs it.
     @torch.no_grad()
     def fill(some: range) -> None:
         for block in some:
-            values = _drawn_block(init, table, block, dim, low, high)
-            first = max(row_offset, block * BLOCK_ROWS)
-            last = min(stop, (block + 1) * BLOCK_ROWS)
-            part = values[
-                first - block * BLOCK_ROWS : last - block * BLOCK_ROWS,
-                column_offset : column_offset + shard.shape[1],
-            ]
+            values = np.zeros((BLOCK_ROWS, dim), dtype=np.float32)
+            key = np.random.SeedSequence([init.seed, zlib.crc32(table.encode()), block])
+            generator = np.random.Generator(np.random.Philox(key))
+            if init.std is None:
+                values[:, :drawn] = generator.random((BLOCK_ROWS, drawn), dtype=np.float32)
+                values[:, :drawn] *= high - low
+                values[:, :drawn] += low
+            else:
+                shape = BLOCK_ROWS, drawn
+                values[:, :drawn] = generator.standard_normal(shape, dtype=np.float32)
+                values[:, :drawn] *= init.std
+            begin = block * BLOCK_ROWS
+            first, last = max(row_offset, begin), min(stop, begin + BLOCK_ROWS)
+            columns = slice(column_offset, column_offset + shard.shape[1])
+            part = values[first - begin : last - begin, columns]
             shard[first - row_offset : last - row_offset].copy_(torch.from_numpy(part))
 
     # Drawing random numbers releases the GIL.
@@ -106,21 +115,3 @@ def _mixed(numbers: np.ndarray) -> np.ndarray:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
-
-
-def _drawn_block(
-    init: TableInit, table: str, block: int, dim: int, low: float, high: float
-) -> np.ndarray:
-    """`[BLOCK_ROWS, dim]` float32, the initial values of a block of whole rows."""
-    drawn = dim if init.columns is None else init.columns
-    values = np.zeros((BLOCK_ROWS, dim), dtype=np.float32)
-    key = np.random.SeedSequence([init.seed, zlib.crc32(table.encode()), block])
-    generator = np.random.Generator(np.random.Philox(key))
-    if init.std is None:
-        values[:, :drawn] = generator.random((BLOCK_ROWS, drawn), dtype=np.float32)
-        values[:, :drawn] *= high - low
-        values[:, :drawn] += low
-    else:
-        values[:, :drawn] = generator.standard_normal((BLOCK_ROWS, drawn), dtype=np.float32)
-        values[:, :drawn] *= init.std
-    return values

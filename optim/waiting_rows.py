@@ -28,35 +28,25 @@ class WaitingRows:
     """The step that each row of an array is at; subclasses have the kernels that replay steps.
 
     Args:
-        settings, rows, device: of the array; `is_replayable` is true for the settings.
+        settings, weights: of the array; `is_replayable` is true for the settings.
         defers: whether rows may stay behind from one step to the next.
         known_late: how many steps later it may turn out that a step was not taken.
-
-    Attributes:
-        last: `[rows]` int32, the step that each row is at.
-        behind: whether any row may be behind the newest step.
-        steps: `[many, 3]` float32, the constants of the newest steps (`step_constants`); entry `k`
-            belongs to step `first + 1 + k`.
-        first: the earliest step that a row may be at.
-        now: number of the newest step.
     """
 
     def __init__(
-        self,
-        settings: UpdateSettings,
-        rows: int,
-        device: torch.device,
-        *,
-        defers: bool,
-        known_late: int = 0,
+        self, settings: UpdateSettings, weights: Tensor, *, defers: bool, known_late: int = 0
     ) -> None:
+        rows, device = len(weights), weights.device
         self._settings = settings
         self.defers = defers and rows >= FEWEST_ROWS
+        # The step that each row is at; whether any may be behind the newest step.
         self.last = torch.zeros(rows, dtype=torch.int32, device=device)
         self.behind = False
+        # Constants of the newest steps (`step_constants`): entry `k` belongs to step
+        # `first + 1 + k`. Room for two windows, so that it is rarely moved.
         self._window = WINDOW + known_late
-        # Room for two windows, so that it is rarely moved.
         self.steps = torch.empty(2 * self._window, 3, device=device)
+        # The earliest step that a row may be at, and the newest.
         self.first = self.now = 0
 
     def replay_range(self, first_row: int, stop_row: int) -> None:
@@ -94,8 +84,9 @@ class WaitingRows:
             self.replay_range(0, len(self.last))
             self.behind = False
 
-    def begin_step(self, lr: float) -> Tensor:
-        """Begin the next step, for the batch's rows; returns its constants, `[1, 3]`."""
+    def begin_step(self, lr: float, step: int) -> Tensor:
+        """Begin a step, for the batch's rows; returns its constants, `[1, 3]`."""
+        self.set_step(step - 1)
         if self.now - self.first == len(self.steps):
             self.steps[: self._window] = self.steps[self._window :].clone()
             self.first += self._window
@@ -107,11 +98,14 @@ class WaitingRows:
             self.steps[position, place].fill_(value)
         return self.steps[position : position + 1]
 
-    def end_step(self, *, is_swept: bool) -> None:
-        """Step rows outside of the batch, each after `WINDOW` steps at most; all if `is_swept`."""
+    def end_step(self, touched: int | None) -> None:
+        """Step rows outside of the batch: some, so that each waits for `WINDOW` steps at most.
+
+        All if the batch holds many rows; `touched` is None where only the device knows how many.
+        """
         self.behind = True
         rows = len(self.last)
-        if not self.defers or is_swept:
+        if not self.defers or (touched is not None and ROWS_A_TOUCHED_ROW * touched >= rows):
             self.flush()
         else:
             # A function of the step, so that undone steps change nothing.
@@ -119,11 +113,6 @@ class WaitingRows:
             first = self.now % WINDOW * size
             if first < rows:
                 self.replay_range(first, min(first + size, rows))
-
-
-def sweeps_all(touched: int, rows: int) -> bool:
-    """Whether the batch holds so many rows that all rows take the step at once."""
-    return ROWS_A_TOUCHED_ROW * touched >= rows
 
 
 def is_replayable(settings: UpdateSettings) -> bool:

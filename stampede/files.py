@@ -31,8 +31,7 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
     Raises:
         OSError: it is not a regular file, is larger than `most` bytes, or cannot be read.
     """
-    size = file_size(path)
-    if size > most:
+    if (size := _size(path)) > most:
         raise OSError(errno.EFBIG, f"has {size:,} bytes; the limit is {most:,}", str(path))
     return path.read_bytes()
 
@@ -131,11 +130,19 @@ def make_folder(
             unfinished.mkdir(exist_ok=True)
             with _locked(unfinished, folder):
                 # Another process may have finished it, or given up and removed it.
-                if unfinished.exists():
-                    _fill(unfinished, fill)
-                    os.replace(unfinished, folder)
-                    sync(folder.parent)
-                    return True
+                if not unfinished.exists():
+                    continue
+                try:
+                    for left in unfinished.iterdir():
+                        remove(left)
+                    fill(unfinished)
+                    sync(unfinished)
+                except BaseException:
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                    raise
+                os.replace(unfinished, folder)
+                sync(folder.parent)
+                return True
     except OSError as failure:
         full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
         raise error(
@@ -149,17 +156,6 @@ def make_folder(
             for parent in absent:
                 parent.rmdir()
     return False
-
-
-def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
-    try:
-        for left in folder.iterdir():
-            remove(left)
-        fill(folder)
-        sync(folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 @contextmanager
@@ -251,12 +247,8 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def file_size(path: Path) -> int:
-    """Length of a file in bytes.
-
-    Raises:
-        OSError: it is absent, or not a regular file: opening a pipe would wait forever.
-    """
+def _size(path: Path) -> int:
+    """Length in bytes of a regular file; opening a pipe, for example, would wait forever."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a file", str(path))
@@ -266,7 +258,7 @@ def file_size(path: Path) -> int:
 def difference(path: Path, entry: FileEntry, content: bool = True) -> str:
     """What is wrong with a file, perhaps in length only; empty if it matches its entry."""
     try:
-        length = file_size(path)
+        length = _size(path)
         if length != entry.bytes:
             return f"{length:,} bytes instead of {entry.bytes:,}"
         if content and sha256(path) != entry.sha256:

@@ -36,11 +36,7 @@ class Library:
     """The operators that C++ files register with torch; the first file's name is the library's."""
 
     def __init__(self, *sources: Path, headers: Sequence[Path] = ()) -> None:
-        self._sources, self._headers = sources, headers
-
-    @property
-    def _name(self) -> str:
-        return self._sources[0].stem
+        self._name, self._sources, self._headers = sources[0].stem, sources, headers
 
     def available(self) -> bool:
         """Whether the kernels can be used; compiles them at the first call, which takes seconds.
@@ -79,7 +75,12 @@ class Library:
 
     def _built(self) -> str:
         """Path of the library, compiled unless it is in the cache."""
-        folder = _cache_folder() / f"{self._name}-{_key([*self._sources, *self._headers])}"
+        if "TORCH_EXTENSIONS_DIR" in os.environ:
+            cache = Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "stampede"
+        else:
+            home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            cache = Path(home) / "stampede" / "native"
+        folder = cache / f"{self._name}-{_key([*self._sources, *self._headers])}"
         library = folder / f"{self._name}.so"
         if library.exists():
             return str(library)
@@ -126,28 +127,9 @@ def switched_off() -> Iterator[None]:
         _switched_off = before
 
 
-def _cache_folder() -> Path:
-    if "TORCH_EXTENSIONS_DIR" in os.environ:
-        return Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "stampede"
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "stampede" / "native"
-
-
 def _key(files: Sequence[Path]) -> str:
     """A hash of everything that the compiled code depends on; machines may share a home folder."""
-    parts = [
-        *(file.read_text() for file in files),
-        *_FLAGS,
-        torch.__version__,
-        platform.machine(),
-        _processor(),
-    ]
+    parts = [*(file.read_text() for file in files), *_FLAGS, torch.__version__, platform.machine()]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    parts.append(next((line for line in lines if line.startswith(("flags", "Features"))), ""))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

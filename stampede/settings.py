@@ -270,54 +270,41 @@ def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
     return [*lines, f"  and {more} more"] if more > 0 else lines
 
 
-class _Place(NamedTuple):
-    """Where an error is: the path in the user's terms, and the section with the last key.
-
-    If a section on the path has several kinds, `chosen` is such as `kind: criteo_kaggle`; `kinds`
-    are those of the last section, by the value that chooses them.
-    """
-
-    keys: list[str]
-    model: type[BaseModel]
-    chosen: str
-    kinds: dict[str, type[BaseModel]]
-
-
-def _locate(location: Sequence[Any], root: type[BaseModel]) -> _Place:
-    model = root
-    keys: list[str] = []
-    chosen, kinds = "", {}
-    parts = list(location)
+def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
+    # Follow pydantic's path to the section with the last key. If a section on it has several
+    # kinds, `chosen` is such as `kind: criteo_kaggle`; `kinds` are those of the last section.
+    keys, parts = [], list(error["loc"])
+    model, chosen, kinds = root, "", {}
     while parts:
         part = parts.pop(0)
         keys.append(str(part))
-        variants = dict(_submodels(model)).get(part, [])
+        field = model.model_fields.get(part)
+        variants, discriminator = _kinds(field) if field else ([], None)
         if not variants or not parts:
             # A key of this section; the rest of the path is within its value.
             keys += map(str, parts)
             break
-        field = model.model_fields[part]
         if typing.get_origin(field.annotation) is dict:
             # The user names these sections.
             keys.append(str(parts.pop(0)))
             if not parts:
                 break
         model, kinds = variants[0], {}
-        discriminator = _discriminator(field)
         if discriminator is not None:
             # pydantic puts the kind into the path; users do not write it there.
             tag = parts.pop(0)
             kinds = {tag: kind for kind in variants for tag in _tags(kind, discriminator)}
             model, chosen = kinds[tag], f"{discriminator}: {tag}"
-    return _Place(keys, model, chosen, kinds)
-
-
-def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
-    place = _locate(error["loc"], root)
-    path = ".".join(place.keys)
+    path = ".".join(keys)
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_key(path, place, root)
+        having = [tag for tag, section in kinds.items() if keys[-1] in section.model_fields]
+        if having:
+            key = chosen.partition(":")[0]
+            return f"{path}: not for {chosen}, only for {key}: {', '.join(having)}; leave it out"
+        return f"{path}: unknown key{f' with {chosen}' if chosen else ''}; " + (
+            _allowed_instead(path, list(model.model_fields), root)
+        )
     if kind == "missing":
         return f"{path}: not given"
     if kind == "value_error":
@@ -335,31 +322,21 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
         if expected.startswith(("greater", "less")):
             expected = f"a number {expected}"
         options = context.get("expected", "")
-    return f"{path}: found {shown(found)}; write {expected}{_nearest(found, options)}"
+    # pydantic's options are such as `'a', 'b' or 'c'`.
+    near = difflib.get_close_matches(str(found), re.findall(r"'([^']*)'", options), n=1)
+    meant = f"; did you mean {near[0]!r}?" if near and isinstance(found, str) else ""
+    return f"{path}: found {shown(found)}; write {expected}{meant}"
 
 
-def _unknown_key(path: str, place: _Place, root: type[BaseModel]) -> str:
-    unknown, siblings = place.keys[-1], list(place.model.model_fields)
-    having = [tag for tag, section in place.kinds.items() if unknown in section.model_fields]
-    if having:
-        key = place.chosen.partition(":")[0]
-        return f"{path}: not for {place.chosen}, only for {key}: {', '.join(having)}; leave it out"
+def _allowed_instead(path: str, siblings: list[str], root: type[BaseModel]) -> str:
+    """What to write instead of an unknown key."""
+    unknown = path.rpartition(".")[2]
     near = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.5)
     # Or a key of another section.
     near = near or [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
-    kind = f" with {place.chosen}" if place.chosen else ""
     if near and path not in near:
-        return f"{path}: unknown key{kind}; did you mean {near[0]!r}?"
-    return f"{path}: unknown key{kind}; allowed here: {', '.join(siblings) or 'none'}"
-
-
-def _nearest(found: Any, expected: str) -> str:
-    """The nearest of pydantic's options, such as `'a', 'b' or 'c'`."""
-    if not isinstance(found, str):
-        return ""
-    options = re.findall(r"'([^']*)'", expected)
-    nearest = difflib.get_close_matches(found, options, n=1, cutoff=0.6)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+        return f"did you mean {near[0]!r}?"
+    return f"allowed here: {', '.join(siblings) or 'none'}"
 
 
 # The keys of a model, for the help.
@@ -386,12 +363,10 @@ class Key(NamedTuple):
 def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
     """Every key, in order; a key that several kinds of a section share appears once."""
     keys: list[Key] = []
-    submodels = dict(_submodels(model))
     for name, field in model.model_fields.items():
-        path, variants = f"{prefix}{name}", submodels.get(name, [])
+        path, (variants, discriminator) = f"{prefix}{name}", _kinds(field)
         if not variants or field.description:
             keys.append(Key(path, field.default, field.description or "", "", field))
-        discriminator = _discriminator(field)
         if discriminator is not None:
             keys += _keys_of_kinds(variants, discriminator, f"{path}.")
         else:
@@ -425,47 +400,28 @@ def _keys_of_kinds(
                 same = f"{key.path} {key.default!r} {key.description}"
                 keys.setdefault(same, key)
                 owners.setdefault(same, []).extend(_tags(variant, discriminator))
-    return [
-        key
-        if len(owners[same]) == len(every)
-        else key._replace(kinds=f"{prefix}{discriminator}: {_few(owners[same], every)}")
-        for same, key in keys.items()
-    ]
+    for same, key in keys.items():
+        others = [tag for tag in every if tag not in owners[same]]
+        if others:
+            # Whichever list is shorter.
+            few = len(owners[same]) <= len(others)
+            kinds = ", ".join(owners[same]) if few else "not " + ", ".join(others)
+            keys[same] = key._replace(kinds=f"{prefix}{discriminator}: {kinds}")
+    return list(keys.values())
 
 
-def _few(chosen: list[str], every: list[str]) -> str:
-    """The chosen tags, or `not` and the others, whichever list is shorter."""
-    others = [tag for tag in every if tag not in chosen]
-    return ", ".join(chosen) if len(chosen) <= len(others) else "not " + ", ".join(others)
-
-
-def _submodels(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseModel]]]]:
-    """The fields that are sections, each with its possible models."""
-    for name, field in model.model_fields.items():
-        types_ = _alternatives(field.annotation)
-        models = [m for m in types_ if isinstance(m, type) and issubclass(m, BaseModel)]
-        if models:
-            yield name, models
-
-
-def _alternatives(annotation: Any) -> list[Any]:
-    """The types a value may have; for a dict, the types of its values."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is dict:
-        return _alternatives(arguments[1])
-    if origin is Annotated:
-        return _alternatives(arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        return [inner for part in arguments for inner in _alternatives(part)]
-    return [annotation]
-
-
-def _discriminator(field: FieldInfo) -> str | None:
-    """The key that chooses the kind of a section, if there are several."""
-    if typing.get_origin(field.annotation) is dict:
-        metadata = getattr(typing.get_args(field.annotation)[1], "__metadata__", ())
-        return next((one.discriminator for one in metadata if isinstance(one, FieldInfo)), None)
-    return field.discriminator
+def _kinds(field: FieldInfo) -> tuple[list[type[BaseModel]], str | None]:
+    """The models of a section, or of a dict of sections, and the key that chooses among them."""
+    annotation, discriminator = field.annotation, field.discriminator
+    if typing.get_origin(annotation) is dict:
+        annotation = typing.get_args(annotation)[1]
+        metadata = getattr(annotation, "__metadata__", ())
+        discriminator = next((m.discriminator for m in metadata if isinstance(m, FieldInfo)), None)
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    models = typing.get_args(annotation) if is_union else (annotation,)
+    return [m for m in models if isinstance(m, type) and issubclass(m, BaseModel)], discriminator
 
 
 def _tags(variant: type[BaseModel], discriminator: str) -> tuple[Any, ...]:

@@ -20,12 +20,11 @@ from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
 from stampede.engine.errors import RunFolderError
 from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
-from stampede.models import StoredColumns, table_name
+from stampede.models import table_name
 from stampede.settings import Section, reading
 
 # Incremented when the layout or its meaning changes.
 FORMAT = 2
-
 MANIFEST = "manifest.json"
 
 # Names of checkpoint folders.
@@ -45,10 +44,6 @@ DTYPES = {
 
 class DamagedCheckpointError(RunFolderError):
     """A checkpoint whose files have changed since they were written."""
-
-
-# Metrics by part.
-Evaluations = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -96,8 +91,8 @@ class Progress:
     plateau: dict[str, Any] = field(default_factory=dict)
     table_plateau: dict[str, Any] = field(default_factory=dict)
     logged_losses: list[float] = field(default_factory=list)
-    selected: Evaluations = field(default_factory=dict)
-    last: Evaluations = field(default_factory=dict)
+    selected: dict[str, dict[str, Any]] = field(default_factory=dict)
+    last: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluated_step: Count = 0
     metrics_lines: Count = 0
     tables_epoch: Count = 0
@@ -175,23 +170,9 @@ class Manifest(Section):
         return self.config.get("model", {}).get("first_order_scale", 1.0)
 
 
-def weights_key(field: str) -> str:
-    """Name of the tensor with the weights of a field's table."""
-    return f"model.{weights_name(field)}"
-
-
 def weights_name(field: str) -> str:
-    """Name of the same tensor in the model."""
+    """Name in the model of the tensor with the weights of a field's table."""
     return f"front.ebc.embedding_bags.{table_name(field)}.weight"
-
-
-def table_entries(dataset: Dataset, dim: int) -> dict[str, TableEntry]:
-    """All tables of embeddings of width `dim`."""
-    columns = {name: list(where) for name, where in StoredColumns(dim).names.items()}
-    return {
-        table_name(field): TableEntry(field=field, rows=rows, columns=columns)
-        for field, rows in dataset.vocabulary_sizes.items()
-    }
 
 
 def data_entry(dataset: Dataset) -> DataEntry:

@@ -22,9 +22,6 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.run_folder import RunFolder
 from stampede.files import check_files, delete_folder, hidden, recover_folders, remove
 
-# Which checkpoint of a run folder to use, besides an epoch's number.
-BEST, NEWEST = "best", "newest"
-
 
 def name_of(progress: Progress) -> str:
     """Name of the checkpoint of an epoch's end, or of a step."""
@@ -45,11 +42,6 @@ def newest(folder: Path) -> Path | None:
     return next((path for path, _ in _newest_first(folder)), None)
 
 
-def readable(folder: Path) -> list[tuple[Path, Progress]]:
-    """All checkpoints with a readable manifest, newest first."""
-    return [(path, progress) for path, progress in _newest_first(folder) if progress is not None]
-
-
 def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None = None) -> Path:
     """Choose a checkpoint by reading manifests only.
 
@@ -62,36 +54,27 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
     Raises:
         RunFolderError: there is none.
     """
-    path = _in_its_run(path)
-    if path.parent == RunFolder(path.parent.parent).checkpoints:
-        if epoch is not None:
-            raise RunFolderError(
-                f"{path} is a checkpoint of one epoch; leave --epoch out, or write the run folder "
-                f"{path.parent.parent}"
-            )
-        return path
+    for found in (path, path.resolve()):
+        if found == RunFolder(found.parent).checkpoints:
+            path = found.parent
+            break
+        if found.parent == RunFolder(found.parent.parent).checkpoints:
+            if epoch is not None:
+                raise RunFolderError(
+                    f"{found} is a checkpoint of one epoch; leave --epoch out, or write the run "
+                    f"folder {found.parent.parent}"
+                )
+            return found
+        if RunFolder(found).checkpoints.is_dir():
+            path = found
+            break
     folder = RunFolder(path).checkpoints
     last = newest(folder)
     if last is None:
-        if periods := sorted(path.glob("period_*")):
-            raise RunFolderError(
-                f"{path}: each period of stampede incremental has its own run folder; write "
-                f"{periods[-1]}, the newest"
-            )
-        siblings = sorted(path.parent.glob("period_*"))
-        others = [one.name for one in siblings if newest(RunFolder(one).checkpoints)]
-        if path.name.startswith("period_") and others and path.name < others[-1]:
-            raise RunFolderError(
-                f"{path}: its checkpoint was deleted, as only the newest periods keep theirs "
-                f"(checkpoint.keep); there are: {', '.join(others)}"
-            )
-        raise RunFolderError(
-            f"{path}: has no checkpoint ({folder} holds none); write a run folder such as "
-            "runs/quickstart, trained for at least one epoch"
-        )
-    if epoch == NEWEST:
+        raise RunFolderError(f"{path}: {_why_none(path)}")
+    if epoch == "newest":
         return last
-    if epoch in (None, BEST):
+    if epoch in (None, "best"):
         try:
             best = read_manifest(last, remedy or REMEDY).progress.best_epoch
         except DamagedCheckpointError as failure:
@@ -102,25 +85,12 @@ def choose_checkpoint(path: Path, epoch: str | None = None, remedy: str | None =
             best = progress.best_epoch
             print(f"{failure}; {last} is the newest that can be read", file=sys.stderr)
         # There is no best epoch before the first evaluation.
-        return _existing(folder, best) if best else last
+        if not best:
+            return last
+        epoch = str(best)
     if not epoch.isdecimal():
         raise RunFolderError(f"--epoch: found {epoch!r}; write best, newest, or a number")
-    return _existing(folder, int(epoch))
-
-
-def _in_its_run(path: Path) -> Path:
-    """The run folder, or the checkpoint at its place in the run folder."""
-    for found in (path, path.resolve()):
-        if found == RunFolder(found.parent).checkpoints:
-            return found.parent
-        is_checkpoint = found.parent == RunFolder(found.parent.parent).checkpoints
-        if is_checkpoint or RunFolder(found).checkpoints.is_dir():
-            return found
-    return path
-
-
-def _existing(folder: Path, epoch: int) -> Path:
-    found = checkpoint_of(folder, epoch)
+    found = checkpoint_of(folder, int(epoch))
     if found is None:
         there = ", ".join(sorted(path.name for path in folder.glob("epoch_*"))) or "none"
         raise RunFolderError(
@@ -128,6 +98,26 @@ def _existing(folder: Path, epoch: int) -> Path:
             "(checkpoint.keep says how many a run keeps)"
         )
     return found
+
+
+def _why_none(run: Path) -> str:
+    """Why a run folder has no checkpoint, and what to write instead."""
+    if periods := sorted(run.glob("period_*")):
+        return (
+            "each period of stampede incremental has its own run folder; write "
+            f"{periods[-1]}, the newest"
+        )
+    siblings = sorted(run.parent.glob("period_*"))
+    others = [one.name for one in siblings if newest(RunFolder(one).checkpoints)]
+    if run.name.startswith("period_") and others and run.name < others[-1]:
+        return (
+            "its checkpoint was deleted, as only the newest periods keep theirs "
+            f"(checkpoint.keep); there are: {', '.join(others)}"
+        )
+    return (
+        f"has no checkpoint ({RunFolder(run).checkpoints} holds none); write a run folder such as "
+        "runs/quickstart, trained for at least one epoch"
+    )
 
 
 def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
@@ -253,12 +243,17 @@ def _newest_first(folder: Path) -> list[tuple[Path, Progress | None]]:
             # Its run may have deleted it in the meantime.
             if path.is_dir():
                 found.append((path, progress))
-    return sorted(found, key=_age, reverse=True)
+
+    def age(checkpoint: tuple[Path, Progress | None]) -> tuple[Any, ...]:
+        path, progress = checkpoint
+        if progress is None:
+            return True, path
+        # At the same step, the one of an epoch's end is newer: it follows the evaluation.
+        return False, progress.step, progress.is_epoch_end, path
+
+    return sorted(found, key=age, reverse=True)
 
 
-def _age(checkpoint: tuple[Path, Progress | None]) -> tuple[Any, ...]:
-    path, progress = checkpoint
-    if progress is None:
-        return True, path
-    # At the same step, the one of an epoch's end is newer: it follows the evaluation.
-    return False, progress.step, progress.is_epoch_end, path
+def readable(folder: Path) -> list[tuple[Path, Progress]]:
+    """All checkpoints with a readable manifest, newest first."""
+    return [(path, progress) for path, progress in _newest_first(folder) if progress is not None]

@@ -17,9 +17,9 @@ from stampede.engine.checkpoint.manifest import (
     MANIFEST,
     Manifest,
     Progress,
+    TableEntry,
     as_text,
     data_entry,
-    table_entries,
     versions,
 )
 from stampede.engine.checkpoint.retention import name_of, prune
@@ -30,6 +30,7 @@ from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, together
 from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
+from stampede.models import StoredColumns, table_name
 
 _NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: "
 
@@ -60,10 +61,14 @@ class Checkpoints:
         self._finite_buffers = [
             name for name, buffer in job.dense_buffers.items() if buffer.isfinite().all()
         ]
+        columns = {name: [*ends] for name, ends in StoredColumns(config.model.dim).names.items()}
         self._described = {
             "versions": versions(),
             "config": config.model_dump(mode="json"),
-            "tables": table_entries(dataset, config.model.dim),
+            "tables": {
+                table_name(field): TableEntry(field=field, rows=rows, columns=columns)
+                for field, rows in dataset.vocabulary_sizes.items()
+            },
             "data": data_entry(dataset),
             "world_size": processes.world_size,
         }
@@ -99,7 +104,20 @@ class Checkpoints:
         before = self._finish()
         if before is not None and self._processes.is_main:
             tqdm.write(f"{before}; training continues, and the current state is written now")
-        self._check_finite(progress.step)
+
+        def check_finite() -> None:
+            # No run could continue from layers that are not finite.
+            buffers = self._job.dense_buffers
+            kept = {name: buffers[name] for name in self._finite_buffers}
+            for name, values in {**self._job.dense_parameters, **kept}.items():
+                if not values.isfinite().all():
+                    raise DivergedError(
+                        f"the dense layers are not finite after step {progress.step:,} ({name} is "
+                        "not); nothing was saved, earlier checkpoints are untouched",
+                        progress.step,
+                    )
+
+        together(check_finite, self._group)
         state, failure = self._job.state(self._processes.rank), None
         try:
             state = on_cpu(state, copy=self._settings.asynchronous)
@@ -115,22 +133,6 @@ class Checkpoints:
             self._try_to_write(*arguments)
         if before is not None or not self._settings.asynchronous:
             self.wait()
-
-    def _check_finite(self, step: int) -> None:
-        """Refuse to save layers that are not finite: no run could continue from them."""
-
-        def check() -> None:
-            buffers = self._job.dense_buffers
-            kept = {name: buffers[name] for name in self._finite_buffers}
-            for name, values in {**self._job.dense_parameters, **kept}.items():
-                if not values.isfinite().all():
-                    raise DivergedError(
-                        f"the dense layers are not finite after step {step:,} ({name} is not); "
-                        "nothing was saved, earlier checkpoints are untouched",
-                        step,
-                    )
-
-        together(check, self._group)
 
     def wait(self) -> None:
         """Wait for the last write; raises a `TrainingStoppedError` if it failed."""

@@ -54,22 +54,18 @@ def on_cpu(values: Any, *, copy: bool) -> Any:
     if moved is not values:
         # It came from a GPU, so it is already a copy.
         return moved
-    taken = torch.clone if copy else _with_own_storage
+
+    def taken(tensor: Tensor) -> Tensor:
+        if copy or not tensor.numel() or not tensor.is_contiguous():
+            return tensor.clone()
+        # A storage of its own size: tables lie in one array, and torch would copy a part of it.
+        content = tensor.detach().view(-1).view(torch.uint8)
+        return torch.from_numpy(content.numpy()).view(tensor.dtype).view(tensor.shape)
+
     if not isinstance(values, ShardedTensor):
         return taken(values)
     shards = [Shard(taken(shard.tensor), shard.metadata) for shard in values.local_shards()]
     return ShardedTensor._init_from_local_shards_and_global_metadata(shards, values.metadata())
-
-
-def _with_own_storage(tensor: Tensor) -> Tensor:
-    """The same memory in a storage of the tensor's size.
-
-    Tables lie in one array; torch would copy a part of it to save only that part.
-    """
-    if not tensor.numel() or not tensor.is_contiguous():
-        return tensor.clone()
-    content = tensor.detach().view(-1).view(torch.uint8)
-    return torch.from_numpy(content.numpy()).view(tensor.dtype).view(tensor.shape)
 
 
 def write_tensors(
@@ -82,7 +78,27 @@ def write_tensors(
     """
     writer = _Writer(folder)
     metadata = dcp.save(state, storage_writer=writer, process_group=group)
-    return _as_entries(metadata), writer.files
+    stored = metadata.storage_data
+    entries = {
+        name: TensorEntry(
+            dtype=_NAMES[tensor.properties.dtype],
+            size=list(tensor.size),
+            chunks=[
+                ChunkEntry(
+                    offsets=list(chunk.offsets),
+                    sizes=list(chunk.sizes),
+                    file=(where := stored[MetadataIndex(name, chunk.offsets)]).relative_path,
+                    start=where.offset,
+                    bytes=where.length,
+                )
+                for chunk in tensor.chunks
+                # Ranks without rows may share an offset.
+                if chunk.sizes.numel()
+            ],
+        )
+        for name, tensor in metadata.state_dict_metadata.items()
+    }
+    return entries, writer.files
 
 
 def read_tensors(
@@ -183,44 +199,17 @@ class Reader(dcp.FileSystemReader):
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """torch's metadata, made from the manifest instead of a pickle."""
-        return _as_metadata(self._tensors)
-
-
-def _as_entries(metadata: Metadata) -> dict[str, TensorEntry]:
-    stored = metadata.storage_data
-    return {
-        name: TensorEntry(
-            dtype=_NAMES[tensor.properties.dtype],
-            size=list(tensor.size),
-            chunks=[
-                ChunkEntry(
-                    offsets=list(chunk.offsets),
-                    sizes=list(chunk.sizes),
-                    file=(where := stored[MetadataIndex(name, chunk.offsets)]).relative_path,
-                    start=where.offset,
-                    bytes=where.length,
-                )
-                for chunk in tensor.chunks
-                # Ranks without rows may share an offset.
-                if chunk.sizes.numel()
-            ],
-        )
-        for name, tensor in metadata.state_dict_metadata.items()
-    }
-
-
-def _as_metadata(tensors: dict[str, TensorEntry]) -> Metadata:
-    described, stored = {}, {}
-    for name, tensor in tensors.items():
-        chunks = []
-        for chunk in tensor.chunks:
-            offsets, sizes = torch.Size(chunk.offsets), torch.Size(chunk.sizes)
-            chunks.append(ChunkStorageMetadata(offsets, sizes))
-            where = _StorageInfo(chunk.file, chunk.start, chunk.bytes)
-            stored[MetadataIndex(name, offsets)] = where
-        properties = TensorProperties(DTYPES[tensor.dtype])
-        described[name] = TensorStorageMetadata(properties, torch.Size(tensor.size), chunks)
-    return Metadata(described, storage_data=stored, storage_meta=StorageMeta())
+        described, stored = {}, {}
+        for name, tensor in self._tensors.items():
+            chunks = []
+            for chunk in tensor.chunks:
+                offsets, sizes = torch.Size(chunk.offsets), torch.Size(chunk.sizes)
+                chunks.append(ChunkStorageMetadata(offsets, sizes))
+                where = _StorageInfo(chunk.file, chunk.start, chunk.bytes)
+                stored[MetadataIndex(name, offsets)] = where
+            properties = TensorProperties(DTYPES[tensor.dtype])
+            described[name] = TensorStorageMetadata(properties, torch.Size(tensor.size), chunks)
+        return Metadata(described, storage_data=stored, storage_meta=StorageMeta())
 
 
 def reason(failure: BaseException) -> str:

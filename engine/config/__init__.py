@@ -16,22 +16,13 @@ from stampede.engine.config.optim import (
     IN_ORDER_SHARDING_TYPES,
     SHARDING_TYPES,
     OptimSection,
-    ScheduleSection,
 )
 from stampede.engine.config.presets import Preset
 from stampede.models import Network
 from stampede.settings import Section, Seed, SettingsError
 
-_Plan = Literal[("auto", *SHARDING_TYPES)]
-
 _Metric = Literal[
-    "auc",
-    "logloss",
-    "pr_auc",
-    "normalized_entropy",
-    "calibration",
-    "calibration_buckets",
-    "gauc",
+    "auc", "logloss", "pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc"
 ]
 
 
@@ -244,7 +235,7 @@ class CommunicationSection(Section):
 class ShardingSection(Section):
     """Where the tables are, and what ranks send each other."""
 
-    plan: _Plan = Field(
+    plan: Literal[("auto", *SHARDING_TYPES)] = Field(
         "auto", description="sharding type of all tables; auto: TorchRec's planner chooses"
     )
     communication: CommunicationSection = CommunicationSection()
@@ -334,26 +325,22 @@ class Config(Section):
                 "with optim.embedding.optimizer 'helen'; write train.compile: default or none"
             )
         for part in ("embedding", "dense"):
-            decay = getattr(self.optim, part).schedule.decay
-            if getattr(self.data, "split", "") == "periods" and decay not in (None, "constant"):
+            key, schedule = f"optim.{part}.schedule", getattr(self.optim, part).schedule
+            if schedule.decay in (None, "constant"):
+                continue
+            if getattr(self.data, "split", "") == "periods":
                 raise ValueError(
-                    f"optim.{part}.schedule.decay is {decay!r}, but data.split is 'periods' and "
-                    "another period may follow; write constant, or leave it out"
+                    f"{key}.decay is {schedule.decay!r}, but data.split is 'periods' and another "
+                    "period may follow; write constant, or leave it out"
                 )
-            _check_room_for_decay(part, getattr(self.optim, part).schedule, self.train.epochs)
+            epochs, warmup = self.train.epochs, schedule.warmup or 0.0
+            if epochs is not None and schedule.unit == "epochs" and warmup >= epochs:
+                raise ValueError(
+                    f"{key}.decay is {schedule.decay!r}, but the warm-up of {warmup:g} epochs "
+                    f"lasts as long as the training, train.epochs {epochs}; write a {key}.warmup "
+                    f"below {epochs}, more epochs, or {key}.decay: constant"
+                )
         return self
-
-
-def _check_room_for_decay(part: str, schedule: ScheduleSection, epochs: int | None) -> None:
-    if epochs is None or schedule.decay in (None, "constant"):
-        return
-    if schedule.unit == "epochs" and (schedule.warmup or 0) >= epochs:
-        key = f"optim.{part}.schedule"
-        raise ValueError(
-            f"{key}.decay is {schedule.decay!r}, but the warm-up of {schedule.warmup:g} epochs "
-            f"lasts as long as the training, train.epochs {epochs}; write a {key}.warmup below "
-            f"{epochs}, more epochs, or {key}.decay: constant"
-        )
 
 
 def config_type() -> type[Config]:

@@ -12,14 +12,7 @@ from pydantic import ValidationError
 from stampede.engine.config import Config, check_divides, config_type
 from stampede.engine.config.model import DEFAULT_NETWORK, execute_network_file
 from stampede.engine.config.presets import below_old_runs, with_preset
-from stampede.settings import (
-    SettingsError,
-    cut,
-    parse_yaml,
-    read_yaml,
-    sentences,
-    shown,
-)
+from stampede.settings import SettingsError, cut, parse_yaml, read_yaml, sentences, shown
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) -> Config:
@@ -30,7 +23,11 @@ def load_config(path: Path, overrides: Sequence[str] = (), world_size: int = 1) 
     """
     values = read_yaml(path, "`python launch.py --help` lists the shipped configurations")
     for override in overrides:
-        _apply(values, override)
+        key, equals, text = override.partition("=")
+        parts, what = key.split("."), f"override {shown(override)}"
+        if not equals or (len(parts) < 2 and key != "preset") or not all(parts):
+            raise SettingsError(f"{what}: write section.key=value, e.g. train.epochs=3")
+        set_key(values, parts, parse_yaml(text, what))
     try:
         return check_config(values, path, world_size)
     except SettingsError as mistake:
@@ -71,8 +68,9 @@ def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Con
     # An empty section (`train:` alone) has all defaults.
     values = {key: {} if value is None else value for key, value in values.items()}
     execute_network_file(values.get("model"), path)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".-_") or "run"
     try:
-        config = _validated(with_preset(values), _name_of(path))
+        config = _validated(with_preset(values), name)
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, config_type()))) from None
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run.name):
@@ -99,21 +97,6 @@ def _validated(values: dict[str, Any], name: str) -> Config:
         if isinstance(place, dict):
             place.setdefault(last, default)
     return config_type().model_validate(values)
-
-
-def _name_of(path: Path) -> str:
-    """A run's name from its file's; characters that are not allowed become '-'."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".-_") or "run"
-
-
-def _apply(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    parts = key.split(".")
-    if not equals or (len(parts) < 2 and key != "preset") or not all(parts):
-        raise SettingsError(
-            f"override {shown(override)}: write section.key=value, e.g. train.epochs=3"
-        )
-    set_key(values, parts, parse_yaml(text, f"override {shown(override)}"))
 
 
 def set_key(values: dict[str, Any], parts: Sequence[str], value: Any) -> None:

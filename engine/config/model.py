@@ -119,7 +119,14 @@ def execute_network_file(model: Any, config_path: Path) -> None:
     # Values other than text are refused later, with all keys.
     if not given or not isinstance(given, str):
         return
-    path = _find(given, config_path)
+    places = [Path(given), config_path.parent / given]
+    path = next((place.resolve() for place in places if place.is_file()), None)
+    if path is None:
+        looked = " and ".join(dict.fromkeys(str(place.absolute()) for place in places))
+        raise SettingsError(
+            f"model.import: found {given!r}, and there is no file {looked}; write the path of a "
+            "Python file, relative to the working folder or to the configuration"
+        )
     model["import"] = str(path)
     before = {name: network(name) for name in network_names()}
     _execute(path)
@@ -142,19 +149,6 @@ def executed_source(path: str) -> bytes:
     return _SOURCES[path]
 
 
-def _find(given: str, config_path: Path) -> Path:
-    """The file, relative to the working folder or else to the configuration."""
-    places = [Path(given), config_path.parent / given]
-    for place in places:
-        if place.is_file():
-            return place.resolve()
-    looked = " and ".join(dict.fromkeys(str(place.absolute()) for place in places))
-    raise SettingsError(
-        f"model.import: found {given!r}, and there is no file {looked}; write the path of a Python "
-        "file, relative to the working folder or to the configuration"
-    )
-
-
 def _execute(path: Path) -> None:
     source = _SOURCES[str(path)] = path.read_bytes()
     # The name cannot be imported, so it hides no other module. A file that changed or moved stays
@@ -171,21 +165,13 @@ def _execute(path: Path) -> None:
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as failure:
+        frames = traceback.extract_tb(failure.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        if isinstance(failure, SyntaxError):
+            lines = [failure.lineno]
+        where = f"{path}, line {lines[-1]}" if lines else path
         raise SettingsError(
-            f"model.import: {path}{_line(failure, path)}: {type(failure).__name__}: {failure}; "
-            "correct the file"
+            f"model.import: {where}: {type(failure).__name__}: {failure}; correct the file"
         ) from failure
     finally:
         sys.path.remove(str(path.parent))
-
-
-def _line(failure: BaseException, path: Path) -> str:
-    """The line of the file that failed, for a message."""
-    if isinstance(failure, SyntaxError):
-        return f", line {failure.lineno}"
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(failure.__traceback__)
-        if frame.filename == str(path)
-    ]
-    return f", line {lines[-1]}" if lines else ""

@@ -190,9 +190,7 @@ class _Clipped(_TableOptimizer, _L2, _Decoupled, _Rows):
 
 class _BetasByRecipe(Section):
     betas: tuple[Beta, Beta] | None = Field(
-        None,
-        description="decay rates of the two moments; null: by the recipe",
-        strict=False,
+        None, description="decay rates of the two moments; null: by the recipe", strict=False
     )
 
 

@@ -32,23 +32,21 @@ _PAPER_ON_AVAZU: dict[str, Any] = {
     "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
 }
 
-_RAW_LOGS = ("criteo_kaggle", "criteo_1tb", "avazu", "table")
 _WITHOUT_L2 = ("fbgemm_adam", "fbgemm_rowwise_adagrad")
 _WITH_BETAS = (None, "adam", "rowwise_adam")
-_WITHOUT_CLIP = ("helen", "fbgemm_adam", "fbgemm_cowclip", "fbgemm_rowwise_adagrad")
+_WITHOUT_CLIP = ("helen", "fbgemm_cowclip", *_WITHOUT_L2)
 
 
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a configuration file, completed by its `preset`; the check comes later."""
-    if values.get("preset", "auto") != "paper":
-        return values
-    return merged(_paper(values), values)
+    return below_old_runs(values) if values.get("preset", "auto") == "paper" else values
 
 
-def _paper(values: dict[str, Any]) -> dict[str, Any]:
+def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
+    """A configuration completed by the paper's values, which all runs used before the recipe."""
     kind = at(values, "data.kind")
     below = merged(_PAPER, _PAPER_ON_AVAZU if kind == "avazu" else {})
-    if kind in _RAW_LOGS:
+    if kind in ("criteo_kaggle", "criteo_1tb", "avazu", "table"):
         below = merged(below, {"data": {"features": "paper"}})
     optimizer = at(values, "optim.embedding.optimizer")
     embedding = below["optim"]["embedding"]
@@ -61,12 +59,7 @@ def _paper(values: dict[str, Any]) -> dict[str, Any]:
     # The paper's warm-up is an epoch, whose steps only the recipe can count.
     if at(values, "optim.dense.schedule.unit") == "steps":
         del below["optim"]["dense"]["schedule"]["warmup"]
-    return below
-
-
-def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
-    """A saved configuration, completed by the values that all runs used before the recipe."""
-    return merged(_paper(values), values)
+    return merged(below, values)
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

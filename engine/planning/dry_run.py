@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import TypeAdapter
-from torch import nn
-from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -28,7 +26,7 @@ from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.job import build_model
 from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
-from stampede.engine.planning.planner import Cluster, no_plan, search_plan, sharding_types
+from stampede.engine.planning.planner import Cluster, search_plan, sharding_types
 from stampede.engine.planning.workload import (
     FLOAT,
     INT,
@@ -128,7 +126,16 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
     )
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
     work = workload(config, data, model, cluster.world_size)
-    plan = _plan(config, model, work, cluster)
+    types = sharding_types(config, cluster.world_size)
+    larger = [round(work.even_bytes() * factor / (1.0 - cluster.reserved)) for factor in _LARGER]
+    for memory in (cluster.memory, *(m for m in larger if m > cluster.memory), _ENDLESS):
+        try:
+            devices = replace(cluster, memory=memory)
+            plan = search_plan(model, cowclip_sharders(), types, work, devices)
+            break
+        except SettingsError:
+            if memory == _ENDLESS:
+                raise
     return DryRun(config, work, cluster, plan, plan_costs(work, list(work.placed_shards(plan))))
 
 
@@ -155,28 +162,9 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
         raise DoesNotFitError(_shortfall(done))
 
 
-def _plan(config: Config, model: nn.Module, work: Workload, cluster: Cluster) -> ShardingPlan:
-    """The plan; if the devices are too small, one for larger devices."""
-    types = sharding_types(
-        config.sharding.plan,
-        config.optim.embedding.optimizer,
-        cluster.world_size,
-        reproducible=config.train.reproducible,
-    )
-    larger = [round(work.even_bytes() * factor / (1.0 - cluster.reserved)) for factor in _LARGER]
-    for memory in (cluster.memory, *(m for m in larger if m > cluster.memory), _ENDLESS):
-        try:
-            return search_plan(
-                model, cowclip_sharders(), types, work, replace(cluster, memory=memory)
-            )
-        except PlannerError as failure:
-            last = failure
-    raise no_plan(types, cluster.world_size, last)
-
-
 def _shortfall(done: DryRun) -> str:
     """Which rank lacks the most memory, and what to change."""
-    config, cluster, costs, total = done.config, done.cluster, done.costs, done.costs.total_memory
+    work, cluster, total = done.work, done.cluster, done.costs.total_memory
     usable, rank, size = cluster.usable, total.argmax(), readable_bytes
     free = ""
     if cluster.reserved:
@@ -185,32 +173,26 @@ def _shortfall(done: DryRun) -> str:
             "fragmentation)"
         )
     tries = []
-    if config.sharding.plan != "auto" and done.work.even_bytes() * _UNEVEN <= usable:
+    if done.config.sharding.plan != "auto" and work.even_bytes() * _UNEVEN <= usable:
         tries.append("sharding.plan=auto or row_wise (an even share would fit)")
     else:
-        devices, optimizer = _enough_devices(done), _smaller_optimizer(done)
+        # More devices help if what each of them needs, whatever the plan, leaves room for tables.
+        room, node = usable / _UNEVEN - work.common_bytes(), cluster.local_world_size
+        if room > 0:
+            devices = math.ceil(work.table_bytes() / room / node) * node
+            tries.append(f"--world-size {max(devices, cluster.world_size + node)} or more")
         enough = math.ceil(total.max() / (1.0 - cluster.reserved) / 1e9)
-        tries += [f"--world-size {devices} or more"] * (devices is not None)
         tries.append(f"--device-memory {enough}GB or more")
-        tries += [f"optim.embedding.optimizer={optimizer}"] * (optimizer is not None)
+        if optimizer := _smaller_optimizer(done):
+            tries.append(f"optim.embedding.optimizer={optimizer}")
     tries.append("fewer rows or a smaller model.dim")
-    if costs.memory["activations"].max() > 0.2 * usable:
+    if done.costs.memory["activations"].max() > 0.2 * usable:
         tries.append("a smaller train.batch_size")
     return (
         f"rank {rank} needs {size(total[rank])} of {size(usable)}{free}: "
         f"{size(total[rank] - usable)} too much, and {int((total > usable).sum())} of "
         f"{cluster.world_size} ranks lack memory. Try {', '.join(tries[:-1])}, or {tries[-1]}"
     )
-
-
-def _enough_devices(done: DryRun) -> int | None:
-    """Devices of whole nodes that would hold even shares; None if more devices do not help."""
-    work, node = done.work, done.cluster.local_world_size
-    room = done.cluster.usable / _UNEVEN - work.common_bytes()
-    if room <= 0:
-        return None
-    nodes = math.ceil(work.table_bytes() / room / node)
-    return max(nodes * node, done.cluster.world_size + node)
 
 
 def _smaller_optimizer(done: DryRun) -> str | None:
@@ -370,6 +352,17 @@ def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
         "row_sums": row_sums,
     }
     received = (ids + numbers * backward) * (ranks - 1) + elsewhere * forward + copies
+    groups = {}
+    for kind in sorted({shard.sharding_type for shard in shards}):
+        of_kind = [shard for shard in shards if shard.sharding_type == kind]
+        names = {shard.table for shard in of_kind}
+        tables = [table for name, table in work.tables.items() if name in names]
+        groups[kind] = {
+            "fields": [table.field for table in sorted(tables, key=lambda table: -table.rows)],
+            "rows": sum(table.rows for table in tables),
+            "shards": len(of_kind),
+            "ranks": len({shard.rank for shard in of_kind}),
+        }
     return PlanCosts(
         {
             "weights": work.dense_weight_bytes() + by_rank(work.weight_bytes),
@@ -379,10 +372,7 @@ def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
         by_rank(work.lookups),
         {kind: values * work.passes for kind, values in sent.items()},
         (received + row_sums + dense) * work.passes,
-        {
-            kind: _group(work, [shard for shard in shards if shard.sharding_type == kind])
-            for kind in sorted({shard.sharding_type for shard in shards})
-        },
+        groups,
     )
 
 
@@ -399,14 +389,3 @@ def _row_sums(work: Workload, shards: Sequence[PlacedShard]) -> np.ndarray:
         values = rows * work.states.values_per_row * FLOAT
         sent[members] += 2 * (len(members) - 1) / len(members) * values
     return sent
-
-
-def _group(work: Workload, shards: Sequence[PlacedShard]) -> dict[str, Any]:
-    names = {shard.table for shard in shards}
-    tables = [table for name, table in work.tables.items() if name in names]
-    return {
-        "fields": [table.field for table in sorted(tables, key=lambda table: -table.rows)],
-        "rows": sum(table.rows for table in tables),
-        "shards": len(shards),
-        "ranks": len({shard.rank for shard in shards}),
-    }

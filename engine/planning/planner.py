@@ -26,6 +26,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
+from stampede.engine.config import Config
 from stampede.engine.config.optim import IN_ORDER_SHARDING_TYPES
 from stampede.engine.planning.workload import PlacedShard, Workload
 from stampede.engine.processes import Processes
@@ -82,18 +83,17 @@ class Cluster:
         return int(self.memory * (1.0 - self.reserved))
 
 
-def sharding_types(
-    plan: str, optimizer: str, world_size: int, *, reproducible: bool = False
-) -> Sequence[str]:
-    """TorchRec's sharding types that the planner may choose from; arguments as in a job's file."""
-    if plan != "auto":
-        return [plan]
+def sharding_types(config: Config, world_size: int) -> Sequence[str]:
+    """TorchRec's sharding types that the planner may choose from."""
+    if config.sharding.plan != "auto":
+        return [config.sharding.plan]
     if world_size == 1:
         # On one rank they are all the same; table-wise has the least overhead.
         return [ShardingType.TABLE_WISE.value]
-    if reproducible:
+    if config.train.reproducible:
         return IN_ORDER_SHARDING_TYPES
-    return BASELINE_SHARDING_TYPES if optimizer in BASELINES else SHARDING_TYPES
+    is_baseline = config.optim.embedding.optimizer in BASELINES
+    return BASELINE_SHARDING_TYPES if is_baseline else SHARDING_TYPES
 
 
 def make_plan(
@@ -117,25 +117,13 @@ def make_plan(
     else:
         memory = _machine_memory() // node
     cluster = Cluster(world_size, node, processes.device.type, memory)
-    try:
-        return processes.on_main(
-            lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
-        )
-    except PlannerError as failure:
-        raise no_plan(sharding_types, world_size, failure) from None
+    return processes.on_main(
+        lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
+    )
 
 
 def _machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def no_plan(sharding_types: Sequence[str], world_size: int, failure: PlannerError) -> SettingsError:
-    """The error if the planner finds no plan."""
-    reason = str(failure).strip().splitlines()[0].strip()
-    return SettingsError(
-        f"sharding.plan: {' or '.join(sharding_types)} gives no plan for {world_size} ranks: "
-        f"{reason} Try another sharding.plan, more ranks, or smaller tables"
-    )
 
 
 def describe_plan(plan: ShardingPlan) -> str:
@@ -152,7 +140,7 @@ def search_plan(
     workload: Workload,
     cluster: Cluster,
 ) -> ShardingPlan:
-    """The planner's choice; a PlannerError if the tables do not fit with these sharding types."""
+    """The planner's choice; a SettingsError if the tables do not fit with these sharding types."""
     on_gpu = cluster.device_type == "cuda"
     constraints = {}
     for name, table in workload.tables.items():
@@ -181,7 +169,14 @@ def search_plan(
         storage_reservation=FixedPercentageStorageReservation(0.0),
         stats=NoopEmbeddingStats(),
     )
-    return planner.plan(model, sharders)
+    try:
+        return planner.plan(model, sharders)
+    except PlannerError as failure:
+        reason = str(failure).strip().splitlines()[0].strip()
+        raise SettingsError(
+            f"sharding.plan: {' or '.join(sharding_types)} gives no plan for {cluster.world_size} "
+            f"ranks: {reason} Try another sharding.plan, more ranks, or smaller tables"
+        ) from None
 
 
 class _Enumerator(EmbeddingEnumerator):

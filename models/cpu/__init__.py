@@ -87,19 +87,15 @@ def relu_layers(
         )
     found = []
     for weight, bias in zip(weights, biases, strict=True):
-        inputs = _relu_layer(inputs, weight, bias)
+        dtype = inputs.dtype
+        inputs = functional.linear(inputs, weight.to(dtype), bias.to(dtype))
+        # oneDNN's fused ReLU would silently turn NaN into 0.
+        if dtype == torch.float32:
+            inputs.relu_()
+        else:
+            torch.ops.stampede_dense.relu_(inputs)
         found.append(inputs)
     return found
-
-
-def _relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    dtype = inputs.dtype
-    output = functional.linear(inputs, weight.to(dtype), bias.to(dtype))
-    # oneDNN's fused ReLU would silently turn NaN into 0.
-    if dtype == torch.float32:
-        return output.relu_()
-    torch.ops.stampede_dense.relu_(output)
-    return output
 
 
 def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:

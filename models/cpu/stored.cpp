@@ -11,20 +11,6 @@ namespace {
 
 using at::Tensor;
 
-// A view of embeddings within looked-up rows.
-struct Embeddings {
-  const float* values;
-  int64_t samples, fields, dim, of_sample, of_field;
-
-  explicit Embeddings(const Tensor& whole)
-      : values(whole.const_data_ptr<float>()),
-        samples(whole.size(0)),
-        fields(whole.size(1)),
-        dim(whole.size(2)),
-        of_sample(whole.stride(0)),
-        of_field(whole.stride(1)) {}
-};
-
 // Stored rows of a batch `[samples, fields, stored]`: `dim` columns of an embedding, one of a
 // first-order weight, and padding of zeros.
 struct StoredRows {
@@ -156,19 +142,23 @@ std::tuple<Tensor, Tensor> join_backward(const Tensor& of_joined, const Tensor& 
 // The gradient of stored rows `[samples, fields, stored]` from those of their embeddings and their
 // first-order weights `[samples, fields, 1]`, either of which may be expanded; padding gets 0.
 Tensor stored_backward(const Tensor& of_embeddings, const Tensor& of_first_order, int64_t stored) {
-  const Embeddings given(of_embeddings);
-  const float* firsts = of_first_order.const_data_ptr<float>();
-  const int64_t of_sample = of_first_order.stride(0), of_field = of_first_order.stride(1);
-  Tensor grad = at::empty({given.samples, given.fields, stored}, at::kFloat);
+  const int64_t samples = of_embeddings.size(0), fields = of_embeddings.size(1);
+  const int64_t dim = of_embeddings.size(2);
+  const int64_t of_sample = of_embeddings.stride(0), of_field = of_embeddings.stride(1);
+  const int64_t first_of_sample = of_first_order.stride(0);
+  const int64_t first_of_field = of_first_order.stride(1);
+  const float *embeddings = of_embeddings.const_data_ptr<float>(),
+              *firsts = of_first_order.const_data_ptr<float>();
+  Tensor grad = at::empty({samples, fields, stored}, at::kFloat);
   float* out = grad.data_ptr<float>();
-  each_block(given.samples, [&](int64_t, int64_t begin, int64_t end) {
+  each_block(samples, [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
-      for (int64_t f = 0; f < given.fields; ++f) {
-        float* to = out + (n * given.fields + f) * stored;
-        const float* from = given.values + n * given.of_sample + f * given.of_field;
+      for (int64_t f = 0; f < fields; ++f) {
+        float* to = out + (n * fields + f) * stored;
+        const float* from = embeddings + n * of_sample + f * of_field;
         for (int64_t d = 0; d < stored; d += LANES)
-          Part(stored - d).store(to + d, Part(std::max<int64_t>(given.dim - d, 0)).load(from + d));
-        to[given.dim] = firsts[n * of_sample + f * of_field];
+          Part(stored - d).store(to + d, Part(std::max<int64_t>(dim - d, 0)).load(from + d));
+        to[dim] = firsts[n * first_of_sample + f * first_of_field];
       }
   });
   return grad;

@@ -11,7 +11,7 @@ from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
-from stampede.optim.waiting_rows import WaitingRows, is_replayable, sweeps_all
+from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 # Shapes and dtypes are as in `optim/native`.
 _OPS = torch.ops.stampede
@@ -57,7 +57,7 @@ class CpuBackend(TorchBackend):
         grads, squares = _OPS.measure_rows(
             array.weights, batch.rows, batch.grads, array.local_width, array.settings.l2
         )
-        return grads, self._with_states(squares, batch.rows)
+        return grads, torch.stack([*squares, *self._owned_states(batch.rows)])
 
     def can_step_at_once(self, batch: RowGradients) -> bool:
         """Whether each row's step depends on the row alone, and all gradients are finite."""
@@ -114,19 +114,18 @@ class CpuBackend(TorchBackend):
             settings = self.array.settings
             constants = step_constants(settings.rule, lr, step, settings.weight_decay)
             return torch.tensor([constants]), None
-        self.waiting.set_step(step - 1)
-        return self.waiting.begin_step(lr), self.waiting.last
+        return self.waiting.begin_step(lr, step), self.waiting.last
 
     def _end_step(self, touched: int) -> None:
         if self.waiting is not None:
-            self.waiting.end_step(is_swept=sweeps_all(touched, len(self.array.weights)))
+            self.waiting.end_step(touched)
 
 
 class _WaitingRows(WaitingRows):
     """Rows that wait, replayed by the C++ kernels."""
 
     def __init__(self, array: TableArray, defers: bool) -> None:
-        super().__init__(array.settings, len(array.weights), array.weights.device, defers=defers)
+        super().__init__(array.settings, array.weights, defers=defers)
         self.array = array
 
     def replay_range(self, first_row: int, stop_row: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,19 +20,15 @@ BLOCK_ELEMENTS = 1 << 20
 
 @dataclass
 class PendingUpdate:
-    """One array's share in a step, counted from 1.
-
-    Attributes:
-        batch: summed gradients of the batch's rows, of the mean loss over the global batch; its
-            rows count from the start of the array.
-        swept_decay_factor: `[shards]` factor of the L2 term of rows outside of the batch,
-            besides the clip; None for 1.
-    """
+    """One array's share in a step, counted from 1."""
 
     backend: TorchBackend
+    # Summed gradients of the batch's rows, of the mean loss over the global batch; rows count from
+    # the start of the array.
     batch: RowGradients
     lr: float
     step: int
+    # `[shards]` factor of the L2 term of rows outside of the batch, besides the clip; None for 1.
     swept_decay_factor: Tensor | None = None
 
     @property
@@ -54,15 +49,17 @@ class Measured:
     the gradient over the clipped columns and over the others, squared norm of the weights over the
     clipped columns, row states.
 
-    Attributes:
-        update: its gradients include the L2 term, and will be overwritten.
-        values: of the batch's rows.
-        everything: of all rows, as if their gradient were the L2 term; None if the step needs none.
     """
 
-    update: PendingUpdate
-    values: Tensor
+    update: PendingUpdate  # Its gradients include the L2 term, and will be overwritten.
+    values: Tensor  # Of the batch's rows.
+    # Of all rows, as if their gradient were the L2 term; None if the step needs none.
     everything: Tensor | None = None
+    # `[3, n]` this array's part of `values` and of `everything`, if sums over tables are needed;
+    # these add up column shards, so each keeps its own part.
+    share: Tensor | None = None
+    whole_share: Tensor | None = None
+    skipped: int = 0  # Rows skipped because their gradient is not finite.
 
 
 class TorchBackend:
@@ -130,30 +127,31 @@ class TorchBackend:
             batch.grads.to(weights.dtype), weights, alpha=2.0 * self.array.settings.l2
         )
         parts = (grads[:, :clipped], grads[:, clipped:], weights[:, :clipped])
-        return grads, self._with_states(map(_squares, parts), batch.rows)
+        squares = [_squares(part) for part in parts]
+        return grads, torch.stack([*squares, *self._owned_states(batch.rows)])
 
-    def _with_states(self, squares: Iterable[Tensor], rows: Tensor) -> Tensor:
-        return torch.stack([*squares, *_owned_states(self.array, rows)])
+    def _owned_states(self, rows: Tensor | slice) -> list[Tensor]:
+        """Row states; zero if another column shard holds the ones to use."""
+        array = self.array
+        states = [array.states[name][rows] for name in array.row_state_names]
+        # Column shards of one array begin at one column, see `CowClipTables.adopt`.
+        return list(map(torch.zeros_like, states)) if array.shards[0].column_offset else states
 
     def measure_all(self) -> Tensor:
         """Values of every row as if its gradient were the L2 term only; 0 for the frozen row."""
         array, weights = self.array, self.array.weights
-        clipped = array.local_width
-        matrix = torch.empty(
-            3 + len(array.row_state_names),
-            len(weights),
-            dtype=torch.promote_types(weights.dtype, torch.float32),
-            device=weights.device,
-        )
+        clipped, count = array.local_width, len(weights)
+        dtype = torch.promote_types(weights.dtype, torch.float32)
+        matrix = weights.new_empty(3 + len(array.row_state_names), count, dtype=dtype)
         block = max(1, BLOCK_ELEMENTS // weights.shape[1])
-        for first in range(0, len(weights), block):
-            part = weights[first : first + block].to(matrix.dtype)
+        for first in range(0, count, block):
+            part = weights[first : first + block].to(dtype)
             matrix[1, first : first + block] = _squares(part[:, clipped:])
             matrix[2, first : first + block] = _squares(part[:, :clipped])
         decay = (2.0 * array.settings.l2) ** 2
         matrix[0] = matrix[2] * decay
         matrix[1] *= decay
-        for row, state in zip(matrix[3:], _owned_states(array, slice(None)), strict=True):
+        for row, state in zip(matrix[3:], self._owned_states(slice(None)), strict=True):
             row.copy_(state)
         if array.frozen_row is not None:
             matrix[:3, array.frozen_row] = 0.0
@@ -174,13 +172,13 @@ class TorchBackend:
             factor: `[n]` factor of the clipped columns of the batch's rows; None for 1.
             swept_factor: `[rows]` the same of rows outside of the batch.
         """
-        array, settings, values = self.array, self.array.settings, measured.values
+        array, settings = self.array, self.array.settings
         (rows, grads, _), lr, step = measured.update.batch, measured.update.lr, measured.update.step
         if factor is not None:
             grads[:, : array.local_width].mul_(factor[:, None])
         weights = array.taken(rows)
         states = {name: array.states[name][rows] for name in array.element_state_names}
-        states |= _row_states(array, values)
+        squares = self._take_values(states, measured.values, factor)
         if settings.weight_decay:
             weights.mul_(1.0 - lr * settings.weight_decay)
         if settings.ar_alpha:
@@ -189,15 +187,57 @@ class TorchBackend:
             kept = 1.0 - (lr * settings.ar_alpha * gap).clamp_max(1.0)
             weights.mul_(kept.clamp_min(settings.min_shrinkage)[:, None])
             last.fill_(step)
-        squares = _squares_after_clip(array, values, factor)
         settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
         if settings.moves_untouched_rows:
             # As if no row were in the batch.
             with array.keeping_frozen_row():
-                _sweep_(array, measured.everything, swept_factor, lr, step)
+                self._sweep(measured.everything, swept_factor, lr, step)
         array.weights.index_copy_(0, rows, array.rounded(weights, rows, step))
         for name, state in states.items():
             array.states[name].index_copy_(0, rows, state)
+
+    def _take_values(
+        self, states: dict[str, Tensor], values: Tensor, factor: Tensor | None
+    ) -> RowGradientSquares:
+        """Add the row states, views of the values; squares of the gradients after the clip."""
+        states |= zip(self.array.row_state_names, values[3:], strict=True)
+        squares = values[0] if factor is None else values[0] * factor * factor
+        return RowGradientSquares(squares, values[1], self.array.width, self.array.local_width)
+
+    def _sweep(self, values: Tensor | None, factor: Tensor | None, lr: float, step: int) -> None:
+        """One step of every row as if it were outside of the batch; `values` are of all rows."""
+        array, settings = self.array, self.array.settings
+        decay = 1.0 - lr * settings.weight_decay
+        element_wise = type(settings.rule) is Adam and factor is None and not array.is_rounded()
+        # The fused kernel would compute the L2 term from decayed weights.
+        if element_wise and not (settings.l2 and settings.weight_decay):
+            if settings.weight_decay:
+                array.weights.mul_(decay)
+            weights, *moments = (t.view(-1).split(BLOCK_ELEMENTS) for t in array.adam_tensors())
+            zero = torch.zeros_like(weights[0])
+            zeros = [zero[: len(part)] for part in weights]
+            settings.rule.update_(weights, zeros, *moments, lr, step, l2=settings.l2)
+            return
+        block = max(1, BLOCK_ELEMENTS // array.weights.shape[1])
+        for first in range(0, len(array.weights), block):
+            rows = slice(first, first + block)
+            stored, part = array.weights[rows], None if factor is None else factor[rows]
+            weights = stored.float() if array.is_rounded() else stored
+            grads = weights * (2.0 * settings.l2)
+            if part is not None:
+                grads[:, : array.local_width].mul_(part[:, None])
+            states = {name: array.states[name][rows] for name in array.element_state_names}
+            squares = None
+            if array.row_state_names:
+                squares = self._take_values(states, values[:, rows], part)
+            if settings.weight_decay:
+                weights.mul_(decay)
+            settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
+            for name in array.row_state_names:
+                array.states[name][rows] = states[name]
+            if array.is_rounded():
+                ids = torch.arange(first, first + len(weights), device=weights.device)
+                stored.copy_(array.rounded(weights, ids, step))
 
     def catch_up(self, lookup: Lookup, step: int) -> None:
         """Bring the rows of a lookup to `step`, the newest one of the array."""
@@ -221,86 +261,5 @@ def _of_bags(lookup: Lookup, grad: Tensor) -> Tensor:
     return grad.reshape(lookup.batch * lookup.features, grad.shape[1] // lookup.features)
 
 
-def _owned_states(array: TableArray, rows: Tensor | slice) -> list[Tensor]:
-    """Row states; zero if another column shard holds the ones to use."""
-    # Column shards of one array begin at one column, see `CowClipTables.adopt`.
-    states = [array.states[name][rows] for name in array.row_state_names]
-    if array.shards[0].column_offset:
-        return [torch.zeros_like(state) for state in states]
-    return states
-
-
-def _row_states(array: TableArray, values: Tensor) -> dict[str, Tensor]:
-    """Row states by name, views of the values."""
-    return dict(zip(array.row_state_names, values[3:], strict=True))
-
-
-def _squares_after_clip(
-    array: TableArray, values: Tensor, factor: Tensor | None
-) -> RowGradientSquares:
-    """Squares of the gradients after the clipped columns are multiplied by `factor`."""
-    squares = values[0] if factor is None else values[0] * factor * factor
-    return RowGradientSquares(squares, values[1], array.width, array.local_width)
-
-
 def _squares(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(values, dim=1).square_()
-
-
-def _sweep_(
-    array: TableArray, values: Tensor | None, factor: Tensor | None, lr: float, step: int
-) -> None:
-    """One step of every row as if it were outside of the batch; `values` are of all rows."""
-    settings = array.settings
-    element_wise = type(settings.rule) is Adam and factor is None and not array.is_rounded()
-    # The fused kernel would compute the L2 term from decayed weights.
-    if element_wise and not (settings.l2 and settings.weight_decay):
-        _sweep_elements(array, settings.rule, lr, step)
-        return
-    block = max(1, BLOCK_ELEMENTS // array.weights.shape[1])
-    for first in range(0, len(array.weights), block):
-        rows = slice(first, first + block)
-        part = None if values is None else values[:, rows]
-        _sweep_rows(array, rows, part, None if factor is None else factor[rows], lr, step)
-
-
-def _sweep_elements(array: TableArray, rule: Adam, lr: float, step: int) -> None:
-    """Adam's step if it is the same for every element: one fused pass over all rows."""
-    settings = array.settings
-    weights, exp_avgs, exp_avg_sqs = (
-        whole.view(-1).split(BLOCK_ELEMENTS) for whole in array.adam_tensors()
-    )
-    if settings.weight_decay:
-        array.weights.mul_(1.0 - lr * settings.weight_decay)
-    zero = torch.zeros_like(weights[0])
-    zeros = [zero[: len(part)] for part in weights]
-    rule.update_(weights, zeros, exp_avgs, exp_avg_sqs, lr, step, l2=settings.l2)
-
-
-def _sweep_rows(
-    array: TableArray,
-    rows: slice,
-    values: Tensor | None,
-    factor: Tensor | None,
-    lr: float,
-    step: int,
-) -> None:
-    settings = array.settings
-    stored = array.weights[rows]
-    weights = stored.float() if array.is_rounded() else stored
-    grads = weights * (2.0 * settings.l2)
-    if factor is not None:
-        grads[:, : array.local_width].mul_(factor[:, None])
-    states = {name: array.states[name][rows] for name in array.element_state_names}
-    squares = None
-    if array.row_state_names:
-        states |= _row_states(array, values)
-        squares = _squares_after_clip(array, values, factor)
-    if settings.weight_decay:
-        weights.mul_(1.0 - lr * settings.weight_decay)
-    settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
-    for name in array.row_state_names:
-        array.states[name][rows] = states[name]
-    if array.is_rounded():
-        ids = torch.arange(rows.start, rows.start + len(weights), device=weights.device)
-        stored.copy_(array.rounded(weights, ids, step))

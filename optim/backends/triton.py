@@ -24,26 +24,23 @@ from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 def why_not(array: TableArray) -> str | None:
     """Why the kernels cannot update an array, or None if they can."""
-    settings, dim = array.settings, array.weights.shape[1]
-    if type(settings.rule) is not Adam:
-        return f"the rule is {type(settings.rule).__name__}, not Adam"
-    if settings.ar_alpha:
-        return "ar_alpha shrinks rows by the steps since they were last seen"
-    if settings.clip.needs_tables:
-        return f"granularity {settings.clip.granularity!r} needs sums over whole tables"
-    if settings.on_nonfinite != "error":
-        return f"on_nonfinite is {settings.on_nonfinite!r}"
-    if array.frozen_row is not None:
-        return "a row is frozen"
-    if array.weights.dtype != torch.float32:
-        return f"the weights are {array.weights.dtype}, not float32"
-    if dim % 4 or not 4 <= dim <= MAX_COLUMNS:
-        return f"{dim} columns are not a multiple of 4 up to {MAX_COLUMNS}"
-    if settings.clip.by_row and array.width != array.local_width:
-        return "their columns are split, so norms need sums over ranks"
-    if settings.moves_untouched_rows and not is_replayable(settings):
-        return "rows outside of a batch take steps that cannot be replayed"
-    return None
+    settings, weights, dim = array.settings, array.weights, array.weights.shape[1]
+    clip = settings.clip
+    needs_replay = settings.moves_untouched_rows and not is_replayable(settings)
+    is_odd = dim % 4 or not 4 <= dim <= MAX_COLUMNS
+    is_split = clip.by_row and array.width != array.local_width
+    reasons = [
+        (type(settings.rule) is not Adam, f"the rule is {type(settings.rule).__name__}, not Adam"),
+        (settings.ar_alpha, "ar_alpha shrinks rows by the steps since they were last seen"),
+        (clip.needs_tables, f"granularity {clip.granularity!r} needs sums over whole tables"),
+        (settings.on_nonfinite != "error", f"on_nonfinite is {settings.on_nonfinite!r}"),
+        (array.frozen_row is not None, "a row is frozen"),
+        (weights.dtype != torch.float32, f"the weights are {weights.dtype}, not float32"),
+        (is_odd, f"{dim} columns are not a multiple of 4 up to {MAX_COLUMNS}"),
+        (is_split, "their columns are split, so norms need sums over ranks"),
+        (needs_replay, "rows outside of a batch take steps that cannot be replayed"),
+    ]
+    return next((reason for holds, reason in reasons if holds), None)
 
 
 class TritonBackend(TorchBackend):
@@ -84,8 +81,7 @@ class TritonBackend(TorchBackend):
         """
         settings, waiting = self.array.settings, self.waiting
         if waiting is not None:
-            waiting.set_step(step - 1)
-            waiting.begin_step(lr)
+            waiting.begin_step(lr, step)
         if measured is not None:
             update_rows_(
                 self.array,
@@ -97,8 +93,7 @@ class TritonBackend(TorchBackend):
                 step=step,
             )
         if waiting is not None:
-            # Only the device knows how many rows the batch holds.
-            waiting.end_step(is_swept=False)
+            waiting.end_step(None)
 
     def step_(self, measured: Measured, factor: Tensor | None, swept_factor: Tensor | None) -> None:
         """See `TorchBackend.step_`."""
@@ -116,10 +111,7 @@ class _WaitingRows(WaitingRows):
 
     def __init__(self, array: TableArray, flag: NonFiniteFlag) -> None:
         # More steps begin before it is known that one was not taken.
-        weights = array.weights
-        super().__init__(
-            array.settings, len(weights), weights.device, defers=True, known_late=LATE + 1
-        )
+        super().__init__(array.settings, array.weights, defers=True, known_late=LATE + 1)
         self.array = array
         self._flag = flag.tensor
 

@@ -40,30 +40,17 @@ def sum_by_row(lookup: Lookup, grad: Tensor, dim: int) -> RowGradients:
     """
     # A slice of columns is read in place; other layouts are copied.
     grad = grad if grad.stride(1) == 1 else grad.contiguous()
-    return RowGradients(
-        *torch.ops.stampede.sum_by_row(
-            lookup.indices,
-            lookup.offsets,
-            lookup.first_rows,
-            lookup.rows,
-            grad,
-            dim,
-            lookup.pooled,
-            lookup.mean,
-            lookup.float_weights if lookup.pooled else None,
-            *_workspace(lookup.rows),
-        )
-    )
-
-
-def _workspace(rows: int) -> tuple[Tensor, Tensor]:
-    """Zeros for the bits that mark rows, and memory for one number per word of bits."""
-    summaries = -(-rows // _ROWS_A_SUMMARY)
-    found = getattr(_local, "workspace", None)
-    if found is None or len(found[1]) < summaries * _ROWS_A_WORD:
-        found = (
+    # Zeros for the bits that mark rows, and memory for one number per word of bits.
+    summaries = -(-lookup.rows // _ROWS_A_SUMMARY)
+    workspace = getattr(_local, "workspace", None)
+    if workspace is None or len(workspace[1]) < summaries * _ROWS_A_WORD:
+        workspace = _local.workspace = (
             torch.zeros(summaries * (_ROWS_A_WORD + 1), dtype=torch.int64),
             torch.empty(summaries * _ROWS_A_WORD, dtype=torch.int32),
         )
-        _local.workspace = found
-    return found
+    ids = lookup.indices, lookup.offsets, lookup.first_rows, lookup.rows
+    weights = lookup.float_weights if lookup.pooled else None
+    found = torch.ops.stampede.sum_by_row(
+        *ids, grad, dim, lookup.pooled, lookup.mean, weights, *workspace
+    )
+    return RowGradients(*found)

@@ -20,15 +20,10 @@ from stampede.optim import triton
 from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.lookup import Lookup
 from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
-from stampede.optim.perturbation import HelenSettings
 from stampede.optim.rows import RowGradients, merge_rows
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
-from stampede.optim.sharded.reduction import (
-    BackwardReduction,
-    CollectionGroups,
-    CollectionLayout,
-)
+from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables, LookupGradient
 from stampede.optim.update import update_
 
@@ -37,27 +32,16 @@ _LOG = logging.getLogger("stampede.optim")
 
 @dataclass
 class _Collection:
-    """A sharded collection, held by weak references.
-
-    Attributes:
-        names: of its tables in the sums over ranks.
-        clips_everything: whether some of its tables are clipped together with all others.
-        is_queued: whether its updates are queued on a GPU, on all ranks.
-        held: row gradients of earlier passes of the current step.
-    """
+    """A sharded collection, held by weak references."""
 
     module: weakref.ref[nn.Module]
     of_rank: list[weakref.ref[CowClipTables]]
-    names: frozenset[str]
+    names: frozenset[str]  # Of its tables in the sums over ranks.
     groups: CollectionGroups
-    clips_everything: bool
-    is_queued: bool
+    clips_everything: bool  # Whether some of its tables are clipped together with all others.
+    is_queued: bool  # Whether its updates are queued on a GPU, on all ranks.
+    # Row gradients of earlier passes of the current step.
     held: dict[CowClipTables, list[list[RowGradients]]] = field(default_factory=dict)
-
-    def hold(self) -> None:
-        """Keep this pass's gradients until a later pass completes the step."""
-        for tbe in self.tables:
-            self.held.setdefault(tbe, []).extend(map(tbe.row_gradients, tbe.take_gradients()))
 
     @property
     def tables(self) -> list[CowClipTables]:
@@ -91,14 +75,19 @@ class BackwardUpdate:
         self._queue: UpdateQueue | None = None
         # The hook is global; it must not keep the model alive.
         this = weakref.ref(self)
-        handle = register_optimizer_step_post_hook(lambda *_: _stepped(this))
+
+        def stepped(*_: object) -> None:
+            if (alive := this()) is not None:
+                alive.after_optimizer_step()
+
+        handle = register_optimizer_step_post_hook(stepped)
         weakref.finalize(self, handle.remove)
 
     def add_collection(
         self,
         module: nn.Module,
         tables: Sequence[CowClipTables],
-        layout: CollectionLayout,
+        split_blocks: dict[Block, tuple[int, ...]],
         settings: dict[str, UpdateSettings],
         helen: dict[str, HelenSettings],
         env: ShardingEnv,
@@ -108,7 +97,8 @@ class BackwardUpdate:
 
         Args:
             tables: this rank's.
-            settings, helen: by table, as named in the layout.
+            split_blocks: see `blocks_split_by_columns`.
+            settings, helen: by table, as named in sums and random numbers.
 
         Raises:
             ValueError: the sharders were given to two models, or optimizers cannot be mixed.
@@ -122,8 +112,21 @@ class BackwardUpdate:
                 f"table {twice[0].lstrip('.')!r} is sharded for the second time by the same "
                 "sharders; call cowclip_sharders() once for each model"
             )
-        self._check_passes(helen, settings)
-        groups = CollectionGroups(layout, settings, env, device)
+        has_other_passes = self._collections and bool(helen) != (self._helen is not None)
+        if bool(helen) != (len(helen) == len(settings)) or has_other_passes:
+            raise ValueError(
+                "Helen takes two backward passes a step and the optimizers with CowClip take "
+                "one; give Helen to all tables or to none"
+            )
+        if helen and self._per_step not in (1, None):
+            raise ValueError(
+                "Helen takes two backward passes of one batch a step and does not add up "
+                "their gradients; leave backwards_per_step out of cowclip_sharders()"
+            )
+        if helen:
+            self._helen = self._helen or HelenPasses()
+            self._helen.settings.update(helen)
+        groups = CollectionGroups(split_blocks, settings, env, device)
         clips_everything = any(s.clip.granularity == "global" for s in settings.values())
         number = self._next
         self._next += 1
@@ -164,26 +167,6 @@ class BackwardUpdate:
         if self._queue is not None:
             self._queue.check(up_to_now=up_to_now)
 
-    def _check_passes(
-        self, helen: dict[str, HelenSettings], settings: dict[str, UpdateSettings]
-    ) -> None:
-        is_first = not self._collections
-        if bool(helen) != (len(helen) == len(settings)) or (
-            not is_first and bool(helen) != (self._helen is not None)
-        ):
-            raise ValueError(
-                "Helen takes two backward passes a step and the optimizers with CowClip take "
-                "one; give Helen to all tables or to none"
-            )
-        if helen:
-            self._helen = self._helen or HelenPasses()
-            self._helen.settings.update(helen)
-            if self._per_step not in (1, None):
-                raise ValueError(
-                    "Helen takes two backward passes of one batch a step and does not add up "
-                    "their gradients; leave backwards_per_step out of cowclip_sharders()"
-                )
-
     def reach(self, number: int, module: int = 0) -> None:
         """Note, during backward, that a pass goes through lookup `module` of a collection.
 
@@ -206,33 +189,33 @@ class BackwardUpdate:
             for tbe in self._collections[number].tables:
                 for lookup in tbe.gradients:
                     lookup.wait()
-        completed = self._count_pass(reached)
-        for number in set(reached) - set(completed):
-            self._collections[number].hold()
+        completed = reached
+        if self._per_step is not None:
+            allowed = 1 if self._helen is None else 2
+            if self._optimizers_step and any(self._since_step[n] >= allowed for n in reached):
+                raise ValueError(
+                    "a backward pass asks for a second update of the tables without an optimizer "
+                    "step in between. For gradient accumulation write "
+                    "cowclip_sharders(backwards_per_step=N): gradients and counts of N backward "
+                    "passes add up. With backwards_per_step=None every pass is an update. "
+                    "Semi-synchronous pipelines are not supported, as they look up outdated rows"
+                )
+            self._under_way.update(reached)
+            completed = [n for n in reached if self._under_way[n] >= self._per_step]
+        for number in reached:
+            if number in completed:
+                self._under_way.pop(number, None)
+                continue
+            # Keep this pass's gradients until a later pass completes the step.
+            collection = self._collections[number]
+            for tbe in collection.tables:
+                gradients = map(tbe.row_gradients, tbe.take_gradients())
+                collection.held.setdefault(tbe, []).extend(gradients)
         # All ranks decide alike: those without tables pass through the modules too.
         is_one_pass = self._per_step in (1, None) and all(
             times == 1 for times in self._reached.values()
         )
         self._step(completed, is_one_pass)
-
-    def _count_pass(self, reached: Sequence[int]) -> list[int]:
-        """Count a pass through collections; return those whose step it completes."""
-        if self._per_step is None:
-            return list(reached)
-        allowed = 1 if self._helen is None else 2
-        if self._optimizers_step and any(self._since_step[n] >= allowed for n in reached):
-            raise ValueError(
-                "a backward pass asks for a second update of the tables without an optimizer "
-                "step in between. For gradient accumulation write "
-                "cowclip_sharders(backwards_per_step=N): gradients and counts of N backward "
-                "passes add up. With backwards_per_step=None every pass is an update. "
-                "Semi-synchronous pipelines are not supported, as they look up outdated rows"
-            )
-        self._under_way.update(reached)
-        completed = [n for n in reached if self._under_way[n] >= self._per_step]
-        for number in completed:
-            del self._under_way[number]
-        return completed
 
     def after_optimizer_step(self) -> None:
         """An optimizer of the program has stepped, which completes the steps under way."""
@@ -254,7 +237,15 @@ class BackwardUpdate:
         present = [self._collections[number] for number in numbers]
         if not present:
             return
-        self._check_everything_is_there(present)
+        if any(collection.clips_everything for collection in present):
+            for collection in self._collections.values():
+                alive = collection.module() is not None
+                if collection.clips_everything and alive and collection not in present:
+                    raise ValueError(
+                        "CowClip(granularity='global') clips the gradients of all tables together, "
+                        "but a backward pass reached only some of the collections; use another "
+                        "granularity, or compute one loss from all collections"
+                    )
         tables = [tbe for collection in present for tbe in collection.tables]
         if is_one_pass and all(collection.is_queued for collection in present):
             lookups = {tbe: tbe.take_gradients()[0] for tbe in tables if tbe.gradients}
@@ -272,24 +263,8 @@ class BackwardUpdate:
     def _update_now(self, present: Sequence[_Collection]) -> None:
         if self._queue is not None:
             self._queue.settle()
-        pending = self._pending(present)
-        updates = [update for _, update in pending]
-        groups = [collection.groups for collection in present]
-        if self._helen is not None:
-            if self._helen.first is None:
-                self._helen.first_pass(updates, groups)
-                return
-            updates = self._helen.second_pass(updates, groups)
-        together = any(collection.clips_everything for collection in present)
-        row_counts = update_(updates, BackwardReduction(groups, together))
-        for (tbe, _), counts in zip(pending, row_counts, strict=True):
-            tbe.row_counts += counts
-        for tbe in {tbe for tbe, _ in pending}:
-            tbe.step_count += 1
-
-    def _pending(self, present: Sequence[_Collection]) -> list[tuple[CowClipTables, PendingUpdate]]:
-        """The updates to apply; tables that the loss does not depend on get a gradient of zero."""
-        pending = []
+        # Tables that the loss does not depend on get a gradient of zero.
+        tables, updates = [], []
         for collection in present:
             for tbe in collection.tables:
                 sums = collection.held.pop(tbe, [])
@@ -303,26 +278,20 @@ class BackwardUpdate:
                         # Some rows were looked up by other ranks only.
                         size = len(backend.array.weights)
                         backend.catch_up(Lookup.of_rows(batch.rows, size), steps)
-                    pending.append((tbe, PendingUpdate(backend, batch, lr, steps + 1)))
-        return pending
-
-    def _check_everything_is_there(self, present: Sequence[_Collection]) -> None:
-        if not any(collection.clips_everything for collection in present):
-            return
-        for collection in self._collections.values():
-            alive = collection.module() is not None
-            if collection.clips_everything and alive and collection not in present:
-                raise ValueError(
-                    "CowClip(granularity='global') clips the gradients of all tables together, "
-                    "but a backward pass reached only some of the collections; use another "
-                    "granularity, or compute one loss from all collections"
-                )
-
-
-def _stepped(owner: weakref.ref[BackwardUpdate]) -> None:
-    alive = owner()
-    if alive is not None:
-        alive.after_optimizer_step()
+                    tables.append(tbe)
+                    updates.append(PendingUpdate(backend, batch, lr, steps + 1))
+        groups = [collection.groups for collection in present]
+        if self._helen is not None:
+            if self._helen.first is None:
+                self._helen.first_pass(updates, groups)
+                return
+            updates = self._helen.second_pass(updates, groups)
+        is_together = any(collection.clips_everything for collection in present)
+        row_counts = update_(updates, groups, groups[0].everyone if is_together else None)
+        for tbe, counts in zip(tables, row_counts, strict=True):
+            tbe.row_counts += counts
+        for tbe in set(tables):
+            tbe.step_count += 1
 
 
 def _scale_of_the_loss() -> float:

@@ -30,12 +30,11 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.backends import choose_backend
-from stampede.optim.perturbation import HelenSettings
-from stampede.optim.rules import SGD, RowWiseAdagrad, Rule
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.rules import SGD, RowWiseAdagrad
+from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.parameters import kept_current
-from stampede.optim.sharded.reduction import CollectionLayout
+from stampede.optim.sharded.reduction import blocks_split_by_columns
 from stampede.optim.sharded.supported import check_width, keeps_gradient_of_weights
 from stampede.optim.sharded.tables import (
     NOT_COMPILED,
@@ -83,7 +82,7 @@ class CowClipCollection:
             number = owner.add_collection(
                 self,
                 self.cowclip_tables(),
-                CollectionLayout.of(plan, self._names),
+                blocks_split_by_columns(plan, self._names),
                 {self._names[table]: setting for table, setting in settings.items()},
                 {self._names[table]: setting for table, setting in helen.items()},
                 self._env,
@@ -121,23 +120,20 @@ class CowClipCollection:
                 check_width(config)
         with tables_of_any_width():
             super()._create_lookups()
-            self._adopt(groups)
-
-    def _adopt(self, groups: dict[int, UpdateSettings]) -> None:
-        for kernel in self._kernels():
-            settings = groups.get(id(kernel.config))
-            if settings is None:
-                continue
-            shards = self._shards(kernel.config)
-            if isinstance(kernel, _Dense):
-                pooled = isinstance(kernel, BatchedDenseEmbeddingBag)
-                kernel.__class__ = ReplicatedEmbeddingBag if pooled else ReplicatedEmbedding
-                kernel.adopt(shards, settings, self._device)
-            else:
-                dim = kernel.config.embedding_tables[0].embedding_dim
-                tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
-                kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
-            kernel.named_parameters_by_table = partial(_current_parameters, kernel)
+            for kernel in self._kernels():
+                settings = groups.get(id(kernel.config))
+                if settings is None:
+                    continue
+                shards = self._shards(kernel.config)
+                if isinstance(kernel, _Dense):
+                    pooled = isinstance(kernel, BatchedDenseEmbeddingBag)
+                    kernel.__class__ = ReplicatedEmbeddingBag if pooled else ReplicatedEmbedding
+                    kernel.adopt(shards, settings, self._device)
+                else:
+                    dim = kernel.config.embedding_tables[0].embedding_dim
+                    tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
+                    kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
+                kernel.named_parameters_by_table = partial(_current_parameters, kernel)
 
     def reset_parameters(self) -> None:
         """Give all tables their initial values; TorchRec calls it when everything is built."""
@@ -180,8 +176,25 @@ class CowClipCollection:
         self, ctx: Any, features: KeyedJaggedTensor, *rest: Any
     ) -> Awaitable[Awaitable[KJTList]]:
         """Send ids, a `TensorDict`'s too, to the ranks that own their rows."""
-        if self._settings and isinstance(features, KeyedJaggedTensor):
-            self._refuse_what_is_lost(features)
+        if not (self._settings and isinstance(features, KeyedJaggedTensor)):
+            return super().input_dist(ctx, features, *rest)
+        weights = features.weights_or_none()
+        if weights is not None and weights.requires_grad:
+            order = [name for sharding in self._shardings() for name in sharding.feature_names()]
+            plans = {plan.sharding_type for plan in self.module_sharding_plan.values()}
+            if not (keeps_gradient_of_weights(plans, self._env) and features.keys() == order):
+                raise ValueError(
+                    "tables with CowClip: TorchRec gives per-sample weights a gradient only if "
+                    "it does not send or reorder them: plan all tables of the collection as "
+                    "data_parallel (or, on one process, table_wise) and give the features in the "
+                    f"order {', '.join(order):.200}. Or detach() the weights, or learn them in a "
+                    "FeatureProcessedEmbeddingBagCollection"
+                )
+        if features.variable_stride_per_key():
+            raise ValueError(
+                "tables with CowClip: variable batch size per feature is not supported; give every "
+                "feature the same batch size"
+            )
         return super().input_dist(ctx, features, *rest)
 
     def update_shards(self, *_: Any, **__: Any) -> None:
@@ -225,27 +238,16 @@ class CowClipCollection:
             )
         mode = getattr(tracker, "_mode", None)
         for table, settings in self._settings.items():
-            _check_tracked_state(table, settings.rule, mode)
-
-    def _refuse_what_is_lost(self, features: KeyedJaggedTensor) -> None:
-        weights = features.weights_or_none()
-        if weights is not None and weights.requires_grad:
-            order = [name for sharding in self._shardings() for name in sharding.feature_names()]
-            plans = {plan.sharding_type for plan in self.module_sharding_plan.values()}
-            is_kept = keeps_gradient_of_weights(plans, self._env) and features.keys() == order
-            if not is_kept:
+            rule, needed = settings.rule, None
+            if mode in (TrackingMode.MOMENTUM_DIFF, TrackingMode.ROWWISE_ADAGRAD):
+                needed = None if isinstance(rule, RowWiseAdagrad) else "CowClipRowWiseAdagrad"
+            elif mode == TrackingMode.MOMENTUM_LAST and rule == SGD():
+                needed = "CowClipAdam or another optimizer with a state"
+            if needed is not None:
                 raise ValueError(
-                    "tables with CowClip: TorchRec gives per-sample weights a gradient only if "
-                    "it does not send or reorder them: plan all tables of the collection as "
-                    "data_parallel (or, on one process, table_wise) and give the features in the "
-                    f"order {', '.join(order):.200}. Or detach() the weights, or learn them in a "
-                    "FeatureProcessedEmbeddingBagCollection"
+                    f"table {table!r} with CowClip: TorchRec's delta tracker in mode {mode.name} "
+                    f"needs {needed}; write it, or track with mode ID_ONLY"
                 )
-        if features.variable_stride_per_key():
-            raise ValueError(
-                "tables with CowClip: variable batch size per feature is not supported; give every "
-                "feature the same batch size"
-            )
 
     def _flush(self) -> None:
         # On every rank, whether it has tables or not.
@@ -338,19 +340,6 @@ def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Param
     """The tables of a kernel with CowClip, up to date whenever they are used."""
     for name, parameter in type(kernel).named_parameters_by_table(kernel):
         yield name, kept_current(parameter, kernel.emb_module.flush)
-
-
-def _check_tracked_state(table: str, rule: Rule, mode: TrackingMode | None) -> None:
-    needed = None
-    if mode in (TrackingMode.MOMENTUM_DIFF, TrackingMode.ROWWISE_ADAGRAD):
-        needed = None if isinstance(rule, RowWiseAdagrad) else "CowClipRowWiseAdagrad"
-    elif mode == TrackingMode.MOMENTUM_LAST and isinstance(rule, SGD) and not rule.momentum:
-        needed = "CowClipAdam or another optimizer with a state"
-    if needed is not None:
-        raise ValueError(
-            f"table {table!r} with CowClip: TorchRec's delta tracker in mode {mode.name} needs "
-            f"{needed}; write it, or track with mode ID_ONLY"
-        )
 
 
 def _record_states(

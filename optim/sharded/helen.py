@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.nonfinite import NonFiniteGradientError
-from stampede.optim.perturbation import HelenSettings, perturbation
 from stampede.optim.rows import RowGradients
+from stampede.optim.settings import HelenSettings
 from stampede.optim.sharded.reduction import CollectionGroups
 from stampede.optim.table_array import TableArray
 
 
-@dataclass
-class FirstPass:
-    """What the first pass leaves of one array.
-
-    Attributes:
-        batch: its gradients, L2 not included.
-        weights: `[n, dim]` of the batch's rows before they were moved.
-        decay_factor: see `PendingUpdate.swept_decay_factor`.
-    """
+class FirstPass(NamedTuple):
+    """What the first pass leaves of one array."""
 
     array: TableArray
-    batch: RowGradients
-    weights: Tensor
-    decay_factor: Tensor | None
-
-    @torch.no_grad()
-    def restore_(self) -> Tensor:
-        """Move the rows back, bit for bit; return how far they had been moved."""
-        rows = self.batch.rows
-        moved = self.array.weights[rows] - self.weights
-        self.array.weights.index_copy_(0, rows, self.weights)
-        return moved
+    batch: RowGradients  # Its gradients, L2 not included.
+    weights: Tensor  # `[n, dim]` of the batch's rows before they were moved.
+    decay_factor: Tensor | None  # See `PendingUpdate.swept_decay_factor`.
 
 
 class HelenPasses:
-    """Alternates a first pass, which moves the rows, and a second, which updates them.
-
-    Attributes:
-        settings: by table, as in `TableShard.table`.
-        first: what the first pass left of each array; None before it.
-    """
+    """Alternates a first pass, which moves the rows, and a second, which updates them."""
 
     def __init__(self) -> None:
+        # By table, as in `TableShard.table`.
         self.settings: dict[str, HelenSettings] = {}
+        # What the first pass left of each array; None before it.
         self.first: list[FirstPass] | None = None
 
     @torch.no_grad()
@@ -70,7 +54,24 @@ class HelenPasses:
         squares: dict[str, Tensor] = {}
         counts: dict[str, Tensor] = {}
         for update, weights, grad in zip(updates, taken, grads, strict=True):
-            _measure(update, self._of(update), weights, grad, squares, counts)
+            array, settings, columns = update.array, self._of(update), update.array.local_width
+            decay = (2.0 * settings.l2) ** 2
+            own = grad[:, :columns].double().square().sum(1)
+            absent = -decay * weights[:, :columns].double().square().sum(1)
+            places = zip(
+                array.shards, pairwise(update.bounds()), pairwise(array.starts), strict=True
+            )
+            for shard, (first, stop), whole in places:
+                total = own[first:stop].sum()
+                if settings.l2 and settings.rows == "all":
+                    every = array.weights[slice(*whole), :columns].double()
+                    total = total + decay * every.square().sum()
+                    total = total + absent[first:stop].sum()
+                zero = torch.zeros_like(total)
+                most = update.batch.counts[first:stop].double()
+                most = most.max() if most.numel() else zero
+                squares[shard.table] = squares.get(shard.table, zero) + total * shard.counted
+                counts[shard.table] = torch.maximum(counts.get(shard.table, zero), most)
         for reduction in reductions:
             reduction.reduce_helen(squares, counts)
         if not all(bool(torch.isfinite(square)) for square in squares.values()):
@@ -80,23 +81,18 @@ class HelenPasses:
             )
         self.first = []
         for update, weights, grad in zip(updates, taken, grads, strict=True):
-            array, batch, setting = update.array, update.batch, self._of(update)
-            moved, columns, bounds = weights.clone(), array.local_width, update.bounds()
+            array, batch, settings = update.array, update.batch, self._of(update)
+            moved, columns = weights.clone(), array.local_width
             norms = torch.stack([squares[shard.table].sqrt() for shard in array.shards])
-            for i, shard in enumerate(array.shards):
-                rows = slice(bounds[i], bounds[i + 1])
-                moved[rows, :columns] += perturbation(
-                    grad[rows, :columns],
-                    batch.counts[rows],
-                    norms[i],
-                    counts[shard.table],
-                    setting.rho,
-                    setting.bound,
+            places = zip(array.shards, pairwise(update.bounds()), norms, strict=True)
+            for shard, (first, stop), norm in places:
+                moved[first:stop, :columns] += settings.perturbation(
+                    grad[first:stop, :columns], batch.counts[first:stop], norm, counts[shard.table]
                 )
             array.weights.index_copy_(0, batch.rows, moved)
-            decay_factor = setting.swept_decay_factor(norms)
-            self.first.append(FirstPass(array, batch, weights, decay_factor))
+            self.first.append(FirstPass(array, batch, weights, settings.swept_decay_factor(norms)))
 
+    @torch.no_grad()
     def second_pass(
         self, updates: Sequence[PendingUpdate], reductions: Sequence[CollectionGroups]
     ) -> list[PendingUpdate]:
@@ -114,7 +110,9 @@ class HelenPasses:
             update.array is left.array and torch.equal(update.batch.rows, left.batch.rows)
             for update, left in zip(updates, first, strict=False)
         )
-        moved = [left.restore_() for left in first]
+        moved = [left.array.weights[left.batch.rows] - left.weights for left in first]
+        for left in first:
+            left.array.weights.index_copy_(0, left.batch.rows, left.weights)
         # A list, not a generator: every rank must take part in every reduction.
         if any([reduction.any(not same) for reduction in reductions]):
             raise ValueError(
@@ -133,30 +131,3 @@ class HelenPasses:
 
     def _of(self, update: PendingUpdate) -> HelenSettings:
         return self.settings[update.array.shards[0].table]
-
-
-def _measure(
-    update: PendingUpdate,
-    settings: HelenSettings,
-    taken: Tensor,
-    grad: Tensor,
-    squares: dict[str, Tensor],
-    counts: dict[str, Tensor],
-) -> None:
-    """Add an array's squared gradient norm, and its largest count, to those of its tables."""
-    array, columns = update.array, update.array.local_width
-    bounds, starts = update.bounds(), array.starts
-    own = grad[:, :columns].double().square().sum(1)
-    absent = -((2.0 * settings.l2) ** 2) * taken[:, :columns].double().square().sum(1)
-    for i, shard in enumerate(array.shards):
-        rows = slice(bounds[i], bounds[i + 1])
-        total = own[rows].sum()
-        if settings.l2 and settings.rows == "all":
-            whole = array.weights[starts[i] : starts[i + 1], :columns].double()
-            total = total + (2.0 * settings.l2) ** 2 * whole.square().sum()
-            total = total + absent[rows].sum()
-        most = update.batch.counts[rows].double()
-        most = most.max() if most.numel() else total.new_zeros(())
-        zero = torch.zeros_like(total)
-        squares[shard.table] = squares.get(shard.table, zero) + total * shard.counted
-        counts[shard.table] = torch.maximum(counts.get(shard.table, zero), most)

@@ -34,8 +34,9 @@ class _Current:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Bring the rows up to date, then call `func`."""
-        kwargs = kwargs or {}
-        if _is_about_shape(func):
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        is_attribute = name == "__get__"
+        if name in _SHAPE or (is_attribute and func.__self__.__name__ not in _VIEWS):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         held = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Current)]
@@ -73,13 +74,6 @@ def kept_current(tensor: Tensor, flush: Callable[[], None]) -> Tensor:
         tensor = tensor.as_subclass(CurrentTensor)
     tensor._flush = flush
     return tensor
-
-
-def _is_about_shape(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    if name == "__get__":
-        return func.__self__.__name__ not in _VIEWS
-    return name in _SHAPE
 
 
 def _keep_views_current(result: Tensor, held: list[Any]) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,30 +21,20 @@ Block = tuple[str, int]
 """A range of rows of a table, by the table's name and its first row."""
 
 
-@dataclass
-class CollectionLayout:
-    """The plan of one collection's tables, the same on every rank.
+def blocks_split_by_columns(
+    plan: Mapping[str, ParameterSharding], names: Mapping[str, str]
+) -> dict[Block, tuple[int, ...]]:
+    """The ranks that hold the parts of each range of rows split by columns, alike on every rank.
 
-    Attributes:
-        split_blocks: the ranks that hold the parts of each range of rows split by columns.
+    Args:
+        names: of the plan's tables in sums and random numbers.
     """
-
-    tables: tuple[str, ...] = ()
-    split_blocks: dict[Block, tuple[int, ...]] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, plan: Mapping[str, ParameterSharding], names: Mapping[str, str]
-    ) -> CollectionLayout:
-        """Read a plan; `names` are its tables' names in sums and random numbers."""
-        ranks_of: dict[Block, list[int]] = defaultdict(list)
-        for table, sharding in plan.items():
-            # Data-parallel tables have no shards.
-            for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():
-                block = names[table], shard.shard_offsets[0]
-                ranks_of[block].append(shard.placement.rank())
-        split = {b: tuple(sorted(set(ranks))) for b, ranks in ranks_of.items() if len(ranks) > 1}
-        return cls(tuple(sorted(names[table] for table in plan)), split)
+    ranks_of: dict[Block, list[int]] = defaultdict(list)
+    for table, sharding in plan.items():
+        # Data-parallel tables have no shards.
+        for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():
+            ranks_of[names[table], shard.shard_offsets[0]].append(shard.placement.rank())
+    return {b: tuple(sorted(set(ranks))) for b, ranks in ranks_of.items() if len(ranks) > 1}
 
 
 # By default group and ranks. A group keeps files, threads and GPU memory until the default group
@@ -74,21 +63,26 @@ class CollectionGroups:
 
     Ranks without tables take part in sums over tables too.
 
+    Args:
+        split_blocks: see `blocks_split_by_columns`.
+        settings: by the table's name in sums.
+
     Attributes:
         everyone: all ranks; None if there is only one.
     """
 
     def __init__(
         self,
-        layout: CollectionLayout,
-        settings: dict[str, UpdateSettings],
+        split_blocks: Mapping[Block, tuple[int, ...]],
+        settings: Mapping[str, UpdateSettings],
         env: ShardingEnv,
         device: torch.device,
     ) -> None:
-        self.layout = layout
         self.device = device
+        self._split_blocks = split_blocks
+        self._names = sorted(settings)
         by_ranks: dict[tuple[int, ...], list[Block]] = defaultdict(list)
-        for block, ranks in sorted(layout.split_blocks.items()):
+        for block, ranks in sorted(split_blocks.items()):
             by_ranks[ranks].append(block)
         self._by_ranks = [
             (blocks, group_of(ranks), env.rank in ranks)
@@ -132,11 +126,11 @@ class CollectionGroups:
         pieces: dict[Block, list[Tensor]] = defaultdict(list)
         for array, rows, values in each:
             blocks = [(shard.table, shard.row_offset) for shard in array.shards]
-            if self.layout.split_blocks.keys().isdisjoint(blocks):
+            if self._split_blocks.keys().isdisjoint(blocks):
                 continue
             bounds = array.starts if rows is None else array.bounds_of(rows)
             for block, first, stop in zip(blocks, bounds, bounds[1:], strict=False):
-                if block in self.layout.split_blocks:
+                if block in self._split_blocks:
                     pieces[block].append(values[:, first:stop])
         for blocks, group, is_member in self._by_ranks:
             present = [block for block in blocks if block in pieces]
@@ -157,12 +151,12 @@ class CollectionGroups:
         if self.everyone is None:
             return
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
-        total = torch.stack([squares.get(table, zero) for table in self.layout.tables])
-        largest = torch.stack([counts.get(table, zero) for table in self.layout.tables])
+        total = torch.stack([squares.get(table, zero) for table in self._names])
+        largest = torch.stack([counts.get(table, zero) for table in self._names])
         dist.all_reduce(total, group=self.everyone)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.everyone)
-        squares.update(zip(self.layout.tables, total, strict=True))
-        counts.update(zip(self.layout.tables, largest, strict=True))
+        squares.update(zip(self._names, total, strict=True))
+        counts.update(zip(self._names, largest, strict=True))
 
     def any(self, found: bool) -> bool:
         """Whether any rank found something."""
@@ -177,34 +171,11 @@ class CollectionGroups:
         if self.everyone is None or not (self._tables or self._refuses_nonfinite):
             return
         parts = [
-            sums.by_table.get(table, sums.nonfinite.new_zeros(size))
+            sums.parts.get(table, sums.nonfinite.new_zeros(size))
             for table, size in self._tables.items()
         ]
         whole = torch.cat([*parts, sums.nonfinite[None]])
         dist.all_reduce(whole, group=self.everyone)
         *parts, nonfinite = whole.split([*self._tables.values(), 1])
-        sums.by_table.update(zip(self._tables, parts, strict=True))
+        sums.parts.update(zip(self._tables, parts, strict=True))
         sums.nonfinite = nonfinite[0]
-
-
-class BackwardReduction:
-    """Sums of all collections of a backward pass, if `together` also of tables of several."""
-
-    def __init__(self, groups: Sequence[CollectionGroups], together: bool) -> None:
-        self._groups = groups
-        self._together = groups[0].everyone if together else None
-        self.device = groups[0].device
-
-    def sum_columns_(self, each: Sequence[tuple[TableArray, Tensor | None, Tensor]]) -> None:
-        """See `Reduction`."""
-        for groups in self._groups:
-            groups.sum_columns_(each)
-
-    def sum_tables_(self, sums: TableSums) -> None:
-        """See `Reduction`."""
-        for groups in self._groups:
-            groups.sum_tables_(sums)
-        if self._together is not None:
-            if sums.everything is None:
-                sums.everything = sums.nonfinite.new_zeros(2)
-            dist.all_reduce(sums.everything, group=self._together)

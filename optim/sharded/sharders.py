@@ -34,14 +34,12 @@ from torchrec.distributed.types import (
     QuantizedCommCodecs,
     ShardingEnv,
 )
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from stampede.optim.helen import Helen
 from stampede.optim.optimizers import CowClipOptimizer
-from stampede.optim.perturbation import HelenSettings
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import (
     GROUP_KEY,
@@ -52,7 +50,6 @@ from stampede.optim.sharded.collections import (
 from stampede.optim.sharded.supported import (
     SHARDING_TYPES,
     check_collection,
-    check_communication,
     check_environment,
     check_table,
     compute_kernel,
@@ -193,23 +190,14 @@ class _CowClipSharder(_InDeviceMemory):
         module_fqn: str | None = None,
     ) -> nn.Module:
         """Shard the collection; a ValueError refuses what is not supported with CowClip."""
-        configs = {config.name: config for config in _configs(module)}
         parameters = super().shardable_parameters(module)
         chosen = {
             name: found
             for name, parameter in parameters.items()
             if (found := optimizer_of(parameter)) is not None
         }
-        is_weighted = getattr(module, "is_weighted", bool)()
-        for name in chosen:
-            check_environment(env)
-            check_table(configs[name], params[name], is_weighted)
-            check_communication(configs[name], params[name], self.qcomm_codecs_registry)
-            _refuse_shared(name, parameters[name])
         if chosen:
-            check_collection(configs, params)
-            _refuse_update_arguments(self.fused_params)
-            self._check_module(module)
+            self._check(module, params, env, {name: parameters[name] for name in chosen})
         with as_fbgemm_sgd(parameters, chosen):
             sharded = self._sharded_type(
                 settings={name: choice.settings for name, choice in chosen.items()},
@@ -230,8 +218,42 @@ class _CowClipSharder(_InDeviceMemory):
             say_optimizers(sharded.groups(), parameters, chosen, self.fused_params or {})
         return sharded
 
-    def _check_module(self, module: nn.Module) -> None:
-        """Refuse what a kind of collection does not support."""
+    def _check(
+        self,
+        module: nn.Module,
+        plan: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        chosen: dict[str, nn.Parameter],
+    ) -> None:
+        """Refuse what is not supported with CowClip; `chosen` are the tables that have it."""
+        is_sequence = isinstance(module, EmbeddingCollection)
+        tables = module.embedding_configs if is_sequence else module.embedding_bag_configs
+        configs = {config.name: config for config in tables()}
+        is_weighted = getattr(module, "is_weighted", bool)()
+        check_environment(env)
+        for name, parameter in chosen.items():
+            check_table(configs[name], plan[name], is_weighted, self.qcomm_codecs_registry)
+            # Each of two modules would get its own copy.
+            if getattr(parameter, "_stampede_module", lambda: None)() is not None:
+                raise ValueError(
+                    f"table {name!r} with CowClip is used by two modules, which would be sharded "
+                    "into two separate tables; give both features to one collection (feature_names "
+                    "of one table)"
+                )
+        check_collection(configs, plan)
+        others = sorted(set(self.fused_params or ()) - _LOOKUP_ARGUMENTS)
+        if others:
+            raise ValueError(
+                f"fused_params of cowclip_sharders() has {', '.join(others)}, which tables with "
+                "CowClip ignore; leave it out, and set lr, weight_decay etc. in "
+                f"apply_optimizer_in_backward (allowed: {', '.join(sorted(_LOOKUP_ARGUMENTS))})"
+            )
+        if is_sequence and get_ec_index_dedup():
+            raise ValueError(
+                "tables with CowClip: index de-duplication (set_ec_index_dedup) removes repeated "
+                "ids before the lookup and so falsifies their counts; call "
+                "set_ec_index_dedup(False)"
+            )
 
     @property
     def sharded_module_type(self) -> type[nn.Module]:
@@ -253,14 +275,6 @@ class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionShar
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """The types that TorchRec has for sequences."""
         return EmbeddingCollectionSharder.sharding_types(self, compute_device_type)
-
-    def _check_module(self, module: nn.Module) -> None:
-        if get_ec_index_dedup():
-            raise ValueError(
-                "tables with CowClip: index de-duplication (set_ec_index_dedup) removes repeated "
-                "ids before the lookup and so falsifies their counts; call "
-                "set_ec_index_dedup(False)"
-            )
 
 
 class _FeatureProcessedSharder(_InDeviceMemory, FeatureProcessedEmbeddingBagCollectionSharder):
@@ -302,34 +316,6 @@ class _ManagedCollisionBagSharder(_ManagedCollision, ManagedCollisionEmbeddingBa
 
 class _ManagedCollisionSharder(_ManagedCollision, ManagedCollisionEmbeddingCollectionSharder):
     """TorchRec's sharder, with ours for the tables inside."""
-
-
-def _refuse_update_arguments(fused_params: dict[str, Any] | None) -> None:
-    """Refuse arguments of FBGEMM's optimizer, which the update with CowClip does not read."""
-    others = sorted(set(fused_params or ()) - _LOOKUP_ARGUMENTS)
-    if others:
-        raise ValueError(
-            f"fused_params of cowclip_sharders() has {', '.join(others)}, which tables with "
-            "CowClip ignore; leave it out, and set lr, weight_decay etc. in "
-            f"apply_optimizer_in_backward (allowed: {', '.join(sorted(_LOOKUP_ARGUMENTS))})"
-        )
-
-
-def _configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
-    if isinstance(module, EmbeddingCollection):
-        return module.embedding_configs()
-    assert isinstance(module, EmbeddingBagCollection)
-    return module.embedding_bag_configs()
-
-
-def _refuse_shared(name: str, parameter: nn.Parameter) -> None:
-    """Refuse a table that two modules share: each would get its own copy."""
-    other = getattr(parameter, "_stampede_module", lambda: None)()
-    if other is not None:
-        raise ValueError(
-            f"table {name!r} with CowClip is used by two modules, which would be sharded into two "
-            "separate tables; give both features to one collection (feature_names of one table)"
-        )
 
 
 class ChosenOptimizer(NamedTuple):
@@ -378,37 +364,33 @@ def say_optimizers(
 ) -> None:
     """Log which optimizer each table of a collection has; warn about unchosen defaults."""
     found: dict[tuple[int, str], set[str]] = defaultdict(set)
+    defaults = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     for group in groups:
-        for table in group.embedding_tables:
-            name = table.name
+        is_dense = group.compute_kernel == EmbeddingComputeKernel.DENSE
+        for name in (table.name for table in group.embedding_tables):
             given = [kind.__name__ for kind in getattr(parameters[name], "_optimizer_classes", ())]
+            level = logging.INFO
             if name in chosen:
-                level, text = logging.INFO, f"are updated in their backward by {chosen[name]}"
-                if group.compute_kernel == EmbeddingComputeKernel.DENSE:
+                text = f"are updated in their backward by {chosen[name]}"
+                if is_dense:
                     text += ", also under data_parallel: no optimizer of the program may have them"
-            elif group.compute_kernel == EmbeddingComputeKernel.DENSE:
+            elif is_dense:
                 text = "are left to the program's own optimizer, as TorchRec does for data_parallel"
-                level = logging.WARNING if given else logging.INFO
                 if given:
+                    level = logging.WARNING
                     text += f"; the {given[0]} of apply_optimizer_in_backward does not update them"
             else:
                 fused = group.fused_params or {}
-                kind = getattr(fused.get("optimizer"), "name", _fbgemms_default("optimizer").name)
-                lr = fused.get("learning_rate", _fbgemms_default("learning_rate"))
-                kind = given[0] if given else kind
+                default = defaults["optimizer"].default.name
+                kind = given[0] if given else getattr(fused.get("optimizer"), "name", default)
+                lr = fused.get("learning_rate", defaults["learning_rate"].default)
                 text = f"are updated in their backward by TorchRec's {kind} (lr {lr:g})"
-                level = logging.INFO
                 if not given and not {"optimizer", "learning_rate"} & set(fused_params):
                     level = logging.WARNING
                     text += ", a default: none was given; name one in apply_optimizer_in_backward"
             found[level, text].add(name)
     for (level, text), names in sorted(found.items()):
         _LOG.log(level, "tables %s %s", ", ".join(sorted(names)), text)
-
-
-def _fbgemms_default(argument: str) -> Any:
-    parameters = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
-    return parameters[argument].default
 
 
 def with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
@@ -430,17 +412,15 @@ def as_fbgemm_sgd(
 ) -> Iterator[None]:
     """Show TorchRec plain SGD for tables with CowClip; it groups tables by the arguments."""
     saved = {
-        name: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)
+        parameters[name]: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)
         for name in chosen
     }
     try:
-        for name, choice in chosen.items():
-            parameter = parameters[name]
+        for parameter, choice in zip(saved, chosen.values(), strict=True):
             parameter._optimizer_classes = [torch.optim.SGD]
             group = (choice.settings, parameter.shape[1], choice.helen)
             parameter._optimizer_kwargs = [{"lr": choice.lr, GROUP_KEY: group}]
         yield
     finally:
-        for name, (classes, arguments) in saved.items():
-            parameters[name]._optimizer_classes = classes
-            parameters[name]._optimizer_kwargs = arguments
+        for parameter, before in saved.items():
+            parameter._optimizer_classes, parameter._optimizer_kwargs = before

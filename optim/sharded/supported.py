@@ -57,43 +57,52 @@ def check_environment(env: ShardingEnv) -> None:
 def check_table(
     config: BaseEmbeddingConfig,
     plan: ParameterSharding,
-    is_weighted: bool = False,
-) -> None:
-    """Refuse what would not be exact; `is_weighted`: the lookups have per-sample weights."""
-    table = f"table {config.name!r} with CowClip"
-    if getattr(config, "pooling", None) == PoolingType.MEAN:
-        _check_mean_pooling(table, plan.sharding_type, is_weighted)
-    kernel = compute_kernel(plan.sharding_type)
-    if plan.compute_kernel != kernel:
-        raise ValueError(
-            f"{table}: compute kernel {plan.compute_kernel!r} is not supported; plan it with the "
-            f"kernel {kernel!r}, in the memory of the device (pass cowclip_sharders() to the "
-            "planner too)"
-        )
-    if config.data_type not in (DataType.FP32, DataType.FP16, DataType.BF16):
-        raise ValueError(
-            f"{table}: data type {config.data_type.name} is not supported; write DataType.FP32, "
-            "DataType.FP16 or DataType.BF16"
-        )
-
-
-def check_communication(
-    config: BaseEmbeddingConfig,
-    plan: ParameterSharding,
+    is_weighted: bool,
     registry: Mapping[str, QuantizedCommCodecs] | None,
 ) -> None:
-    """Refuse INT8 where TorchRec adds up parts of bags; `registry` is the sharder's."""
+    """Refuse what would not be exact.
+
+    Args:
+        is_weighted: whether the lookups have per-sample weights.
+        registry: the sharder's codecs.
+    """
+    kind, pooling = plan.sharding_type, getattr(config, "pooling", None)
+    kernel, by_rows = compute_kernel(kind), kind in _BY_ROWS
+    is_grid, is_mean = kind == ShardingType.GRID_SHARD.value, pooling == PoolingType.MEAN
+    # Where parts of bags are added up.
     codecs = (registry or {}).get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
-    is_summed = plan.sharding_type in (*_BY_ROWS, ShardingType.GRID_SHARD.value)
-    if codecs is None or not is_summed or not hasattr(config, "pooling"):
-        return
-    found = {getattr(codec, "_comm_precision", None) for codec in (codecs.forward, codecs.backward)}
-    if SparseType.INT8 in found:
-        raise ValueError(
-            f"table {config.name!r} with CowClip: under sharding type {plan.sharding_type!r} ranks "
-            "add up parts of bags, which TorchRec cannot do in INT8; write CommType.FP16 or BF16 "
-            "in QCommsConfig, or plan the table as table_wise or column_wise"
+    both = () if codecs is None else (codecs.forward, codecs.backward)
+    is_int8 = SparseType.INT8 in [getattr(codec, "_comm_precision", None) for codec in both]
+    problem = None
+    if is_mean and is_grid:
+        problem = (
+            "mean pooling under sharding type 'grid_shard' is not supported, TorchRec sums there "
+            "instead; plan it with another sharding type, or write PoolingType.SUM"
         )
+    elif is_mean and is_weighted and by_rows:
+        problem = (
+            f"mean pooling with per-sample weights under sharding type {kind!r} is not supported, "
+            "TorchRec divides by the sum of the weights there and by the number of ids elsewhere; "
+            "plan it as table_wise, column_wise or data_parallel, or write PoolingType.SUM"
+        )
+    elif plan.compute_kernel != kernel:
+        problem = (
+            f"compute kernel {plan.compute_kernel!r} is not supported; plan it with the kernel "
+            f"{kernel!r}, in the memory of the device (pass cowclip_sharders() to the planner too)"
+        )
+    elif config.data_type not in (DataType.FP32, DataType.FP16, DataType.BF16):
+        problem = (
+            f"data type {config.data_type.name} is not supported; write DataType.FP32, "
+            "DataType.FP16 or DataType.BF16"
+        )
+    elif pooling is not None and (by_rows or is_grid) and is_int8:
+        problem = (
+            f"under sharding type {kind!r} ranks add up parts of bags, which TorchRec cannot do in "
+            "INT8; write CommType.FP16 or BF16 in QCommsConfig, or plan the table as table_wise or "
+            "column_wise"
+        )
+    if problem is not None:
+        raise ValueError(f"table {config.name!r} with CowClip: {problem}")
 
 
 def check_width(group: GroupedEmbeddingConfig) -> None:
@@ -125,20 +134,4 @@ def check_collection(
             f"planned as {plan[others[0]].sharding_type!r}: TorchRec then divides the second "
             "table's sums too. Plan all tables of the collection by rows, or no table with mean "
             "pooling"
-        )
-
-
-def _check_mean_pooling(table: str, sharding_type: str, is_weighted: bool) -> None:
-    """Refuse mean pooling where TorchRec's lookup computes something else."""
-    if sharding_type == ShardingType.GRID_SHARD.value:
-        raise ValueError(
-            f"{table}: mean pooling under sharding type 'grid_shard' is not supported, TorchRec "
-            "sums there instead; plan it with another sharding type, or write PoolingType.SUM"
-        )
-    if is_weighted and sharding_type in _BY_ROWS:
-        raise ValueError(
-            f"{table}: mean pooling with per-sample weights under sharding type "
-            f"{sharding_type!r} is not supported, TorchRec divides by the sum of the weights there "
-            "and by the number of ids elsewhere; plan it as table_wise, column_wise or "
-            "data_parallel, or write PoolingType.SUM"
         )

@@ -84,15 +84,11 @@ class ArrayLookup(NamedTuple):
 
 
 class LookupGradient(NamedTuple):
-    """What a lookup's backward leaves for the update.
-
-    Attributes:
-        grad: `[batch, columns]` gradient of the pooled output, or `[ids, columns]` of a sequence.
-        ready: on a GPU, the event at the end of backward; the update may run on another stream.
-    """
+    """What a lookup's backward leaves for the update."""
 
     parts: list[ArrayLookup]
-    grad: Tensor
+    grad: Tensor  # `[batch, columns]` of the pooled output, or `[ids, columns]` of a sequence.
+    # On a GPU, the event at the end of backward; the update may run on another stream.
     ready: torch.cuda.Event | None
 
     def wait(self) -> None:
@@ -169,26 +165,20 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     Attributes:
         arrays: the tables with their state; consecutive tables of the same first column and width
             share an array.
-        backends: the kernels of each array, chosen when the collection is sharded.
-        gradients: left by backward passes for the update.
-        is_replicated: whether every rank holds a copy, and gradients must be exchanged.
         step_count: int64 scalar on the CPU, steps taken so far.
-        version: number of updates; a lookup with an older one is out of date.
-        updated: on a GPU, the event at the end of the last update.
         row_counts: int64 `[3]`, touched, clipped and skipped rows since the start of the run.
-        settle: call it before rows are read; raises the errors of queued steps.
     """
 
     arrays: list[TableArray]
     places: list[ArrayPlace]
-    backends: list[TorchBackend]
-    gradients: list[LookupGradient]
-    is_replicated: bool
+    backends: list[TorchBackend]  # Kernels of each array, chosen when the collection is sharded.
+    gradients: list[LookupGradient]  # Left by backward passes for the update.
+    is_replicated: bool  # Whether every rank holds a copy, and gradients must be exchanged.
     step_count: Tensor
-    version: int = 0
-    updated: torch.cuda.Event | None = None
+    version: int = 0  # Number of updates; a lookup with an older one is out of date.
+    updated: torch.cuda.Event | None = None  # On a GPU, the end of the last update.
     row_counts: Tensor
-    settle: Callable[[], None] | None = None
+    settle: Callable[[], None] | None = None  # Raises the errors of queued steps.
 
     @classmethod
     def adopt(
@@ -202,8 +192,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         """Turn a freshly built TBE of some shards into this class, without copying its weights."""
         tbe.__class__ = cls
         flat = tbe._stored().detach()
-        tbe.arrays = []
-        first = 0
+        tbe.arrays, tbe.places = [], []
+        first = table = feature = column = 0
         widths = [columns for _, columns, _, _ in tbe.embedding_specs]
         for (_, columns), run in groupby(
             zip(shards, widths, strict=True), key=lambda t: (t[0].column_offset, t[1])
@@ -213,9 +203,13 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             weights = flat[first : first + size].view(-1, columns)
             tbe.arrays.append(TableArray.create(run_shards, weights, settings, dim))
             first += size
-        tbe.places = tbe._places()
-        tbe.backends = []
-        tbe.gradients = []
+            table += len(run_shards)
+            features = slice(feature, sum(t < table for t in tbe.feature_table_map))
+            stop = column + (features.stop - feature) * columns
+            first_rows = tbe.hash_size_cumsum[features] - tbe.hash_size_cumsum[feature]
+            tbe.places.append(ArrayPlace(features, slice(column, stop), first_rows))
+            feature, column = features.stop, stop
+        tbe.backends, tbe.gradients = [], []
         tbe.is_replicated = is_replicated
         tbe.step_count = torch.zeros((), dtype=torch.int64)
         tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
@@ -289,19 +283,25 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             part.backend.catch_up(part.lookup, int(self.step_count))
         mode = self.bounds_check_mode_int
         is_to_check = mode != BoundsCheckMode.NONE.value and not self.is_checked_first
-        if self._is_pooled_here():
-            if is_to_check:
-                self._check(parts, indices, offsets, per_sample_weights)
-            output = self._output(parts, offsets.device)
-            for part in parts:
-                part.backend.pool_(part.lookup, part.of(output))
-            return output.to(SparseType.from_int(self.output_dtype).as_dtype())
-        if not is_to_check:
-            self.bounds_check_mode_int = BoundsCheckMode.NONE.value
-        try:
-            return super().forward(indices, offsets, per_sample_weights)
-        finally:
-            self.bounds_check_mode_int = mode
+        inputs = indices, offsets, per_sample_weights
+        if not self._is_pooled_here():
+            if not is_to_check:
+                self.bounds_check_mode_int = BoundsCheckMode.NONE.value
+            try:
+                return super().forward(*inputs)
+            finally:
+                self.bounds_check_mode_int = mode
+        # FBGEMM's check is slower, but reports errors, and refuses or repairs.
+        if is_to_check and not all(part.backend.is_sound(part.lookup) for part in parts):
+            self.prepare_inputs(*inputs)
+            if not all(part.backend.is_sound(part.lookup) for part in parts):
+                raise IndexError(
+                    "the offsets of a lookup do not ascend from 0 to the number of its ids"
+                )
+        output = self._output(parts, offsets.device)
+        for part in parts:
+            part.backend.pool_(part.lookup, part.of(output))
+        return output.to(SparseType.from_int(self.output_dtype).as_dtype())
 
     def _is_pooled_here(self) -> bool:
         """Whether our kernels, which are faster, can replace FBGEMM's lookup."""
@@ -311,15 +311,6 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             self.output_dtype == SparseType.FP32.as_int()
         )
         return is_usual and all(backend.pools for backend in self.backends)
-
-    def _check(self, parts: list[ArrayLookup], *inputs: Tensor | None) -> None:
-        """Check bags and ids; FBGEMM's slower check reports errors and refuses or repairs."""
-        for told in (False, True):
-            if all(part.backend.is_sound(part.lookup) for part in parts):
-                return
-            if not told:
-                self.prepare_inputs(*inputs)
-        raise IndexError("the offsets of a lookup do not ascend from 0 to the number of its ids")
 
     def _output(self, parts: list[ArrayLookup], device: torch.device) -> Tensor:
         """An uninitialised output of a lookup."""
@@ -387,17 +378,6 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             parts.append(ArrayLookup(backend, positions, place.columns, lookup))
         return parts
 
-    def _places(self) -> list[ArrayPlace]:
-        found, table, feature, column = [], 0, 0, 0
-        for array in self.arrays:
-            table += len(array.shards)
-            features = slice(feature, sum(t < table for t in self.feature_table_map))
-            width = (features.stop - feature) * array.weights.shape[1]
-            first_rows = self.hash_size_cumsum[features] - self.hash_size_cumsum[feature]
-            found.append(ArrayPlace(features, slice(column, column + width), first_rows))
-            feature, column = features.stop, column + width
-        return found
-
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
         """Element-wise states of each table, views of the tables' shape; the first is momentum1.
 
@@ -406,9 +386,9 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         """
         return [
             {
-                "momentum1" if position == 0 else name: state
-                for position, (name, state) in enumerate(states.items())
-                if state.ndim == 2 and (position == 0 or state.numel() > 1)
+                name: state
+                for name, state in states.items()
+                if state.ndim == 2 and (name == "momentum1" or state.numel() > 1)
             }
             for _, states in self.shard_states()
         ]
@@ -465,10 +445,15 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         self.step_count.fill_(step)
 
     def shard_states(self) -> list[tuple[TableShard, dict[str, Tensor]]]:
-        """Every table with views of its states, up to date."""
+        """Every table with views of its states, up to date.
+
+        TorchRec's name for the first state of every fused optimizer is `momentum1`.
+        """
         self.flush()
         found = []
         for array in self.arrays:
+            names = [name if place else "momentum1" for place, name in enumerate(array.states)]
             for shard, (first, stop) in zip(array.shards, pairwise(array.starts), strict=True):
-                found.append((shard, {n: s[first:stop] for n, s in array.states.items()}))
+                parts = (state[first:stop] for state in array.states.values())
+                found.append((shard, dict(zip(names, parts, strict=True))))
         return found

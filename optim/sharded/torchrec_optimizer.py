@@ -39,23 +39,7 @@ from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
 
 
-class _UpToDate:
-    """Brings the tables up to date when its state is read."""
-
-    _tables: CowClipTables
-
-    @property
-    def state(self) -> Mapping[Any, Any]:
-        """The state by parameter, see `FusedOptimizer`."""
-        self._tables.flush()
-        return self._state
-
-    @state.setter
-    def state(self, state: Mapping[Any, Any]) -> None:
-        self._state = state
-
-
-class CowClipFusedOptimizer(_UpToDate, EmbeddingFusedOptimizer):
+class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
     """The optimizer of sharded tables.
 
     States shaped like the table are sharded like it. States with one value a row are sharded by
@@ -74,15 +58,25 @@ class CowClipFusedOptimizer(_UpToDate, EmbeddingFusedOptimizer):
         states = _sharded_states(config, tables, pg)
         for name, weight in self.params.items():
             table = name.removesuffix(".weight")
-            self.state[weight] |= states[table]
-            self.state[weight][f"{table}.step"] = tables.step_count
+            self.state[weight] |= states[table] | {f"{table}.step": tables.step_count}
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """The state by parameter, see `FusedOptimizer`; reading it brings the tables up to date."""
+        self._tables.flush()
+        return self._state
+
+    @state.setter
+    def state(self, state: Mapping[Any, Any]) -> None:
+        self._state = state
 
 
-class ReplicatedFusedOptimizer(_UpToDate, FusedOptimizer):
+class ReplicatedFusedOptimizer(CowClipFusedOptimizer):
     """The optimizer of tables that every rank holds a copy of; the same keys, plain tensors."""
 
     def __init__(self, config: GroupedEmbeddingConfig, tables: CowClipTables) -> None:
-        self._tables = tables
+        # TorchRec's methods hand learning rate and step to `_emb_module`.
+        self._tables = self._emb_module = tables
         params, state = {}, {}
         for table, weight, (_, states) in zip(
             config.embedding_tables,
@@ -91,39 +85,16 @@ class ReplicatedFusedOptimizer(_UpToDate, FusedOptimizer):
             strict=True,
         ):
             params[f"{table.name}.weight"] = weight
-            named = {
-                f"{table.name}.{_key(name, position)}": values
-                for position, (name, values) in enumerate(states.items())
-            }
-            state[weight] = {**named, f"{table.name}.step": tables.step_count}
+            named = {**states, "step": tables.step_count}
+            state[weight] = {f"{table.name}.{name}": value for name, value in named.items()}
         group = {"params": list(params.values()), "lr": tables.get_learning_rate()}
-        super().__init__(params, state, [group])
-
-    def step(self, closure: Any = None) -> None:
-        """Hand the learning rate to the tables; they are updated in backward."""
-        self._tables.set_learning_rate(self.param_groups[0]["lr"])
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """As `step`, like TorchRec's fused optimizers."""
-        self.step()
-
-    def set_optimizer_step(self, step: int) -> None:
-        """See `CowClipTables`."""
-        self._tables.set_optimizer_step(step)
-
-    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
-        """See `CowClipTables`."""
-        self._tables.update_hyper_parameters(params_dict)
-
-
-def _key(name: str, position: int) -> str:
-    # TorchRec's name for the first state of every fused optimizer.
-    return "momentum1" if position == 0 else name
+        FusedOptimizer.__init__(self, params, state, [group])
 
 
 def _sharded_states(
     config: GroupedEmbeddingConfig, tables: CowClipTables, pg: dist.ProcessGroup | None
 ) -> dict[str, dict[str, ShardedTensor]]:
+    """By table, then by key."""
     # By table, then by the state's name and number of dimensions.
     shards: dict[str, dict[tuple[str, int], list[Shard]]] = {}
     configs: dict[str, ShardedEmbeddingTable] = {}
@@ -131,40 +102,31 @@ def _sharded_states(
     for table, (shard, states) in zip(config.embedding_tables, tables.shard_states(), strict=True):
         configs[table.name] = table
         of_table = shards.setdefault(table.name, {})
-        for position, (name, values) in enumerate(states.items()):
-            local = of_table.setdefault((_key(name, position), values.ndim), [])
+        for name, values in states.items():
+            local = of_table.setdefault((name, values.ndim), [])
             dtype = values.dtype
             if values.ndim == 2:
                 local.append(Shard(values, table.local_metadata))
             elif shard.column_offset == 0:
                 local.append(Shard(values, _row_metadata(table.local_metadata)))
-    return {
-        name: {
-            f"{name}.{key}": _sharded(configs[name], local, ndim, dtype, pg)
-            for (key, ndim), local in of_table.items()
-        }
-        for name, of_table in shards.items()
-    }
-
-
-def _sharded(
-    table: ShardedEmbeddingTable,
-    local: list[Shard],
-    ndim: int,
-    dtype: torch.dtype,
-    pg: dist.ProcessGroup | None,
-) -> ShardedTensor:
-    everywhere = table.global_metadata.shards_metadata
-    if ndim == 1:
-        everywhere = [_row_metadata(shard) for shard in everywhere if shard.shard_offsets[1] == 0]
-    metadata = ShardedTensorMetadata(
-        shards_metadata=everywhere,
-        size=torch.Size([table.num_embeddings, table.embedding_dim][:ndim]),
-        tensor_properties=TensorProperties(dtype=dtype),
-    )
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
-        local_shards=local, sharded_tensor_metadata=metadata, process_group=pg
-    )
+    found: dict[str, dict[str, ShardedTensor]] = {}
+    for name, of_table in shards.items():
+        found[name] = {}
+        everywhere = configs[name].global_metadata.shards_metadata
+        by_rows = [_row_metadata(part) for part in everywhere if part.shard_offsets[1] == 0]
+        size = configs[name].num_embeddings, configs[name].embedding_dim
+        for (key, ndim), local in of_table.items():
+            metadata = ShardedTensorMetadata(
+                shards_metadata=by_rows if ndim == 1 else everywhere,
+                size=torch.Size(size[:ndim]),
+                tensor_properties=TensorProperties(dtype=dtype),
+            )
+            found[name][f"{name}.{key}"] = (
+                ShardedTensor._init_from_local_shards_and_global_metadata(
+                    local_shards=local, sharded_tensor_metadata=metadata, process_group=pg
+                )
+            )
+    return found
 
 
 def _row_metadata(shard: ShardMetadata) -> ShardMetadata:
@@ -199,23 +161,18 @@ class _ReplicatedTables(FusedOptimizerModule):
         )
         dim = self._config.embedding_tables[0].embedding_dim
         self._emb_module = CowClipTables.adopt(tbe, shards, settings, dim, is_replicated=True)
-        self._param_per_table = self._slices(tbe)
-        self._optim = ReplicatedFusedOptimizer(self._config, tbe)
-
-    def _slices(self, tbe: CowClipTables) -> dict[str, TableBatchedEmbeddingSlice]:
-        """The tables as parameters, marked so that no other optimizer takes them."""
-        slices = {}
+        # The tables as parameters, marked so that no other optimizer takes them.
+        self._param_per_table = {}
+        weights = tbe.weights_tensor()
         for table, offset in zip(
             self._config.embedding_tables, tbe.weights_physical_offsets, strict=False
         ):
-            size = table.local_rows * table.local_cols
-            weights = tbe.weights_tensor()
-            part = TableBatchedEmbeddingSlice(
-                weights, int(offset), int(offset) + size, table.local_rows, table.local_cols
-            )
+            rows, columns = table.local_rows, table.local_cols
+            stop = int(offset) + rows * columns
+            part = TableBatchedEmbeddingSlice(weights, int(offset), stop, rows, columns)
             part._in_backward_optimizers = [EmptyFusedOptimizer()]
-            slices[table.name] = part
-        return slices
+            self._param_per_table[table.name] = part
+        self._optim = ReplicatedFusedOptimizer(self._config, tbe)
 
     def flush(self) -> None:
         """Bring the tables up to date for a `state_dict`."""
@@ -242,9 +199,6 @@ class ReplicatedEmbedding(_ReplicatedTables, BatchedDenseEmbedding):
     """Sequences from data-parallel tables."""
 
 
-ReplicatedKernel = ReplicatedEmbeddingBag | ReplicatedEmbedding
-
-
 class LookupWithoutDDP(nn.Module):
     """Replaces DDP around data-parallel lookups whose gradients need no reduction."""
 
@@ -267,8 +221,7 @@ class LookupWithoutDDP(nn.Module):
 
 class _DDP(DistributedDataParallel):
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        kernels = list(module._emb_modules)
-        if all(isinstance(kernel, ReplicatedKernel) for kernel in kernels):
+        if all(isinstance(kernel, _ReplicatedTables) for kernel in module._emb_modules):
             return LookupWithoutDDP(module)
         cls._set_params_and_buffers_to_ignore_for_model(module, _names_of_cowclip(module))
         return super().__new__(cls)
@@ -296,7 +249,7 @@ def _names_of_cowclip(lookup: nn.Module) -> list[str]:
     for prefix, module in lookup.named_modules():
         if isinstance(module, CowClipTables):
             names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
-        elif isinstance(module, ReplicatedKernel):
+        elif isinstance(module, _ReplicatedTables):
             # DDP asks each module for its own parameters and puts the module's path before their
             # names; the lookup, whose path is empty, answers with the tables of its kernels.
             for name, _ in module.named_parameters():

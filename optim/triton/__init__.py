@@ -20,28 +20,18 @@ MAX_COLUMNS = 256
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Tile sizes, all powers of two, and warps of each kind of program.
+    """Tile sizes, all powers of two, and warps of each kind of program."""
 
-    Attributes:
-        columns: of a tile; at least the table's.
-        window: sorted occurrences that are summed separately if all are of one row.
-        together: occurrences of a window in a tile.
-        runs: distinct rows whose gradients a program sums.
-        unroll: occurrences of each row that are loaded before the first is added.
-        rows: distinct rows that a program updates.
-        elements: whose missed steps a program replays.
-    """
-
-    columns: int
-    window: int
-    together: int
+    columns: int  # Of a tile; at least the table's.
+    window: int  # Sorted occurrences that are summed separately if all are of one row.
+    together: int  # Occurrences of a window in a tile.
     window_warps: int
-    runs: int
-    unroll: int
+    runs: int  # Distinct rows whose gradients a program sums.
+    unroll: int  # Occurrences of each row that are loaded before the first is added.
     run_warps: int
-    rows: int
+    rows: int  # Distinct rows that a program updates.
     row_warps: int
-    elements: int
+    elements: int  # Whose missed steps a program replays.
     element_warps: int
 
 

@@ -20,19 +20,7 @@ from stampede.optim.triton import RowSums, block_sizes
 
 
 @triton.jit
-def adam_step(
-    w,
-    m,
-    v,
-    g,
-    beta1,
-    rest1,
-    beta2,
-    rest2,
-    alpha,
-    eps,
-    keep,
-):
+def adam_step(w, m, v, g, beta1, rest1, beta2, rest2, alpha, eps, keep):
     """Weights and both moments after a step; `rest1` is `1 - beta1`."""
     m = tl.fma(m, beta1, rest1 * g)
     v = tl.fma(v, beta2, rest2 * g * g)
@@ -170,19 +158,14 @@ def _update_rows(
 
 
 class Missed(NamedTuple):
-    """Adam's steps after `first_step` up to `now`, which rows may have missed.
+    """Adam's steps after `first_step` up to `now`, which rows may have missed."""
 
-    Attributes:
-        steps: `[window, 3]` float32, contiguous: constants of the steps after `first_step`.
-        nonfinite: `[1]` int32; if not 0, nothing is written.
-    """
-
-    steps: Tensor
+    steps: Tensor  # `[window, 3]` float32, contiguous: constants of the steps after `first_step`.
     first_step: int
     now: int
     betas: tuple[float, float]
     l2: float
-    nonfinite: Tensor
+    nonfinite: Tensor  # `[1]` int32; if not 0, nothing is written.
 
 
 # Weights and both moments, `[rows, dim]` float32, contiguous; the step each row is at, `[rows]`

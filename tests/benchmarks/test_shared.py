@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 import time
@@ -12,6 +13,18 @@ import pytest
 
 from support.paths import ROOT
 from support.waiting import HANG
+
+MODULES = (ROOT / "benchmarks").glob("[!_]*.py")
+SCRIPTS = [path for path in MODULES if "__main__" in path.read_text()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_each_script_prints_its_help(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script.name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0
+    assert script.name in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fields", [13, 26, 52])

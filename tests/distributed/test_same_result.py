@@ -14,7 +14,7 @@ from stampede.data import Batch
 from stampede.engine import build
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.processes import processes
-from stampede.engine.step import _TileSums, average_gradients_, sum_over_ranks
+from stampede.engine.step import add_tile, average_gradients_, sum_over_ranks
 from stampede.optim import CowClipTables
 from support.jobs import assert_same_training, losses_and_weights, run_small, same_end, tensors_of
 from support.ranks import run_ranks
@@ -191,10 +191,10 @@ def sums_in_order():
     # No multiple of the ranks.
     tiles = torch.randn(8, 1001, generator=torch.Generator().manual_seed(3))
     with processes("cpu") as here:
-        sums = _TileSums()
-        for tile in tiles.clone().chunk(here.world_size)[here.rank]:
-            sums.add([tile])
-        (mine,) = sums.sums
+        sums = []
+        for number, tile in enumerate(tiles.clone().chunk(here.world_size)[here.rank], 1):
+            add_tile(sums, number, [tile])
+        ((mine,),) = sums
         if here.world_size > 1:
             mine = sum_over_ranks(mine, here.world_size, in_order=True)
     one_by_one = torch.zeros(1001)

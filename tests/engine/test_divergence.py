@@ -11,7 +11,7 @@ from stampede.engine.checkpoint.manifest import Progress, read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError, TrainingStoppedError
-from stampede.engine.trainer import check_logged_loss
+from stampede.engine.trainer import check_loss
 from support.jobs import lines, run_small, same_end
 from support.stopping import kill, poisoned, run_disturbed
 
@@ -94,18 +94,18 @@ def test_a_loss_is_compared_with_the_median_of_those_before():
     progress = Progress(step=20)
     for loss in (100.0, 1.0, 2.0, 5.9, 5.9):
         # 100 is the first of too few, and no median of 1, 2 and 100.
-        check_logged_loss(loss, progress, settings)
+        check_loss(loss, progress, settings, remember=True)
     assert progress.logged_losses == [2.0, 5.9, 5.9]
     progress.logged_losses = [100.0, 2.0, 5.9]
-    check_logged_loss(math.nan, progress, settings)
+    check_loss(math.nan, progress, settings, remember=True)
     with pytest.raises(DivergedError, match=r"the loss 17\.71 of step 20 .* 3 times 5\.9, the med"):
-        check_logged_loss(17.71, progress, settings)
+        check_loss(17.71, progress, settings, remember=True)
     assert progress.logged_losses == [100.0, 2.0, 5.9]
-    check_logged_loss(17.69, progress, settings)
+    check_loss(17.69, progress, settings, remember=True)
     # Losses of batches without any weight are no measure, and nothing is without a factor.
     progress.logged_losses = [0.0, 0.0, 0.7]
-    check_logged_loss(0.7, progress, settings)
-    check_logged_loss(1e30, progress, DivergenceSection(window=1))
+    check_loss(0.7, progress, settings, remember=True)
+    check_loss(1e30, progress, DivergenceSection(window=1), remember=True)
     assert progress.logged_losses == [0.0, 0.7, 0.7]
 
 

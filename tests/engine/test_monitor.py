@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -15,10 +16,8 @@ from stampede.engine.heartbeat import PHASES, Heartbeat
 from stampede.engine.monitor import (
     Monitor,
     PhaseTimes,
-    log_file,
     over_ranks,
     sentence_of,
-    trace_file,
     waits_counted,
 )
 from stampede.engine.processes import processes
@@ -72,7 +71,7 @@ def test_phases_are_the_whole_step_and_evaluations_are_outside():
             heartbeat.beat("evaluating")
             clock.now += 10.0
         # Two batches of an evaluation take no more memory than one.
-        assert len(watched.times._step.stages) == 2
+        assert len(watched.times._step) == 1
         with heartbeat.slowly("saving"):
             clock.now += 7.0
         clock.now += 1.0
@@ -162,7 +161,7 @@ def test_a_full_disk_ends_the_log_with_one_sentence(tmp_path, capsys):
         pass
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    path = log_file(tmp_path, 0)
+    path = tmp_path / "logs/rank_0.jsonl"
     assert said.startswith(f"rank 0: {path}: the log cannot be written (File too large); ")
 
 
@@ -232,9 +231,12 @@ def trace(start, steps):
     return [f"train.profile.start={start}", f"train.profile.steps={steps}"]
 
 
+TRACE = "profile/rank_0.pt.trace.json.gz"
+
+
 def traced(run):
     """How often each event is in the trace, and the steps in it."""
-    with gzip.open(trace_file(run, 0), "rt") as file:
+    with gzip.open(run / TRACE, "rt") as file:
         found = Counter(
             event["name"]
             for event in json.load(file)["traceEvents"]
@@ -251,8 +253,8 @@ def test_the_requested_steps_are_traced(tmp_path, capsys):
     for event in ("reading the next batch", "computing", "updating tables",
                   "aten::binary_cross_entropy_with_logits"):  # fmt: skip
         assert found[event] == 2, event
-    assert f"steps 3 to 4 are traced: {trace_file(run, 0)}" in capsys.readouterr().out
-    assert [path.name for path in (run / "profile").iterdir()] == [trace_file(run, 0).name]
+    assert f"steps 3 to 4 are traced: {run / TRACE}" in capsys.readouterr().out
+    assert [path.name for path in (run / "profile").iterdir()] == [Path(TRACE).name]
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import pytest
 from stampede.engine import evaluate as evaluation
 from stampede.engine import stop
 from stampede.engine.errors import InterruptedRunError
-from stampede.engine.stop import StopSignals
+from stampede.engine.processes import processes
+from stampede.engine.stop import Agreement, StopRequestedError
 from support.jobs import run_small, same_end, without_times
 from support.stopping import ask_to_stop, kill, run_disturbed
 
@@ -80,11 +81,11 @@ def test_an_epoch_without_an_evaluation_can_end_with_a_checkpoint(tmp_path):
 
 def test_a_second_signal_ends_at_once_unless_it_is_torchruns_copy(monkeypatch):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    signals = StopSignals()
-    with signals.watched():
+    with processes("cpu") as here, (agreement := Agreement(here)).noting_signals():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
-        assert signals.received == signal.SIGINT
+        with pytest.raises(StopRequestedError, match="SIGINT"):
+            agreement.after(1)
         monkeypatch.setattr(stop, "_ONE_REQUEST_SECONDS", 0.0)
         with pytest.raises(SystemExit) as end:
             signal.raise_signal(signal.SIGTERM)

@@ -105,6 +105,7 @@ def test_a_model_gives_what_its_parts_do(how, in_one_pass, numbers, scale):
     """Also where parts of it were hooked or replaced, which are called then."""
     if how == "hook of number_weights" and not numbers:
         return
+    torch.manual_seed(0)
     model, rows, given = deepfm(numbers, scale), torch.randn(70, 8), torch.randn(70, numbers)
     change(model, how)
     found = outcome(model, rows, given, in_one_pass=in_one_pass)
@@ -114,4 +115,6 @@ def test_a_model_gives_what_its_parts_do(how, in_one_pass, numbers, scale):
         expected = expected + scale * model.number_weights(given).squeeze(1)
     torch.testing.assert_close(found[0], expected.detach())
     with switched_off():
-        torch.testing.assert_close(found, outcome(model, rows, given, in_one_pass=False))
+        plain = outcome(model, rows, given, in_one_pass=False)
+    # Sums over 70 samples, added in another order.
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)

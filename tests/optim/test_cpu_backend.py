@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stampede.optim import CowClip, update
+from stampede.optim import CowClip
 from stampede.optim.backends import choose_backend
+from stampede.optim.backends.cpu import CpuBackend
 from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
@@ -45,13 +46,13 @@ def ways():
     """Notes which of the two ways an update takes."""
     taken = []
 
-    def noted(name):
-        function = getattr(update, name)
+    def noted(owner, name):
+        function = getattr(owner, name)
         return mock.patch.object(
-            update, name, side_effect=lambda *given: (taken.append(name), function(*given))[1]
+            owner, name, lambda *given: (taken.append(name), function(*given))[1]
         )
 
-    with noted("_Step"), noted("_step_at_once"):
+    with noted(CpuBackend, "measure"), noted(CpuBackend, "step_at_once_"):
         yield taken
 
 
@@ -83,7 +84,7 @@ def test_what_is_not_finite_is_left_to_the_passes(on_nonfinite, broken, value):
         return
     with ways() as taken:
         touched, _, skipped = torch.stack(update_(pending)).T.tolist()
-    assert taken == ["_Step", "_step_at_once", "_step_at_once"]
+    assert taken == ["measure", "step_at_once_", "step_at_once_"]
     assert (touched, skipped) == ([20, 19, 20], [0, 1, 0])
     for array, batch in zip(arrays, batches, strict=True):
         moved = array.states["exp_avg"].any(1).nonzero().flatten()
@@ -96,7 +97,7 @@ def test_weights_whose_squares_overflow_are_above_any_gradient():
     array, batch = array_of(9, 4, setting, draw, size=1e25), batch_of(9, 4, draw, 5)
     with ways() as taken:
         (row_counts,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 1)])
-    assert taken == ["_step_at_once"]
+    assert taken == ["step_at_once_"]
     assert row_counts.tolist() == [5, 0, 0]
     assert array.states["exp_avg"][batch.rows].abs().min() > 0
     # A constant threshold does not depend on them.
@@ -141,7 +142,7 @@ def test_both_ways_give_the_same(clip, rows, dim, columns):
         array.is_split = is_split
         with ways() as taken, torch_threads(3):
             (row_counts,) = update_([PendingUpdate(choose_backend(array), batch, 1e-2, 1)])
-        assert taken == ["_Step" if is_split else "_step_at_once"]
+        assert taken == ["measure" if is_split else "step_at_once_"]
         found.append((*array.all_tensors(), row_counts))
     for one, other in zip(*found, strict=True):
         # Weights are up to 0.1: a bit of the last place of one of them is 7e-9.

@@ -19,7 +19,7 @@ from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.rows import sum_by_row
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.reduction import CollectionGroups, CollectionLayout
+from stampede.optim.sharded.reduction import CollectionGroups
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.update import update_
 from support.updated_tables import reference_of
@@ -86,7 +86,7 @@ class Parts:
     def __init__(self, tables, settings, row_cuts=None, column_cuts=None, spread=1):
         self.tables = {name: table.clone() for name, table in tables.items()}
         pieces = defaultdict(list)
-        layout = CollectionLayout()
+        split_blocks = {}
         for name, table in tables.items():
             rows = sorted({0, *(row_cuts or {}).get(name, ()), len(table)})
             columns = sorted({0, *(column_cuts or {}).get(name, ()), table.shape[1]})
@@ -95,7 +95,7 @@ class Parts:
                     shard = TableShard(name, stop - first, first, left)
                     pieces[left, right, position % spread].append(shard)
                 if len(columns) > 2:
-                    layout.split_blocks[name, first] = (0,)
+                    split_blocks[name, first] = (0,)
         self.arrays = []
         for (left, right, _), shards in pieces.items():
             parts = [tables[s.table][s.row_offset : s.row_offset + s.rows] for s in shards]
@@ -103,7 +103,7 @@ class Parts:
             dim = next(iter(tables.values())).shape[1]
             self.arrays.append(TableArray.create(shards, weights, settings, dim))
         self.groups = CollectionGroups(
-            layout,
+            split_blocks,
             dict.fromkeys(tables, settings),
             ShardingEnv.from_local(1, 0),
             torch.device("cpu"),
@@ -122,7 +122,7 @@ class Parts:
                 grads.append(values[here, left : left + columns])
             batch = sum_by_row(torch.cat(ids), torch.cat(grads))
             updates.append(PendingUpdate(choose_backend(array), batch, lr, step))
-        row_counts = sum(update_(updates, self.groups)).tolist()
+        row_counts = sum(update_(updates, [self.groups])).tolist()
         return dict(zip(("touched", "clipped", "skipped"), row_counts, strict=True))
 
     def gathered(self, pick=lambda array: array.weights):

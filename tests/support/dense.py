@@ -2,6 +2,7 @@
 
 import torch
 
+from stampede.models import NetworkShape
 from stampede.models.mlp import MLP
 
 PRECISIONS = {"fp32": (torch.float32, 1e-5), "bf16": (torch.bfloat16, 2e-2)}
@@ -26,4 +27,5 @@ def rounded(tensor, precision):
 
 
 def mlp_and_inputs():
-    return MLP(6, [5, 4, 3], torch.Generator().manual_seed(0)), torch.randn(70, 6).requires_grad_()
+    mlp = MLP(6, NetworkShape(0, 0, 6, (5, 4, 3)), torch.Generator().manual_seed(0))
+    return mlp, torch.randn(70, 6).requires_grad_()

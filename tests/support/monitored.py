@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-from stampede.engine.monitor import log_file
-
 
 def logged(run: Path, rank: int = 0) -> list[dict]:
     """Lines of a rank's log."""
-    return [json.loads(line) for line in log_file(run, rank).read_text().splitlines()]
+    return [json.loads(line) for line in (run / f"logs/rank_{rank}.jsonl").read_text().splitlines()]

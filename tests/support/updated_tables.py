@@ -21,7 +21,6 @@ from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import tell_when_reached
-from stampede.optim.sharded.reduction import CollectionLayout
 from stampede.optim.sharded.tables import tables_of_any_width
 from stampede.optim.table_array import TableShard
 from support.reference import ReferenceTables
@@ -98,14 +97,12 @@ class Tables:
         self.shards, self.widths, self.features = shards, widths, features
         self.setting = setting
         names = tuple(sorted({shard.table for shard in shards}))
-        layout = CollectionLayout(
-            names, {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
-        )
+        split_blocks = {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
         owner = BackwardUpdate(None)
         number = owner.add_collection(
             self,
             [self.tbe],
-            layout,
+            split_blocks,
             dict.fromkeys(names, setting),
             helen={},
             env=ShardingEnv.from_local(1, 0),

@@ -18,6 +18,7 @@ from stampede.optim.baselines import BASELINE_SHARDING_TYPES
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
 from support.paths import ROOT
+from support.planning import planned_config
 
 ROWS = 1_000_000
 TWO_TABLES = [f"data.tables={{C1: {ROWS}, C2: {ROWS}}}", "model.hidden=[4]", "train.batch_size=8"]
@@ -30,10 +31,14 @@ def model_and_work(*overrides, world_size=1):
     return model, workload(config, planned_data(config), model, world_size)
 
 
+def types_of(*overrides, world_size=2):
+    return planner.sharding_types(planned_config(*overrides, world_size=world_size), world_size)
+
+
 def make_plan(sharding_type, *overrides):
     model, work = model_and_work(*overrides)
     with processes("cpu") as here:
-        types = planner.sharding_types(sharding_type, "adam", here.world_size)
+        types = types_of(f"sharding.plan={sharding_type}", world_size=here.world_size)
         return planner.make_plan(model, cowclip_sharders(), types, lambda: work, here)
 
 
@@ -71,7 +76,7 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
 
 
 def test_reproducible_runs_add_up_in_order():
-    in_order = planner.sharding_types("auto", "adam", 2, reproducible=True)
+    in_order = types_of("train.reproducible=true", "train.tiles=2")
     assert in_order == ("table_wise", "row_wise")
     # Nor do they split tables with bags.
     bags = "data.ids_per_sample={C2: 3}"
@@ -81,8 +86,8 @@ def test_reproducible_runs_add_up_in_order():
 
 
 def test_auto_lets_the_planner_choose_among_the_exact_types():
-    assert planner.sharding_types("auto", "adam", 2) == SHARDING_TYPES
-    assert planner.sharding_types("auto", "fbgemm_cowclip", 2) == BASELINE_SHARDING_TYPES
+    assert types_of() == SHARDING_TYPES
+    assert types_of("optim.embedding.optimizer=fbgemm_cowclip") == BASELINE_SHARDING_TYPES
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_torch_computes_when_operations_are_watched():
     graph = make_fx(lambda given: mlp(given))(inputs)
     torch.testing.assert_close(graph(inputs), expected)
     with pytest.raises(RuntimeError, match="meta"):
-        MLP(6, [5], torch.Generator()).to("meta")(inputs)
+        MLP(6, NetworkShape(0, 0, 6, (5,)), torch.Generator()).to("meta")(inputs)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -130,7 +130,7 @@ def test_other_ways_to_look_into_a_network():
 @pytest.mark.parametrize("columns", [273, 16])
 def test_rows_are_padded_with_zeros_where_a_product_of_them_is_faster(columns, monkeypatch):
     module = import_module("stampede.models.mlp")
-    mlp = MLP(columns, [12, 8], torch.Generator().manual_seed(0))
+    mlp = MLP(columns, NetworkShape(0, 0, columns, (12, 8)), torch.Generator().manual_seed(0))
     inputs = torch.randn(70, columns)
     widths, linear = [], functional.linear
 
