@@ -1,72 +1,15 @@
-"""Checkpoints of jobs: small ones made by hand, and jobs that are saved and changed at will."""
+"""Manifests of checkpoints that are changed, and jobs to save."""
 
 import hashlib
 import json
 from contextlib import contextmanager
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemWriter
 
 from stampede.engine.build import build
-from stampede.engine.checkpoint import saving
-from stampede.engine.checkpoint.manifest import DataEntry, Manifest, Progress, TableEntry, as_text
-from stampede.engine.checkpoint.retention import newest_whole
-from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.checkpoint.tensors import write_tensors
-from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
-from stampede.engine.resume import load
-from stampede.files import file_entry
 from support.jobs import small_config
 
 WEIGHTS = "front.ebc.embedding_bags.t_C1.weight"
-
-
-def weights_of_table():
-    return torch.arange(7 * 12, dtype=torch.float32).view(7, 12)
-
-
-def write_checkpoint(path, progress=None):
-    """A whole checkpoint with one table and little else, by its own code; its path."""
-    path.mkdir(parents=True)
-    state = {"model": {WEIGHTS: weights_of_table()}, "dense": {"bias": {"step": torch.tensor(3.0)}}}
-    with processes("cpu"):
-        tensors, names = write_tensors(state, path, dist.group.WORLD)
-    table = TableEntry(
-        field="C1",
-        rows=7,
-        columns={"embedding": [0, 10], "first_order": [10, 11], "padding": [11, 12]},
-    )
-    return _write_manifest(
-        path,
-        progress or Progress(epoch=1, step=5),
-        {"C1": 7},
-        config={"train": {"batch_size": 256}},
-        tables={"t_C1": table},
-        files=[file_entry(path / name, path) for name in names],
-        tensors=tensors,
-    )
-
-
-def write_position(folder, epoch, step, samples=0, **more):
-    """A checkpoint without any tensor, at a point of a run; its path."""
-    reader = {"epoch": epoch, "samples": samples}
-    progress = Progress(epoch=epoch, step=step, reader=reader, **more)
-    path = folder / saving.name_of(progress)
-    path.mkdir(parents=True)
-    return _write_manifest(path, progress, {}, config={}, tables={}, files=[], tensors={})
-
-
-def _write_manifest(path, progress, sizes, **more):
-    data = DataEntry(
-        vocabulary_sizes=sizes, vocabulary_sha256="", numbers=0, train_rows=5, test_rows=5
-    )
-    manifest = Manifest(versions={}, progress=progress, data=data, world_size=1, **more)
-    (path / "manifest.json").write_text(as_text(manifest))
-    return path
 
 
 def values_of(path):
@@ -99,95 +42,3 @@ def small_job(folder, *overrides, world_size=1):
         job = build(config, dataset, here)
         here.on_main(lambda: target.mkdir(exist_ok=True))
         yield here, job, config, dataset, target
-
-
-def change_weights(job, amount):
-    """Add to all weights in place, as a step would."""
-    for value in job.model.state_dict().values():
-        for tensor in _local(value):
-            tensor += amount
-
-
-def first_weights(job):
-    """One number of each local tensor of the model."""
-    return [
-        float(tensor.flatten()[0])
-        for _, value in sorted(job.model.state_dict().items())
-        for tensor in _local(value)
-        if tensor.numel()
-    ]
-
-
-def _local(value):
-    if hasattr(value, "local_shards"):
-        return [shard.tensor for shard in value.local_shards()]
-    return [value]
-
-
-def save_while_changing(folder, overrides, world_size):
-    """Save, change the weights at once; what they were, as gathered from the checkpoint again."""
-    folder = Path(folder)
-    with small_job(folder, *overrides, world_size=world_size) as (here, job, config, data, target):
-        before = first_weights(job)
-        with Checkpoints(target, job, config, data, here) as checkpoints:
-            checkpoints.save(Progress(epoch=1, step=7))
-            change_weights(job, 1.0)
-        changed = first_weights(job)
-        progress = load(here.on_main(lambda: newest_whole(target)), job, data)
-        return before, changed, first_weights(job), progress.step
-
-
-def random_after_load(folder, world_size):
-    """Random numbers that follow a load, here and where the checkpoint was made."""
-    with small_job(Path(folder), world_size=world_size) as (here, job, config, data, target):
-        torch.manual_seed(1000 + here.rank)
-        expected = None
-        if here.on_main(lambda: newest_whole(target)) is None:
-            with Checkpoints(target, job, config, data, here) as checkpoints:
-                checkpoints.save(Progress(epoch=1, step=7))
-            expected = torch.rand(3).tolist()
-            torch.manual_seed(2000)
-        load(here.on_main(lambda: newest_whole(target)), job, data)
-        return expected, torch.rand(3).tolist()
-
-
-def fail_on_rank_1(folder, where):
-    """What every rank is told when rank 1 alone fails, and what is left in the folder."""
-
-    def fail(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    def no_memory(*_, **__):
-        raise RuntimeError("can't allocate memory")
-
-    with small_job(Path(folder), world_size=2) as (here, job, config, data, target):
-        checkpoints = Checkpoints(target, job, config, data, here)
-        checkpoints.save(Progress(epoch=1, step=7))
-        checkpoints.wait()
-        if here.rank == 1 and where == "write":
-            FileSystemWriter.write_data = fail
-        elif here.rank == 1:
-            saving.on_cpu = no_memory
-        said = []
-        for step in (8, 9):
-            try:
-                checkpoints.save(Progress(epoch=1, step=step, reader={"samples": 1}))
-                checkpoints.wait()
-            except TrainingStoppedError as stop:
-                said.append(str(stop))
-        here.on_main(lambda: None)
-        return said, sorted(path.name for path in target.iterdir())
-
-
-def rows_fewer_than_ranks(folder, world_size):
-    """Save and load tables that leave ranks without rows; all weights before and after."""
-    with small_job(
-        Path(folder), "sharding.plan=row_wise", "data.scale=0.00001", world_size=world_size
-    ) as (here, job, config, data, target):
-        if here.on_main(lambda: newest_whole(target)) is None:
-            with Checkpoints(target, job, config, data, here) as checkpoints:
-                checkpoints.save(Progress(epoch=1, step=7))
-        before = first_weights(job)
-        change_weights(job, 1.0)
-        load(here.on_main(lambda: newest_whole(target)), job, data)
-        return before, first_weights(job), min(data.vocabulary_sizes.values())
