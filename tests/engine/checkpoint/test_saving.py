@@ -34,92 +34,24 @@ def full(*_, **__):
     raise OSError(28, "No space left on device")
 
 
-def change_weights(job, amount):
+def local_tensors(job):
+    """The model's tensors in this process."""
+    for _, value in sorted(job.model.state_dict().items()):
+        if hasattr(value, "local_shards"):
+            yield from (shard.tensor for shard in value.local_shards())
+        else:
+            yield value
+
+
+def change_weights(job):
     """Add to all weights in place, as a step would."""
-    for value in job.model.state_dict().values():
-        for tensor in _local(value):
-            tensor += amount
+    for tensor in local_tensors(job):
+        tensor += 1.0
 
 
 def first_weights(job):
-    """One number of each local tensor of the model."""
-    return [
-        float(tensor.flatten()[0])
-        for _, value in sorted(job.model.state_dict().items())
-        for tensor in _local(value)
-        if tensor.numel()
-    ]
-
-
-def _local(value):
-    if hasattr(value, "local_shards"):
-        return [shard.tensor for shard in value.local_shards()]
-    return [value]
-
-
-def save_while_changing(folder, overrides, world_size):
-    """Save, change the weights at once; what they were, as gathered from the checkpoint again."""
-    with small_job(folder, *overrides, world_size=world_size) as (here, job, config, data, target):
-        before = first_weights(job)
-        with Checkpoints(target, job, config, data, here) as checkpoints:
-            checkpoints.save(Progress(epoch=1, step=7))
-            change_weights(job, 1.0)
-        changed = first_weights(job)
-        progress = load(here.on_main(lambda: newest_whole(target)), job, data)
-        return before, changed, first_weights(job), progress.step
-
-
-def random_after_load(folder, world_size):
-    """Random numbers that follow a load, here and where the checkpoint was made."""
-    with small_job(folder, world_size=world_size) as (here, job, config, data, target):
-        torch.manual_seed(1000 + here.rank)
-        expected = None
-        if here.on_main(lambda: newest_whole(target)) is None:
-            with Checkpoints(target, job, config, data, here) as checkpoints:
-                checkpoints.save(Progress(epoch=1, step=7))
-            expected = torch.rand(3).tolist()
-            torch.manual_seed(2000)
-        load(here.on_main(lambda: newest_whole(target)), job, data)
-        return expected, torch.rand(3).tolist()
-
-
-def fail_on_rank_1(folder, where):
-    """What every rank is told when rank 1 alone fails, and what is left in the folder."""
-
-    def no_memory(*_, **__):
-        raise RuntimeError("can't allocate memory")
-
-    with small_job(folder, world_size=2) as (here, job, config, data, target):
-        checkpoints = Checkpoints(target, job, config, data, here)
-        checkpoints.save(Progress(epoch=1, step=7))
-        checkpoints.wait()
-        if here.rank == 1 and where == "write":
-            FileSystemWriter.write_data = full
-        elif here.rank == 1:
-            saving.on_cpu = no_memory
-        said = []
-        for step in (8, 9):
-            try:
-                checkpoints.save(Progress(epoch=1, step=step, reader={"samples": 1}))
-                checkpoints.wait()
-            except TrainingStoppedError as stop:
-                said.append(str(stop))
-        here.on_main(lambda: None)
-        return said, sorted(path.name for path in target.iterdir())
-
-
-def rows_fewer_than_ranks(folder, world_size):
-    """Save and load tables that leave ranks without rows; all weights before and after."""
-    with small_job(
-        folder, "sharding.plan=row_wise", "data.scale=0.00001", world_size=world_size
-    ) as (here, job, config, data, target):
-        if here.on_main(lambda: newest_whole(target)) is None:
-            with Checkpoints(target, job, config, data, here) as checkpoints:
-                checkpoints.save(Progress(epoch=1, step=7))
-        before = first_weights(job)
-        change_weights(job, 1.0)
-        load(here.on_main(lambda: newest_whole(target)), job, data)
-        return before, first_weights(job), min(data.vocabulary_sizes.values())
+    """One number of each tensor."""
+    return [float(tensor.flatten()[0]) for tensor in local_tensors(job) if tensor.numel()]
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
@@ -135,7 +67,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
         with Checkpoints(target, job, config, data, here) as checkpoints:
             checkpoints.save(progress)
             # What comes after must not be in it.
-            change_weights(job, 1.0)
+            change_weights(job)
             progress.step = 8
             assert not (target / "step_00000007").exists()
             go_on.set()
@@ -162,7 +94,7 @@ def test_a_synchronous_save_copies_nothing_and_waits(tmp_path, monkeypatch):
         table = job.model.state_dict()[WEIGHTS].local_shards()[0].tensor
         # In place, and cut to size, or else torch copies it.
         assert places == {table.data_ptr(): True}
-        change_weights(job, 1.0)
+        change_weights(job)
         load(newest_whole(target), job, data)
         assert first_weights(job) == before
 
@@ -205,20 +137,59 @@ def test_the_next_checkpoint_is_written_after_one_that_failed(tmp_path, monkeypa
         assert names(target) == ["step_00000008"]
 
 
-@pytest.mark.parametrize("plan", ["column_wise", "data_parallel"])
-def test_all_shards_are_copied_before_training_goes_on(tmp_path, plan):
-    for before, changed, loaded, step in run_ranks(
-        2, save_while_changing, tmp_path, [f"sharding.plan={plan}"], 2
+def save_while_changing(folder, overrides, world_size):
+    """Save and change the weights at once; what they were, are, and are as loaded again."""
+    with small_job(folder, *overrides, world_size=world_size) as (here, job, config, data, target):
+        weights = [first_weights(job)]
+        with Checkpoints(target, job, config, data, here) as checkpoints:
+            checkpoints.save(at(7))
+            change_weights(job)
+        weights.append(first_weights(job))
+        progress = load(here.on_main(lambda: newest_whole(target)), job, data)
+        return *weights, first_weights(job), progress.step, min(data.vocabulary_sizes.values())
+
+
+@pytest.mark.parametrize(
+    "ranks, overrides",
+    [
+        (2, ["sharding.plan=column_wise"]),
+        (2, ["sharding.plan=data_parallel"]),
+        # Ranks without rows.
+        (4, ["sharding.plan=row_wise", "data.scale=0.00001"]),
+    ],
+)
+def test_all_shards_are_copied_before_training_goes_on(tmp_path, ranks, overrides):
+    for before, changed, loaded, step, fewest in run_ranks(
+        ranks, save_while_changing, tmp_path, overrides, ranks
     ):
         assert changed != before
         assert loaded == before
-        assert step == 7
+        assert step == 7 and (fewest < ranks) == (ranks == 4)
 
 
-def test_ranks_without_rows(tmp_path):
-    for before, after, fewest in run_ranks(4, rows_fewer_than_ranks, tmp_path, 4):
-        assert fewest < 4
-        assert before == after
+def fail_on_rank_1(folder, where):
+    """What every rank is told when rank 1 alone fails, and what is left in the folder."""
+
+    def no_memory(*_, **__):
+        raise RuntimeError("can't allocate memory")
+
+    with small_job(folder, world_size=2) as (here, job, config, data, target):
+        checkpoints = Checkpoints(target, job, config, data, here)
+        checkpoints.save(Progress(epoch=1, step=7))
+        checkpoints.wait()
+        if here.rank == 1 and where == "write":
+            FileSystemWriter.write_data = full
+        elif here.rank == 1:
+            saving.on_cpu = no_memory
+        said = []
+        for step in (8, 9):
+            try:
+                checkpoints.save(at(step))
+                checkpoints.wait()
+            except TrainingStoppedError as stop:
+                said.append(str(stop))
+        here.on_main(lambda: None)
+        return said, names(target)
 
 
 @pytest.mark.parametrize("where", ["write", "copy"])
@@ -231,9 +202,22 @@ def test_all_ranks_fail_if_one_does(tmp_path, where):
         assert (no_memory if where == "copy" else "No space left") in sentence
 
 
+def random_after_load(folder, world_size):
+    """Random numbers that follow a load, here and where the checkpoint was made."""
+    with small_job(folder, world_size=world_size) as (here, job, config, data, target):
+        torch.manual_seed(1000 + here.rank)
+        expected = None
+        if here.on_main(lambda: newest_whole(target)) is None:
+            with Checkpoints(target, job, config, data, here) as checkpoints:
+                checkpoints.save(Progress(epoch=1, step=7))
+            expected = torch.rand(3).tolist()
+            torch.manual_seed(2000)
+        load(here.on_main(lambda: newest_whole(target)), job, data)
+        return expected, torch.rand(3).tolist()
+
+
 def test_the_random_state_is_that_of_each_rank(tmp_path):
-    first = run_ranks(2, random_after_load, tmp_path, 2)
-    again = run_ranks(2, random_after_load, tmp_path, 2)
+    first, again = (run_ranks(2, random_after_load, tmp_path, 2) for _ in range(2))
     expected = [saved for saved, _ in first]
     assert [found for _, found in first] == [found for _, found in again] == expected
     assert expected[0] != expected[1]

@@ -29,8 +29,8 @@ def found(*overrides, shards=SHARDS):
     return work, plan_costs(work, shards)
 
 
-def test_weights_and_states():
-    _, numbers = found()
+def test_weights_states_and_lookups():
+    work, numbers = found()
     inputs = 3 * 10 + 3
     # Weights and biases of three layers, the last layer's weights, the numbers' weights, the bias.
     dense = inputs * 400 + 400 + 2 * (400 * 400 + 400) + 400 + 3 + 1
@@ -39,14 +39,24 @@ def test_weights_and_states():
     # Two moments of 12 columns and the number of a step.
     states = [n * (2 * 12 * 4 + 4) + 2 * 4 * dense for n in rows]
     assert numbers.memory["optimizer_state"].tolist() == states
-    work, _ = found("optim.embedding.optimizer=fbgemm_adam")
-    assert work.states.per_row(12) == 2 * 12 * 4
-
-
-def test_lookups():
-    _, numbers = found()
+    assert found("optim.embedding.optimizer=fbgemm_adam")[0].states.per_row(12) == 2 * 12 * 4
     # t_a on rank 1, half of t_b on ranks 0 and 1, the copies of t_c a rank's own samples.
     assert numbers.lookups.tolist() == [BATCH / 2 + LOCAL, BATCH * 3 / 2 + LOCAL, LOCAL, LOCAL]
+    # Ids that are frequent weigh on the first rows.
+    skewed = found("data.zipf=1.2")[1].lookups
+    assert skewed[0] > 1.5 * numbers.lookups[0]
+    assert skewed.sum() == pytest.approx(numbers.lookups.sum())
+    assert list(numbers.groups) == ["data_parallel", "row_wise", "table_wise"]
+    assert numbers.groups["row_wise"] == {"fields": ["b"], "rows": 800, "shards": 4, "ranks": 4}
+    total = numbers.total_memory
+    assert numbers.imbalance()["memory"] == total[1] / total.mean()
+    larger = found("train.batch_size=128")[1].memory["activations"]
+    assert (larger > numbers.memory["activations"]).all()
+    # The clip by weights of a table needs norms of all its rows.
+    assert not work.states.needs_all_rows
+    whole = found("optim.embedding.clip.granularity=field_adaptive")[1]
+    grown = whole.memory["activations"] - numbers.memory["activations"]
+    assert grown[1] == pytest.approx(rows[1] * 3 * 4, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -94,31 +104,6 @@ def test_helen_exchanges_twice():
     assert twice.received.tolist() == [2 * received for received in once.received]
 
 
-def test_frequent_ids_weigh_on_the_first_rows():
-    even = found()[1]
-    skewed = found("data.zipf=1.2")[1]
-    assert skewed.lookups[0] > 1.5 * even.lookups[0]
-    assert skewed.lookups.sum() == pytest.approx(even.lookups.sum())
-
-
-def test_activations_grow_with_the_batch_and_what_every_row_needs():
-    small, large = found(), found("train.batch_size=128")
-    assert (large[1].memory["activations"] > small[1].memory["activations"]).all()
-    # The clip by weights of a table needs norms of all its rows.
-    assert not small[0].states.needs_all_rows
-    whole = found("optim.embedding.clip.granularity=field_adaptive")
-    grown = whole[1].memory["activations"] - small[1].memory["activations"]
-    assert grown[1] == pytest.approx((1000 + 400 + 12) * 3 * 4, rel=0.05)
-
-
-def test_groups_and_imbalance():
-    _, numbers = found()
-    assert list(numbers.groups) == ["data_parallel", "row_wise", "table_wise"]
-    assert numbers.groups["row_wise"] == {"fields": ["b"], "rows": 800, "shards": 4, "ranks": 4}
-    total = numbers.total_memory
-    assert numbers.imbalance()["memory"] == total[1] / total.mean()
-
-
 def test_frequencies_by_zipf_and_by_a_sample():
     assert [zipf(8, 0.0)(row) for row in (0, 2, 8)] == [0.0, 0.25, 1.0]
     dataset = SyntheticClicks(scale=0.0001, zipf=1.3).dataset(20_000, 100)
@@ -128,9 +113,7 @@ def test_frequencies_by_zipf_and_by_a_sample():
         assert zipf(size, 1.3)(row) == pytest.approx((ids < row).mean(), abs=0.015)
     known = sampled(np.array([0, 0, 1, 5]))
     assert [known(row) for row in (0, 1, 5, 6)] == [0.0, 0.5, 0.75, 1.0]
-
-
-def test_a_sample_of_rows_is_spread_over_the_part():
+    # Of a sample that is spread over the part.
     assert np.array_equal(sampled_rows(300), np.arange(300))
     rows = sampled_rows(10**9)
     assert len(set(rows.tolist())) == len(rows) == 64 * 1024

@@ -1,10 +1,11 @@
-"""Plans for clusters that need not exist."""
+"""Plans for clusters that need not exist, also as a user asks for them."""
 
 import json
 
 import pytest
 
 from stampede.data.prepare import main as prepare
+from stampede.engine.cli import main
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.planning.dry_run import dry_run, print_dry_run
@@ -12,18 +13,13 @@ from stampede.engine.planning.planner import Cluster
 from stampede.settings import SettingsError
 from support.paths import ROOT, shared
 from support.planning import gpus, planned_config
-
-pytestmark = pytest.mark.slow
-
-TEN_BILLION = planned_config(world_size=128, batch_size=65536)
+from support.predicting import run_command
 
 
-@pytest.fixture(scope="module")
-def large():
-    return dry_run(TEN_BILLION, gpus(128, 141))
-
-
-def test_ten_billion_rows_fit_128_gpus(large):
+@pytest.mark.slow
+def test_ten_billion_rows_fit_128_gpus_and_the_costs_are_written(tmp_path, monkeypatch):
+    config = planned_config(world_size=128, batch_size=65536)
+    large = dry_run(config, gpus(128, 141))
     assert large.fits
     memory = large.costs.memory
     rows = 10**10
@@ -44,18 +40,14 @@ def test_ten_billion_rows_fit_128_gpus(large):
     (spec,) = (m["t_C3"].sharding_spec for m in large.plan.plan.values())
     assert len(spec.shards) > 1
     assert sum(s.shard_sizes[0] * s.shard_sizes[1] for s in spec.shards) == 2_994_952_602 * 12
-
-
-def test_the_costs_are_written(large, tmp_path, monkeypatch):
     monkeypatch.setattr("stampede.engine.planning.dry_run.dry_run", lambda *_: large)
-    out = tmp_path / "plan.json"
-    print_dry_run(TEN_BILLION, gpus(128, 141), out)
-    written = json.loads(out.read_text())
+    print_dry_run(config, gpus(128, 141), tmp_path / "plan.json")
+    written = json.loads((tmp_path / "plan.json").read_text())
     assert written == json.loads(json.dumps(large.to_dict()))
     assert written["fits"] and len(written["memory_bytes"]["total"]) == 128
     assert written["tables"]["C3"]["rows"] == 2_994_952_602
     with pytest.raises(SettingsError, match=r"--plan-out.*cannot be written"):
-        print_dry_run(TEN_BILLION, gpus(128, 141), tmp_path / "absent/plan.json")
+        print_dry_run(config, gpus(128, 141), tmp_path / "absent/plan.json")
 
 
 def users(count, *overrides, world_size=8):
@@ -76,27 +68,27 @@ def test_a_shortfall_is_named_with_what_would_help():
 
 
 @pytest.mark.parametrize(
-    "config, gigabytes, proposal",
+    "config, too_small, proposal, enough",
     [
         # 444 GB of weights and moments on 8 devices; 300 GB would do for Adagrad.
-        (users(3e9), 60, r"optim.embedding.optimizer=(rowwise_adam|adagrad)"),
-        (users(2e9, "sharding.plan=table_wise"), 80, r"sharding.plan=auto or row_wise"),
+        (users(3e9), gpus(8, 60), "optimizer=(rowwise_adam|adagrad)", None),
+        (users(2e9, "sharding.plan=table_wise"), gpus(8, 80), "auto or row_wise", None),
+        # With the counter of steps 296 GB.
+        (users(2e9, "sharding.plan=row_wise"), gpus(8, 40), "too much", gpus(8, 80)),
+        # CPUs keep nothing free.
+        (
+            planned_config("data.tables={user: 1e8}", world_size=4),
+            Cluster(4, 2, "cpu", 35 * 10**8),
+            "too much",
+            Cluster(4, 2, "cpu", 4 * 10**9),
+        ),
     ],
+    ids=["another optimizer", "another plan", "counters of steps", "cpus"],
 )
-def test_what_is_enough_is_proposed(config, gigabytes, proposal):
+def test_what_is_enough_fits_or_is_proposed(config, too_small, proposal, enough):
     with pytest.raises(DoesNotFitError, match=proposal):
-        print_dry_run(config, gpus(8, gigabytes), None)
-
-
-def test_with_the_counter_of_steps_296_gb_fit_8_devices():
-    assert dry_run(users(2e9, "sharding.plan=row_wise"), gpus(8, 80)).fits
-
-
-def test_cpus_keep_nothing_free():
-    config = planned_config("data.tables={user: 1e8}", world_size=4)
-    assert dry_run(config, Cluster(4, 2, "cpu", 4 * 10**9)).fits
-    with pytest.raises(DoesNotFitError):
-        print_dry_run(config, Cluster(4, 2, "cpu", 35 * 10**8), None)
+        print_dry_run(config, too_small, None)
+    assert enough is None or dry_run(config, enough).fits
 
 
 def test_synthetic_clicks_are_planned_without_drawing_them():
@@ -108,10 +100,14 @@ def test_synthetic_clicks_are_planned_without_drawing_them():
 
 def test_prepared_data_tell_their_sizes_and_frequencies(tmp_path):
     log, folder = str(shared("data/avazu_20k.csv.gz")), str(tmp_path / "folder")
+    config = load_config(
+        ROOT / "configs/avazu.yaml", [f"data.path={log}", f"data.cache={tmp_path}"], 4
+    )
+    with pytest.raises(SettingsError, match=r"not prepared yet.*stampede prepare avazu.*plan_10b"):
+        dry_run(config, gpus(4, 80))
     assert prepare(["avazu", log, "--out", folder]) == 0
     keys = ["data.kind=prepared", f"data.path={folder}"]
-    config = load_config(ROOT / "configs/table.yaml", keys, 4)
-    data = dry_run(config, gpus(4, 80)).work.data
+    data = dry_run(load_config(ROOT / "configs/table.yaml", keys, 4), gpus(4, 80)).work.data
     assert len(data.tables) == 23 and data.id_bytes == 4  # the hour is two fields
     assert "rows of the training part" in data.assumed
     # The most frequent id stands first.
@@ -119,14 +115,48 @@ def test_prepared_data_tell_their_sizes_and_frequencies(tmp_path):
     assert largest.below(largest.rows // 10) > 0.2
 
 
-def test_for_a_raw_log_the_command_that_prepares_it_is_named(tmp_path):
-    log = shared("data/avazu_20k.csv.gz")
-    keys = [f"data.path={log}", f"data.cache={tmp_path}"]
-    config = load_config(ROOT / "configs/avazu.yaml", keys, 4)
-    with pytest.raises(SettingsError, match=r"not prepared yet.*stampede prepare avazu.*plan_10b"):
-        dry_run(config, gpus(4, 80))
+SMALL = ["configs/plan_10b.yaml", "data.tables={user: 1e8, item: 1000}", "train.batch_size=8192",
+         "evaluate.batch_size=8192"]  # fmt: skip
+GPUS = ["--plan", "--world-size", "16", "--device-memory"]
+CRITEO = "configs/criteo_kaggle.yaml"
 
 
-def test_an_unknown_field_is_refused():
-    with pytest.raises(SettingsError, match=r"'use' is not a field of data.tables"):
-        dry_run(planned_config("data.ids_per_sample={use: 3.0}"), gpus(1, 80))
+def test_the_command_ends_with_status_0_or_1(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    out = ["--devices-per-node", 4, "--plan-out", tmp_path / "plan.json"]
+    status, said = run_command(main, *GPUS, "80GiB", *out, *SMALL)
+    assert status == 0 and "fits: " in said and "100,001,000 rows" in said, said
+    cluster = json.loads((tmp_path / "plan.json").read_text())["cluster"]
+    assert (cluster["memory"], cluster["local_world_size"]) == (80 * 2**30, 4)
+    status, said = run_command(main, *GPUS, "512MB", *SMALL)
+    assert status == 1 and "does not fit" in said
+    assert "error: rank " in said and "too much" in said
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([*GPUS, "80GB", CRITEO], "data.path is not given"),
+        ([*GPUS, "80GB", CRITEO, "data.path=absent.tsv"], "absent.tsv: no"),
+        (
+            [*GPUS, "80GB", "configs/table.yaml", "data.kind=prepared", "data.path=absent"],
+            "no prepared data here",
+        ),
+        ([*GPUS, "80", *SMALL], "--device-memory: found '80'; write a number above 0 and a unit"),
+        ([*GPUS, "80GB", *SMALL, "train.batch_size=100"], "number of ranks, 16"),
+        ([*GPUS, "80GB", *SMALL, "--devices-per-node", "5"], "write 15 or 20 devices"),
+        ([*GPUS, "80GB", *SMALL, "data.tables={user: 1.5}"], "data.tables.user: found 1.5"),
+        (
+            [*GPUS, "80GB", *SMALL, "data.ids_per_sample={use: 3.0}"],
+            "'use' is not a field of data.tables",
+        ),
+        (["--plan", *SMALL], "--world-size is not given"),
+        (["--plan", "--world-size", "0", "--device-memory", "1GB", *SMALL], "found 0"),
+        (["--world-size", "16", *SMALL], "write --plan too"),
+        ([*SMALL], "has no clicks to train on"),
+    ],
+)
+def test_mistakes_get_a_sentence_and_status_2(arguments, words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    status, said = run_command(main, *arguments)
+    assert status == 2 and words in said, said

@@ -1,4 +1,4 @@
-"""Plans, the message if the tables do not fit, and sizes of memory as people write them."""
+"""Plans, the message if the tables do not fit, and sizes as people write them."""
 
 from contextlib import nullcontext
 
@@ -7,7 +7,6 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.config.load import load_config
-from stampede.engine.console import readable_bytes
 from stampede.engine.planning import planner
 from stampede.engine.planning.planner import Cluster, describe_plan, parse_bytes, search_plan
 from stampede.engine.planning.workload import planned_data, workload
@@ -75,19 +74,15 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
         make_plan("auto")
 
 
-def test_reproducible_runs_add_up_in_order():
-    in_order = types_of("train.reproducible=true", "train.tiles=2")
-    assert in_order == ("table_wise", "row_wise")
-    # Nor do they split tables with bags.
-    bags = "data.ids_per_sample={C2: 3}"
-    assert describe_plan(make_plan("row_wise", bags)) == "2 tables row_wise"
-    plan = make_plan("row_wise", bags, "train.reproducible=true", "train.tiles=2")
-    assert describe_plan(plan) == "1 tables row_wise, 1 tables table_wise"
-
-
 def test_auto_lets_the_planner_choose_among_the_exact_types():
     assert types_of() == SHARDING_TYPES
     assert types_of("optim.embedding.optimizer=fbgemm_cowclip") == BASELINE_SHARDING_TYPES
+    # Reproducible runs add up in order, nor do they split tables with bags.
+    reproducible, bags = ["train.reproducible=true", "train.tiles=2"], "data.ids_per_sample={C2: 3}"
+    assert types_of(*reproducible) == ("table_wise", "row_wise")
+    assert describe_plan(make_plan("row_wise", bags)) == "2 tables row_wise"
+    plan = make_plan("row_wise", bags, *reproducible)
+    assert describe_plan(plan) == "1 tables row_wise, 1 tables table_wise"
 
 
 @pytest.mark.parametrize(
@@ -98,8 +93,3 @@ def test_auto_lets_the_planner_choose_among_the_exact_types():
 def test_a_size_is_parsed(text, size):
     with nullcontext() if size else pytest.raises(SettingsError, match=r"found '.*141GB.*80GiB"):
         assert parse_bytes(text, "--device-memory") == size
-
-
-def test_sizes_are_shown():
-    sizes = {0: "0 B", 999_600: "1.00 MB", 163.2e9: "163.2 GB", 99.5e9: "99.50 GB"}
-    assert {count: readable_bytes(count) for count in sizes} == sizes
