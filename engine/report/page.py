@@ -57,7 +57,7 @@ def write_report(
     notes = [f"{run.label} {state}" for run in runs if (state := run.state())] + _advice(runs)
     groups = by_data(runs)
     pictures: dict[str, list[Picture]] = {}
-    for number, (data, members) in enumerate(groups.items(), 1):
+    for data, members in groups.items():
         drawn = best(members)
         if len(drawn) < len(members):
             notes.append(
@@ -65,8 +65,8 @@ def write_report(
                 "AUC; the picture of batch sizes shows all."
             )
         pictures[data] = all_pictures(members, drawn)
-        for one in pictures[data] if number > 1 else ():
-            one.name += f"_{number}"
+        for one in pictures[data] if len(pictures) > 1 else ():
+            one.name += f"_{len(pictures)}"
     every = [one for of_data in pictures.values() for one in of_data]
     pngs = {one.name: to_png(one.figure, _DPI) for one in every if one.figure is not None}
     about = [table for table in (about_table(runs), step_table(runs)) if table.rows]
@@ -108,10 +108,8 @@ def _advice(runs: Sequence[RunRecord]) -> list[str]:
             said.setdefault(line["text"], []).append(run.label)
     if len(runs) == 1:
         return list(said)
-    return [
-        f"{whose[0] if len(whose) == 1 else f'{len(whose)} runs'}: {text}"
-        for text, whose in said.items()
-    ]
+    who = {text: of[0] if len(of) == 1 else f"{len(of)} runs" for text, of in said.items()}
+    return [f"{whose}: {text}" for text, whose in who.items()]
 
 
 def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -161,7 +159,7 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
             f"{part} {shown}": _mean(one.metric(part, name, when), ".4f")
             for name, shown in METRICS.items()
             for part in PARTS
-            if any(run.metric(part, name, when) is not None for run in runs)
+            if any(of.metric(part, name, when) for of in settings)
         }
 
     def differences(one: Setting) -> Row:
@@ -284,47 +282,43 @@ def period_tables(runs: Sequence[RunRecord]) -> list[Table]:
         "of this page shows the run's newest period."
     )
 
-    def row(line: dict[str, Any]) -> Row:
-        # An untrained model scored the first period.
-        hidden = ".4f" if line["period"] == 1 else None
-        return {"period": str(line["period"]), "file": Path(line["file"]).name} | {
-            head: _cell(line.get(key) if form != hidden else None, form)
-            for head, (key, form) in columns.items()
-        }
-
-    return [
-        Table(f"Periods of {run.label}", note, [row(line) for line in run.periods])
-        for run in runs
-        if run.periods
-    ]
+    tables = []
+    for run in runs:
+        rows = []
+        for line in run.periods:
+            row = {"period": str(line["period"]), "file": Path(line["file"]).name}
+            for head, (key, form) in columns.items():
+                # An untrained model scored the first period.
+                is_hidden = line["period"] == 1 and form == ".4f"
+                row[head] = "" if is_hidden else _cell(line.get(key), form)
+            rows.append(row)
+        if rows:
+            tables.append(Table(f"Periods of {run.label}", note, rows))
+    return tables
 
 
 def step_table(runs: Sequence[RunRecord]) -> Table:
     """Times of steps in the longest timed stretch, and the slowest rank."""
     percentiles = {"p50": "p50", "p90": "p90", "p99": "p99", "longest": "max"}
 
-    def row(label: str, line: dict[str, Any]) -> Row:
+    def row(label: str, lines: Sequence[dict[str, Any]]) -> Row:
+        line = max(lines, key=lambda each: (each["step_seconds"]["steps"], each["step"]))
         seconds, slowest = line["step_seconds"], line["slowest_seconds"]
-        others = slowest["others"]
+        own, others = (f"{1e3 * (slowest[whose] or 0):,.1f} ms" for whose in ("own", "others"))
+        said = f"{slowest['rank']}: {own} without waiting, the others {others}"
         return {
             "run": label,
             "steps": f"{line['step'] - seconds['steps'] + 1:,} to {line['step']:,}",
             **{head: f"{1e3 * seconds[key]:,.1f} ms" for head, key in percentiles.items()},
             "reading": f"{line['phase_seconds'].get(READING, 0) / seconds['mean']:.1%}",
             "communication": f"{line['communication_seconds'] / seconds['mean']:.1%}",
-            "slowest rank": f"{slowest['rank']}: {1e3 * slowest['own']:,.1f} ms without waiting, "
-            f"the others {1e3 * others:,.1f} ms"
-            if others
-            else "",
+            "slowest rank": said if slowest["others"] else "",
             "peak memory": readable_bytes(line["peak_memory_bytes"]),
         }
 
-    def longest(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return max(lines, key=lambda each: (each["step_seconds"]["steps"], each["step"]))
-
     note = "Times of steps on the slowest rank, in the longest timed stretch."
     timed = [(run.label, lines) for run in runs if (lines := run.of_kind("timing"))]
-    return Table("Steps", note, [row(label, longest(lines)) for label, lines in timed])
+    return Table("Steps", note, [row(label, lines) for label, lines in timed])
 
 
 def configuration_table(runs: Sequence[RunRecord]) -> Table:

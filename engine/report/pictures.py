@@ -155,8 +155,8 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             "no step was logged, or the tables' optimizer does not count clipped rows",
             (_SAMPLES, _CLIPPED),
         ),
-        _clipped_by_count(styled),
-        _clipped_by_field(styled),
+        _clipped_by("count", styled),
+        _clipped_by("field", styled),
         _embedding_norms(styled),
         _time_by_phase(drawn),
     ]
@@ -381,65 +381,48 @@ def _calibration(styled: Styled) -> Picture:
     return picture.finish()
 
 
-def _clipped_by_count(styled: Styled) -> Picture:
-    def groups(line: dict[str, Any]) -> dict[str, Any]:
-        firsts = {count["from"]: count for count in line["counts"]}
-        return {"1" if n == 1 else f"{n}-{2 * n - 1}": count for n, count in firsts.items()}
-
+def _clipped_by(by: str, styled: Styled) -> Picture:
+    """Clipped share of the rows by `count` of their ids or by `field`, over all counted steps."""
+    titles = {"count": "Clipped rows by frequency of the id", "field": "Clipped rows by field"}
+    how = {"count": "how often the id occurs in that global batch", "field": "field"}
     caption = (
-        "Share of the ids of a batch whose gradient was clipped, by how often the id occurs in "
-        "that global batch, over all counted steps."
+        f"Share of the ids of a batch whose gradient was clipped, by {how[by]}, over all counted "
+        "steps."
     )
-    picture = Picture("clipped_by_count", "Clipped rows by frequency of the id", caption)
-    return _shares(styled, picture, groups, "occurrences")
-
-
-def _clipped_by_field(styled: Styled) -> Picture:
-    caption = (
-        "Share of the ids of a batch whose gradient was clipped, by field, over all counted steps."
-    )
-    picture = Picture("clipped_by_field", "Clipped rows by field", caption)
-    lines = [line for one, _ in styled for run in one.runs for line in run.of_kind("clipping")]
-    several = sorted({field for line in lines for field in line["left_out"]})
-    picture.lacks(several, "fields with several ids in a sample")
-    return _shares(styled, picture, lambda line: line["fields"], "")
-
-
-def _shares(
-    styled: Styled,
-    picture: Picture,
-    groups: Callable[[dict[str, Any]], dict[str, dict[str, int]]],
-    xlabel: str,
-) -> Picture:
-    """Clipped share of the rows of each group, over all counted steps."""
-    found: list[tuple[str, Style, dict[str, float]]] = []
-    absent = []
+    picture = Picture(f"clipped_by_{by}", titles[by], caption)
+    found: list[tuple[str, Style, dict[Any, float]]] = []
+    absent, several = [], set()
     for one, style in styled:
         touched, clipped = Counter(), Counter()
         for line in (line for run in one.runs for line in run.of_kind("clipping")):
-            for group, count in groups(line).items():
+            by_count = {count["from"]: count for count in line["counts"]}
+            for group, count in (by_count if by == "count" else line["fields"]).items():
                 touched[group] += count["touched"]
                 clipped[group] += count["clipped"]
+            several.update(line["left_out"])
         if touched:
             shares = {group: clipped[group] / n for group, n in touched.items() if n}
             found.append((one.label, style, shares))
         else:
             absent.append(one.label)
+    if by == "field":
+        picture.lacks(sorted(several), "fields with several ids in a sample")
     picture.lacks(absent, "not counted (set train.clip_stats_every)")
     if not found:
         return picture
-    places = list(dict.fromkeys(group for *_, shares in found for group in shares))
-    if xlabel:
-        places.sort(key=lambda text: int(text.partition("-")[0]))
+    groups = list(dict.fromkeys(group for *_, shares in found for group in shares))
+    if by == "count":
+        groups.sort()
     axes = picture.begin()
     for label, style, shares in found:
-        x = [place for place, group in enumerate(places) if group in shares]
+        x = [place for place, group in enumerate(groups) if group in shares]
         # Fields have no order, so draw no line.
-        line = {} if xlabel else {"linestyle": "none"}
-        axes.plot(x, [shares[places[place]] for place in x], **{**style, **line}, label=label)
-    axes.set_xticks(range(len(places)), places, rotation=90 if len(places) > 8 else 0, fontsize=8)
+        line = {"linestyle": "none"} if by == "field" else {}
+        axes.plot(x, [shares[groups[place]] for place in x], **{**style, **line}, label=label)
+    names = [f"{n}-{2 * n - 1}" if n != 1 else "1" for n in groups] if by == "count" else groups
+    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 8 else 0, fontsize=8)
     as_written(axes.get_xticklabels())
-    axes.set(xlabel=xlabel, ylabel=_CLIPPED)
+    axes.set(xlabel="occurrences" if by == "count" else "", ylabel=_CLIPPED)
     return picture.finish()
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import NullFormatter
@@ -309,8 +308,27 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[str]) -> F
     x = sweep.section.report.x or axes[-1]
     figure = Figure(figsize=(1.5 + 6.0 * len(shown), 4.5), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    drawn = {one.point.labels[x] for one in found}
+    along = [text for text in choices(x, sweep.section.grid[x]) if text in drawn]
+    # Lines would suggest that names, such as the clips', have an order.
+    in_order = all(text[:1].isdigit() for text in along)
     for panel, column in zip(panels, shown, strict=True):
-        _draw_panel(panel, sweep, found, x, column)
+        lines: dict[str, list[Result]] = {}
+        for one in found:
+            if one.mean(column) is not None:
+                others = " / ".join(one.point.labels[axis] for axis in axes if axis != x)
+                lines.setdefault(others, []).append(one)
+        for number, (title, of_line) in enumerate(lines.items()):
+            style = _STYLES[number % len(_STYLES)][: None if in_order else 1]
+            # Side by side, so that error bars do not overlap.
+            shift = 0.06 * (number - (len(lines) - 1) / 2)
+            places = [along.index(one.point.labels[x]) + shift for one in of_line]
+            values, errors = zip(*(one.mean(column) for one in of_line), strict=True)
+            errors = [error or 0.0 for error in errors]
+            panel.errorbar(places, values, errors, fmt=style, capsize=3, label=title or None)
+        panel.set_xticks(range(len(along)), along)
+        panel.set(xlabel=x, ylabel=_title_of(column))
+        panel.grid(alpha=0.3)
     bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
     heading = f"best epoch chosen on the {_selected_on(found)} part"
     heading += "; bars: standard error" if bars else ""
@@ -322,29 +340,6 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[str]) -> F
         title = " / ".join(axis for axis in axes if axis != x)
         panels[-1].legend(loc="best", fontsize=8, title=title, title_fontsize=8)
     return figure
-
-
-def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: str) -> None:
-    shown = {one.point.labels[x] for one in found}
-    along = [text for text in choices(x, sweep.section.grid[x]) if text in shown]
-    # Lines would suggest that names, such as the clips', have an order.
-    in_order = all(text[:1].isdigit() for text in along)
-    lines: dict[str, list[Result]] = {}
-    for one in found:
-        others = [t for axis, t in one.point.labels.items() if axis not in (x, sweep.section.tune)]
-        if one.mean(column) is not None:
-            lines.setdefault(" / ".join(others), []).append(one)
-    for number, (title, of_line) in enumerate(lines.items()):
-        style = _STYLES[number % len(_STYLES)][: None if in_order else 1]
-        # Side by side, so that error bars do not overlap.
-        shift = 0.06 * (number - (len(lines) - 1) / 2)
-        places = [along.index(one.point.labels[x]) + shift for one in of_line]
-        values, errors = zip(*(one.mean(column) for one in of_line), strict=True)
-        errors = [error or 0.0 for error in errors]
-        axes.errorbar(places, values, errors, fmt=style, capsize=3, label=title or None)
-    axes.set_xticks(range(len(along)), along)
-    axes.set(xlabel=x, ylabel=_title_of(column))
-    axes.grid(alpha=0.3)
 
 
 def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:
