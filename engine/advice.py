@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from stampede.data import DataError, Dataset, Part, Samples, only_label
+from stampede.data import DataError, Dataset, Part, only_label
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
@@ -24,9 +24,6 @@ from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
 from stampede.files import read_file
 from stampede.settings import DAMAGE, SettingsError, counted
-
-# Kind of the lines of `metrics.jsonl` that hold a sentence.
-ADVICE = "advice"
 
 # Whole paths and keys, so that they can be copied.
 _WRAPPER = textwrap.TextWrapper(
@@ -59,7 +56,7 @@ def tell(sentences: Sequence[str], step: int, folder: RunFolder, processes: Proc
         for text in sentences:
             if text not in told(folder):
                 tqdm.write(_WRAPPER.fill(f"advice: {text}"))
-                folder.log({"kind": ADVICE, "step": step, "text": text})
+                folder.log({"kind": "advice", "step": step, "text": text})
 
     if sentences:
         processes.on_main(tell_new)
@@ -67,19 +64,14 @@ def tell(sentences: Sequence[str], step: int, folder: RunFolder, processes: Proc
 
 def told(folder: RunFolder) -> list[str]:
     """The sentences that the run has said so far."""
-    try:
-        return [line["text"] for line in folder.lines() if line["kind"] == ADVICE]
-    except DAMAGE:
-        # The log was damaged before the run was continued.
-        return []
+    # The log may have been damaged before the run was continued.
+    with suppress(*DAMAGE):
+        return [line["text"] for line in folder.lines() if line["kind"] == "advice"]
+    return []
 
 
 def check_batch_size(batch_size: int, rows: int, world_size: int = 1) -> None:
-    """Refuse a batch larger than the data: the rates would be scaled to a batch that never occurs.
-
-    Raises:
-        SettingsError: it is larger.
-    """
+    """Refuse a batch larger than the data: rates would be scaled to a batch that never occurs."""
     if batch_size > rows:
         raise SettingsError(
             f"train.batch_size: found {batch_size:,}, but the training part has "
@@ -90,13 +82,8 @@ def check_batch_size(batch_size: int, rows: int, world_size: int = 1) -> None:
 
 
 def check_labels(part: Part) -> None:
-    """Refuse a training part of one class.
-
-    Raises:
-        DataError: all labels are the same.
-    """
-    found = _one_class("training", part)
-    if found:
+    """Refuse a training part of one class."""
+    if found := _one_class("training", part):
         raise DataError(f"{found}, so there is nothing to learn: {_OTHER_LABELS}")
 
 
@@ -109,12 +96,7 @@ def _one_class(name: str, part: Part) -> str:
 
 
 def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
-    """Advice if an epoch has too few steps.
-
-    Args:
-        rows: of the training part.
-        world_size: number of processes; batch sizes are a multiple of it.
-    """
+    """Advice if an epoch of so many training rows has too few steps."""
     steps = -(-rows // batch_size)
     if steps >= _FEWEST_STEPS:
         return []
@@ -126,6 +108,7 @@ def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
 
 
 def _batch_of_enough_steps(rows: int, world_size: int) -> int:
+    # Batch sizes are a multiple of the number of processes.
     size = world_size
     while 2 * size * _FEWEST_STEPS <= rows:
         size *= 2
@@ -135,15 +118,11 @@ def _batch_of_enough_steps(rows: int, world_size: int) -> int:
 def on_data(dataset: Dataset) -> list[str]:
     """Advice from preparation, on parts of one class, and on columns with ids unseen in training.
 
-    Looks for ids in some 65,000 rows of each part.
-
-    Args:
-        dataset: its parts must be on the CPU.
+    Reads some 65,000 rows of each part, which must be on the CPU.
     """
     sentences = [dataset.advice] if dataset.advice else []
     for name, part in (("validation", dataset.validation), ("test", dataset.test)):
-        found = _one_class(name, part) if part is not None else ""
-        if found:
+        if part is not None and (found := _one_class(name, part)):
             sentences.append(f"{found}: {_OTHER_LABELS}")
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
@@ -164,29 +143,21 @@ def on_data(dataset: Dataset) -> list[str]:
 def _unseen_shares(part: Part, dataset: Dataset) -> dict[str, float]:
     """Share of the sampled rows with an unseen or rare id, by field."""
     samples = part.read(torch.from_numpy(sampled_rows(part.rows)))
-    fields = list(dataset.vocabulary_sizes)
-    return {
-        field: _rows_with(samples, fields.index(field), row) / len(samples.label)
-        for field, row in dataset.unseen_rows.items()
-    }
-
-
-def _rows_with(samples: Samples, field: int, row: int) -> int:
-    """Number of samples with a row of a field's table; multi-valued fields come last."""
-    single = samples.ids.shape[1]
-    if field < single:
-        return int((samples.ids[:, field] == row).sum())
-    bag = samples.bags[field - single]
-    sample = torch.arange(len(bag.lengths)).repeat_interleave(bag.lengths)
-    return len(sample[bag.values == row].unique())
+    fields, shares = list(dataset.vocabulary_sizes), {}
+    for field, row in dataset.unseen_rows.items():
+        # Multi-valued fields come last.
+        number, bag = fields.index(field), fields.index(field) - samples.ids.shape[1]
+        if bag < 0:
+            found = int((samples.ids[:, number] == row).sum())
+        else:
+            of = torch.arange(len(samples.label)).repeat_interleave(samples.bags[bag].lengths)
+            found = len(of[samples.bags[bag].values == row].unique())
+        shares[field] = found / len(samples.label)
+    return shares
 
 
 def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
-    """Advice if nothing was learned by the first evaluated epoch.
-
-    Args:
-        score: AUC of the part that selects the best epoch.
-    """
+    """Advice if nothing was learned by the first evaluated epoch, by the AUC of a part."""
     if score is None or score >= _LEAST_AUC:
         return []
     return [
@@ -221,9 +192,6 @@ def compare_with_lr(
     Args:
         dataset: its parts must be on the CPU.
         same_data: whether an existing summary in the folder is about the same data.
-
-    Returns:
-        See `logistic_regression`; None without a comparison.
     """
     wanted = config.evaluate.compare_with_lr
     if wanted == "auto":

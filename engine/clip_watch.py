@@ -31,8 +31,7 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
     Returns:
         `fields`, `counts` and `left_out`, complete on rank 0. `counts` groups the rows of all
         fields by the occurrences of their ids in the global batch: `from` a power of two up to the
-        next. It also has the means over these rows of the gradient's norm, L2 term included, of the
-        weights' norm, and of the threshold.
+        next. Its `gradient_norm` includes the L2 term.
     """
     dim, front, processes = run.config.model.dim, run.job.front, run.processes
     clip = run.config.optim.embedding.clip.as_clip(dim)

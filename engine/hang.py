@@ -47,11 +47,10 @@ _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}distributed{os.sep}" for name in ("to
 def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterator[None]:
     """End the processes with status 3 if the run makes no progress within the context.
 
-    Time counts from the first heartbeat. All ranks must enter together.
+    All ranks must enter together. Time counts from the first heartbeat; the first step gets ten
+    minutes more than `hang_seconds`.
 
     Args:
-        settings: `hang_seconds`, the longest time without a heartbeat on any rank (ten minutes
-            more in the first step), and `slow_hang_seconds`, the same for `Heartbeat.slowly`.
         folder: for the stacks of all threads.
     """
     if not settings.hang_seconds:
@@ -74,8 +73,8 @@ class RankStatus:
     """Where a rank is, as published to the other ranks, see `stampede.engine.heartbeat.Heartbeat`.
 
     Attributes:
-        published: number of this message; it grows while the watchdog runs.
-        still_seconds: time since its last beat, not counting time while the process was stopped.
+        published: number of this message.
+        still_seconds: since its last beat, without time while the process was stopped.
         hangs: whether that is too long.
         waits: whether it waits for other ranks.
     """
@@ -200,9 +199,9 @@ class Watchdog:
 
     def _end_process(self, reason: str) -> None:
         settings = self._settings
-        after = f"run.hang_seconds={settings.hang_seconds:g}"
-        if self._is_slow and settings.slow_hang_seconds > settings.hang_seconds:
-            after = f"run.slow_hang_seconds={settings.slow_hang_seconds:g}"
+        slow = self._is_slow and settings.slow_hang_seconds > settings.hang_seconds
+        key = "slow_hang_seconds" if slow else "hang_seconds"
+        after = f"run.{key}={getattr(settings, key):g}"
         sentence = (
             f"the run hangs: {reason}. After {after} its processes end with status {HUNG}; a "
             "restart by torchrun, or checkpoint.resume=auto, continues from the newest checkpoint; "
@@ -231,9 +230,7 @@ class Watchdog:
 
 
 def stuck_ranks(ranks: Mapping[int, RankStatus | None], silent: Collection[int] = ()) -> str:
-    """The ranks that the others wait for, as a sentence without its full stop.
-
-    Empty while a rank makes progress.
+    """The ranks that the others wait for, as a clause; empty while a rank makes progress.
 
     Args:
         ranks: the newest status of all ranks, None if there is none.
@@ -268,9 +265,7 @@ def _some(clauses: list[str]) -> str:
 
 def waits_for_others(thread: int) -> bool:
     """Whether a thread, by its `ident`, waits for other ranks."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
-        return False
+    frame = sys._current_frames()[thread]
     # Waiting for an asynchronous collective is a call into C++, from any file.
     path = frame.f_code.co_filename
     in_wait = ".wait(" in linecache.getline(path, frame.f_lineno)

@@ -49,17 +49,12 @@ def _parser() -> argparse.ArgumentParser:
         "of periods that keep their checkpoints",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("config", metavar="CONFIG.yaml", help="a job on a raw log")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value")
-    parser.add_argument(
-        "--follow", action="store_true", help="wait for more files; SIGTERM or Ctrl-C ends it"
-    )
-    parser.add_argument(
-        "--on-bad-file",
-        choices=["error", "skip"],
-        default="error",
-        help="an unreadable or late file: error (default) stops, skip leaves it out",
-    )
+    add = parser.add_argument
+    add("config", metavar="CONFIG.yaml", help="a job on a raw log")
+    add("overrides", nargs="*", default=[], metavar="section.key=value")
+    add("--follow", action="store_true", help="wait for more files; SIGTERM or Ctrl-C ends it")
+    bad = "an unreadable or late file: error (default) stops, skip leaves it out"
+    add("--on-bad-file", choices=["error", "skip"], default="error", help=bad)
     return parser
 
 

@@ -83,13 +83,15 @@ class LogisticRegression:
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Fit the training part.
-
-        Raises:
-            ValueError: it has one class only, so the bias would be infinite.
-        """
+        """Fit the training part; ValueError if it has one class only: its bias is infinite."""
         penalty = _L2_ROWS / self._dataset.train.rows
-        total, positive, squares = self._moments()
+        # Total weight, weight of positives, and weighted sum of squares of each input.
+        total = positive = 0.0
+        squares = torch.zeros_like(self._weights)
+        for chunk in self._training():
+            total += float(chunk.weight.sum(dtype=torch.float64))
+            positive += float((chunk.weight * chunk.label).sum(dtype=torch.float64))
+            self._add(chunk, chunk.weight, squares, chunk.numbers.square())
         if not 0 < positive < total:
             raise ValueError("the training part has one class only")
         rate = positive / total
@@ -126,16 +128,6 @@ class LogisticRegression:
         metrics.add(*(torch.cat(column).numpy() for column in zip(*chunks, strict=True)))
         result = metrics.result()
         return {name: result[name] for name in ("auc", "logloss")}
-
-    def _moments(self) -> tuple[float, float, Tensor]:
-        """Total weight, weight of positives, and weighted sum of squares of each input."""
-        total = positive = 0.0
-        squares = torch.zeros_like(self._weights)
-        for chunk in self._training():
-            total += float(chunk.weight.sum(dtype=torch.float64))
-            positive += float((chunk.weight * chunk.label).sum(dtype=torch.float64))
-            self._add(chunk, chunk.weight, squares, chunk.numbers.square())
-        return total, positive, squares
 
     def _loss(self, total: float, penalty: float) -> tuple[Tensor, Tensor]:
         gradient = torch.zeros_like(self._weights)
@@ -182,7 +174,6 @@ class LogisticRegression:
             yield chunk
 
     def _chunks(self, part: Part, first: int = 0) -> Iterator[_Chunk]:
-        """Chunks of a part, starting at row `first`."""
         for samples, weight in self._read(part, first):
             single, *bags = self._flat(samples)
             lengths = [bag.lengths for bag in samples.bags]
@@ -199,13 +190,9 @@ class LogisticRegression:
 
     def _flat(self, samples: Samples) -> list[Tensor]:
         """Row numbers over all tables: `[single-valued fields, n]`, then `[ids]` of each bag."""
-        single = samples.ids.shape[1]
-        first = torch.tensor(self._first_rows[:single], dtype=torch.int64)
-        further = self._first_rows[single:-1]
-        return [
-            samples.ids.T + first[:, None],
-            *(bag.values + row for bag, row in zip(samples.bags, further, strict=True)),
-        ]
+        single, first = samples.ids.shape[1], torch.tensor(self._first_rows, dtype=torch.int64)
+        bags = zip(samples.bags, first[single:-1], strict=True)
+        return [samples.ids.T + first[:single, None], *(bag.values + row for bag, row in bags)]
 
     def _read(self, part: Part, first: int = 0) -> Iterator[tuple[Samples, Tensor]]:
         """Samples of a part with their weights, starting at row `first`."""
@@ -223,7 +210,7 @@ def logistic_regression(
 
     Returns:
         `test_auc`, `test_logloss`, the same for `validation` if there is such a part, `iterations`
-        and `seconds`. An AUC is None if one class is absent.
+        and `seconds`.
 
     Raises:
         ValueError: the training part has one class only.
@@ -231,9 +218,8 @@ def logistic_regression(
     start = time.perf_counter()
     model = LogisticRegression(dataset, on_chunk)
     model.fit()
-    parts = {"validation": dataset.validation, "test": dataset.test}
     found: dict[str, Any] = {}
-    for name, part in parts.items():
+    for name, part in (("validation", dataset.validation), ("test", dataset.test)):
         if part is not None:
             found |= {f"{name}_{metric}": value for metric, value in model.scores(part).items()}
     return {**found, "iterations": model.iterations, "seconds": time.perf_counter() - start}

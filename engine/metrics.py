@@ -45,9 +45,6 @@ class PartMetrics:
         chosen: names of metrics; AUC and logloss are computed in any case.
         samples: how many will be added, if known.
         unknown_groups: those that stand for several real ones, such as rare ids; left out of GAUC.
-
-    Attributes:
-        samples: added so far.
     """
 
     def __init__(
@@ -71,13 +68,13 @@ class PartMetrics:
         groups: np.ndarray | None = None,
         truth: np.ndarray | None = None,
     ) -> None:
-        """Add samples.
+        """Add samples; groups and truth in all pieces or in none.
 
         Args:
             logits, weights: `[n]` float32.
             labels: `[n]`, 0 or 1.
-            groups: `[n]` non-negative integers; in all pieces or in none.
-            truth: `[n]` float32, the probabilities that the labels were drawn with; likewise.
+            groups: `[n]` non-negative integers.
+            truth: `[n]` float32, the probabilities that the labels were drawn with.
         """
         self.samples += len(logits)
         # Without weights, pairs are counted as integers.
@@ -162,18 +159,15 @@ def _reversed(bits: np.ndarray) -> np.ndarray:
 
 
 class _Scores(NamedTuple):
-    """Distinct scores, of one group or of each group, the highest first; arrays of `[n]`.
+    """Distinct scores, of one group or of each group, the highest first; arrays of `[n]`."""
 
-    Attributes:
-        group: uint64, ascending; zeros if there are no groups.
-        score: float32.
-        samples: int64.
-        positives, negatives: samples of each class: int64, or float64 sums of weights.
-    """
-
+    # uint64, ascending; zeros if there are no groups.
     group: np.ndarray
+    # float32
     score: np.ndarray
+    # int64
     samples: np.ndarray
+    # Samples of each class: int64, or float64 sums of weights.
     positives: np.ndarray
     negatives: np.ndarray
 
@@ -239,9 +233,8 @@ def _distinct(chunk: np.ndarray, weighted: bool) -> _Scores:
 def _ranking(
     chunks: Iterator[_Scores], samples: int = 0, buckets: np.ndarray | None = None
 ) -> tuple[float | None, float | None]:
-    """AUC, and average precision like scikit-learn's `average_precision_score`.
+    """AUC, and average precision like scikit-learn's `average_precision_score`; None if undefined.
 
-    AUC is None if one class is absent, or has no weight; average precision without positives.
     Without weights, pairs of a positive and a negative are counted as integers, exactly. With
     weights, the products of their weights are added in float64.
 

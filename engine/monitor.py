@@ -42,8 +42,7 @@ _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 class Clock:
     """The time of a device: the host's, or events on a GPU's training stream.
 
-    The host runs ahead of the GPU. If the stream idles because the host is late, that time counts
-    for the stage in which the host was late.
+    If the stream idles because the host is late, that time counts for the stage in which it was.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -66,11 +65,10 @@ class Clock:
 class PhaseTimes:
     """Takes the time at every heartbeat, see `Heartbeat.listening`.
 
-    A step begins where the previous one ended: with reading and sending its batch. An unfinished
-    step that diverged counts for the next one.
+    A step begins where the previous one ended: with reading and sending its batch. A step that
+    diverged counts for the next one.
 
     Args:
-        clock: of the device.
         exchanges: phases that consist of collectives; all their time counts as waited.
     """
 
@@ -88,13 +86,12 @@ class PhaseTimes:
         """A stage begins, and the previous one ends."""
         # An evaluation beats at each of its batches.
         if stage != self._stage:
-            self._end_stage()
-            self._stage = stage
+            self._end_stage(stage)
 
-    def _end_stage(self) -> None:
+    def _end_stage(self, following: str) -> None:
         now = self.clock.mark()
         self._step.append((self._stage, self._since, now))
-        self._since = now
+        self._stage, self._since = following, now
 
     def waited(self, since: Any) -> None:
         """A wait in a collective ends."""
@@ -103,7 +100,7 @@ class PhaseTimes:
 
     def end_step(self) -> None:
         """A step ends, and the next begins in the same stage."""
-        self._end_stage()
+        self._end_stage(self._stage)
         self._ended.append(self._step)
         self._step = []
         if len(self._ended) > _HELD:
@@ -112,9 +109,7 @@ class PhaseTimes:
     def take(self) -> dict[str, Any]:
         """Times of the steps that ended since the last call, at least one; waits for the GPU.
 
-        Returns:
-            The number of steps; percentiles and mean of their seconds; mean seconds of a step by
-            phase, and in collectives; total seconds of stages outside of steps.
+        Phases and communication are means over the steps, stages outside of steps are totals.
         """
         while self._ended:
             self._add(self._ended.popleft())
@@ -123,16 +118,13 @@ class PhaseTimes:
         percentiles = np.percentile(seconds, list(_PERCENTILES.values())).tolist()
         phases = {name: by_stage[name] / len(seconds) for name in PHASES}
         waited = sum(by_stage[name] for name in (_WAIT, *self._exchanges))
-        outside = {name: of for name, of in by_stage.items() if name not in (_WAIT, *PHASES)}
+        shown = dict(zip(_PERCENTILES, percentiles, strict=True))
         return {
             "steps": len(seconds),
-            "step_seconds": {
-                **dict(zip(_PERCENTILES, percentiles, strict=True)),
-                "mean": sum(phases.values()),
-            },
+            "step_seconds": {**shown, "mean": sum(phases.values())},
             "phase_seconds": phases,
             "communication_seconds": waited / len(seconds),
-            "outside_seconds": outside,
+            "outside_seconds": {n: s for n, s in by_stage.items() if n not in (_WAIT, *PHASES)},
         }
 
     def _add(self, step: list[tuple[str, Any, Any]]) -> None:
@@ -146,7 +138,7 @@ class PhaseTimes:
 
 @contextmanager
 def waits_counted(times: PhaseTimes) -> Iterator[None]:
-    """While active, measures how long this thread and its backward passes wait for collectives.
+    """Measure how long this thread and its backward passes wait for collectives.
 
     All collectives of torch.distributed and TorchRec end in `Work.wait`, which this replaces: torch
     has no hook for it on gloo. On a CPU the wait ends when the data arrive, so it includes the time
@@ -174,9 +166,8 @@ def waits_counted(times: PhaseTimes) -> Iterator[None]:
 def over_ranks(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Fields of a line of `metrics.jsonl`, from the windows of all ranks, see `PhaseTimes.take`.
 
-    All names end in `_seconds` or `_bytes`, like others that differ between equal runs. Percentiles
-    and memory are the largest of any rank, phases and communication the means. The slowest rank is
-    the one that waited least, beside the mean of the others, None without others.
+    Percentiles and memory are the largest of any rank, phases and communication the means. The
+    slowest rank is the one that waited least, beside the mean of the others.
     """
     phases = {name: fmean(w["phase_seconds"][name] for w in windows) for name in PHASES}
     largest = {name: max(w["step_seconds"][name] for w in windows) for name in _PERCENTILES}
@@ -195,8 +186,12 @@ def over_ranks(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
     """A line of `over_ranks`, for the console."""
+
+    def ms(seconds: float) -> str:
+        return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
+
     steps, mean = line["step_seconds"], line["step_seconds"]["mean"]
-    times = ", ".join(f"{name} {_ms(steps[name])}" for name in _PERCENTILES)
+    times = ", ".join(f"{name} {ms(steps[name])}" for name in _PERCENTILES)
     parts = [
         f"step {line['step']:,}: {times}",
         f"reading {line['phase_seconds'][READING] / mean:.1%}",
@@ -205,20 +200,16 @@ def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
         slowest = line["slowest_seconds"]
         parts += [
             f"communication {line['communication_seconds'] / mean:.1%}",
-            f"slowest rank {slowest['rank']}: {_ms(slowest['own'])} without waiting, the others "
-            f"{_ms(slowest['others'])}",
+            f"slowest rank {slowest['rank']}: {ms(slowest['own'])} without waiting, the others "
+            f"{ms(slowest['others'])}",
         ]
     return "; ".join([*parts, f"memory {readable_bytes(line['peak_memory_bytes'])}"])
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
 
 
 class StepTrace:
     """Traces the steps that `train.profile` asks for, with their phases, into a file per rank.
 
-    Perfetto and TensorBoard read it. A trace that cannot be written is reported and ends no run.
+    Perfetto and TensorBoard read it.
     """
 
     def __init__(self, settings: ProfileSection, processes: Processes, folder: Path) -> None:
@@ -274,7 +265,7 @@ class StepTrace:
             traced.stop()
             if self._step < self._first:
                 return
-            # By its ending torch knows that it is to be compressed.
+            # The ending tells torch to compress it.
             unfinished = self._file.with_name(f".{self._file.name}")
             try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -290,8 +281,7 @@ class StepTrace:
             tqdm.write(sentence)
 
 
-def _say_given_up(rank: int, path: Path, what: str, failure: BaseException | None) -> None:
-    """Warn that training continues without a record, such as a `trace`, in the file `path`."""
+def _say_given_up(rank: int, path: Path, what: str, failure: Exception) -> None:
     why = getattr(failure, "strerror", None) or failure
     print(
         f"rank {rank}: {path}: the {what} cannot be written ({why}); training continues without it",
@@ -303,9 +293,8 @@ def _say_given_up(rank: int, path: Path, what: str, failure: BaseException | Non
 class Monitor:
     """Logs and times the steps of a run; a context around its training loop.
 
-    Every `train.timing_every` steps and at the end of an epoch, each rank logs its step times since
-    the last time, and sends them to rank 0. With 0 nothing is timed, and each rank only logs its
-    start and end. All ranks must call the methods at the same places.
+    Each rank logs its start and end and, every `train.timing_every` steps and at the end of an
+    epoch, its step times since the last time. All ranks must call the methods at the same places.
 
     Args:
         step: the last step of earlier starts of the run.
@@ -385,10 +374,7 @@ class Monitor:
         return line
 
     def _write(self, event: str, **fields: Any) -> None:
-        """Append a line to the rank's log in one write, so that a kill loses none.
-
-        If the log cannot be written, a warning says so and training continues.
-        """
+        """Append a line to the rank's log, as long as it can be written."""
         if self._log is None:
             return
         rank = self._processes.rank

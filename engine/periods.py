@@ -50,7 +50,7 @@ OUTPUT = "output.txt"
 # A file is complete once its size has not changed for this long; how often to look.
 _AT_REST_SECONDS, _POLL_SECONDS = 5.0, 1.0
 
-# Time of a file whose time cannot be read (yet): later than all others.
+# Time of a file whose time cannot be read yet: later than all others.
 _LATEST = 1 << 62
 
 # Parts of a period's time by stage of the heartbeat; all other stages are `other`.
@@ -68,7 +68,7 @@ _METRICS = ("auc", "logloss", "normalized_entropy", "calibration", "samples")
 
 
 class Period(Section):
-    """A file of the log, or one that was left out.
+    """A file of the log.
 
     Attributes:
         number: from 1; 0 for a file that was left out.
@@ -86,21 +86,11 @@ class Period(Section):
     time: int | None = None
     reason: str = ""
 
-    @property
-    def name(self) -> str:
-        """Name of its run folder inside the whole run's folder."""
-        return period_folder(self.number)
-
 
 class Ledger(Section):
     """Which files were taken, in order."""
 
     periods: list[Period] = Field(default_factory=list)
-
-    @property
-    def trained(self) -> list[Period]:
-        """The periods, without left-out files."""
-        return [period for period in self.periods if period.number]
 
 
 def train_incrementally(
@@ -134,23 +124,23 @@ def train_incrementally(
     given = [*overrides, "checkpoint.resume=auto", "data.split=periods"]
     whole = load_config(path, given, launched_world_size())
     folder = RunFolder(Path(whole.run.dir) / whole.run.name)
+
+    def begin() -> None:
+        folder.reserve(whole)
+        if folder.checkpoints.exists():
+            raise RunFolderError(
+                f"{folder.path} holds a run of `train`; choose another run.name for the periods"
+            )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write_config(whole)
+        # A power failure may have left half a line.
+        folder.keep_lines()
+        with reading(folder.metrics, RunFolderError, "repair or delete that line"):
+            folder.lines()
+
     with processes(whole.run.device) as here, folder:
-        here.on_main(lambda: folder.reserve(whole))
-        here.on_main(lambda: _begin(folder, whole))
+        here.on_main(begin)
         _Periods(path, overrides, whole, folder, here, on_bad_file).train(follow)
-
-
-def _begin(folder: RunFolder, whole: Config) -> None:
-    if folder.checkpoints.exists():
-        raise RunFolderError(
-            f"{folder.path} holds a run of `train`; choose another run.name for the periods"
-        )
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.write_config(whole)
-    # A power failure may have left half a line.
-    folder.keep_lines()
-    with reading(folder.metrics, RunFolderError, "repair or delete that line"):
-        folder.lines()
 
 
 @dataclass
@@ -177,7 +167,6 @@ class _Periods:
             self._cache = Path(self.whole.data.cache) / f"{self.whole.run.name}-{own}"
 
     def train(self, follow: bool) -> None:
-        """Train on all new files and, if `follow`, wait for more."""
         agreement = Agreement(self.here)
         taken, told = 0, False
         while True:
@@ -211,9 +200,12 @@ class _Periods:
             what = f"{counted(taken, 'new period')} in" if taken else "no new file for"
             print(f"{what} {self.folder.path}, see {PICTURE}")
 
+    def _run_of(self, period: Period) -> Path:
+        return self.folder.path / period_folder(period.number)
+
     def _next(self, follow: bool) -> Period | None:
         """The period to train, noted in the ledger; None if there is no new file."""
-        trained = self._read().trained
+        trained = [period for period in self._read() if period.number]
         # The last period may have been killed before its line was written.
         if trained and not self._is_told(trained[-1]):
             begun = trained[-1]
@@ -222,7 +214,7 @@ class _Periods:
         last = next((one for one in reversed(trained) if one.time != _LATEST), None)
         for period in self._new_files(follow):
             if last is None or self._place(period) >= self._place(last):
-                self._write([*self._read().periods, period])
+                self._write([*self._read(), period])
                 return period
             late = (
                 f"{period.file}: comes before {last.file}, which was already trained on; "
@@ -241,21 +233,17 @@ class _Periods:
         if self.whole.data.order_by != "time":
             return None
         if (file, size) not in self._times:
-            try:
+            found = None
+            with suppress(DataError):
                 found = first_time(self.whole.data, file)
-            except DataError:
-                found = None
             self._times[file, size] = _LATEST if found is None else found
         return self._times[file, size]
 
     def _new_files(self, follow: bool) -> list[Period]:
-        """Files that are not in the ledger, in order, up to one that is still being written.
-
-        Raises:
-            DataError: there is no file, or a trained file has changed.
-        """
+        """Files that are not in the ledger, in order, up to one that is still being written."""
         ledger = self._read()
-        taken = {path: one for one in ledger.periods for path in (one.file, one.leads_to)}
+        number = 1 + sum(one.number > 0 for one in ledger)
+        taken = {path: one for one in ledger for path in (one.file, one.leads_to)}
         try:
             files = [Path(os.path.abspath(file)) for file in expand(self.whole.data.path)]
         except DataError:
@@ -269,7 +257,7 @@ class _Periods:
             before = taken.get(about["file"]) or taken.get(about["leads_to"])
             if before is None:
                 about |= {"bytes": size, "time": self._time(file, size)}
-                new.append(Period(number=len(ledger.trained) + 1, **about))
+                new.append(Period(number=number, **about))
             elif before.number and before.bytes != size:
                 raise DataError(
                     f"{file}: was trained on with {before.bytes:,} bytes and has {size:,} "
@@ -292,7 +280,7 @@ class _Periods:
 
     def _is_trained(self, period: Period, follow: bool) -> bool:
         """Train a period; False if it is left out or its file is not complete."""
-        run = self.folder.path / period.name
+        run = self._run_of(period)
         if self.here.on_main(lambda: (run / "summary.json").exists()):
             return True
         printed = StringIO()
@@ -314,23 +302,18 @@ class _Periods:
             self.here.on_main(lambda: self._leave_out(period, reason))
             return False
         finally:
-            if self.here.is_main:
-                self._keep_output(run, printed.getvalue())
+            if self.here.is_main and run.is_dir():
+                with suppress(OSError):
+                    append(run / OUTPUT, printed.getvalue().encode())
+            elif self.here.is_main:
+                # It failed before it had a folder.
+                print(printed.getvalue(), end="", flush=True)
         return True
-
-    def _keep_output(self, run: Path, printed: str) -> None:
-        """Append a run's output to its file, even if the run failed."""
-        if run.is_dir():
-            with suppress(OSError):
-                append(run / OUTPUT, printed.encode())
-        else:
-            # It failed before it had a folder.
-            print(printed, end="", flush=True)
 
     def _config(self, period: Period) -> Config:
         own = {
             "run.dir": str(self.folder.path),
-            "run.name": period.name,
+            "run.name": period_folder(period.number),
             "data.path": period.file,
             "data.split": "periods",
             "data.cache": str(self._cache),
@@ -346,7 +329,7 @@ class _Periods:
 
     def _finish(self, period: Period, seconds: Mapping[str, float]) -> None:
         """Note a period's result and delete what later periods do not need; safe to repeat."""
-        run = self.folder.path / period.name
+        run = self._run_of(period)
         summary = json.loads((run / "summary.json").read_bytes())
         if not self._is_told(period):
             read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
@@ -355,8 +338,7 @@ class _Periods:
                 time = self._time(Path(period.file), read)
                 found = {"bytes": read, "time": period.time if time == _LATEST else time}
                 other = period.model_copy(update=found)
-                periods = self._read().periods
-                self._write([other if one.file == period.file else one for one in periods])
+                self._write([other if one.file == period.file else one for one in self._read()])
             scored = summary["last"]["test"]
             names = [prefix + name for prefix in ("", NEW_IDS) for name in _METRICS]
             # All ids of the first are new: their scores say nothing, even after a warm start.
@@ -384,35 +366,33 @@ class _Periods:
             if (older / INPUTS).exists() and delete_all(older / "checkpoints"):
                 delete_folder(older / INPUTS)
 
+    def _lines(self) -> list[dict[str, Any]]:
+        return [line for line in self.folder.lines() if line["kind"] == "period"]
+
     def _draw(self) -> None:
-        lines = [line for line in self.folder.lines() if line["kind"] == "period"]
-        if lines:
+        if lines := self._lines():
             picture = draw_periods(lines, self.whole.run.name)
             self._write_file(self.folder.path / PICTURE, picture)
 
     def _is_told(self, period: Period) -> bool:
-        return any(
-            line["kind"] == "period" and line["period"] == period.number
-            for line in self.folder.lines()
-        )
+        return period.number in [line["period"] for line in self._lines()]
 
     def _leave_out(self, period: Period, reason: str) -> None:
-        others = [one for one in self._read().periods if one.file != period.file]
+        others = [one for one in self._read() if one.file != period.file]
         left_out = period.model_copy(update={"number": 0, "reason": reason})
-        run = self.folder.path / period.name
-        if run.exists():
-            delete_folder(run)
+        if self._run_of(period).exists():
+            delete_folder(self._run_of(period))
         self._write([*others, left_out])
         step = max([0, *(line["step"] for line in self.folder.lines())])
         self.folder.log({"kind": "left_out", "step": step, "file": period.file, "reason": reason})
         print(f"left out: {reason}", file=sys.stderr, flush=True)
 
-    def _read(self) -> Ledger:
+    def _read(self) -> list[Period]:
         if not self._ledger_file.exists():
-            return Ledger()
+            return []
         remedy = "it lists the files already trained on; restore it, or write another run.name"
         with reading(self._ledger_file, RunFolderError, remedy):
-            return Ledger.model_validate_json(self._ledger_file.read_bytes())
+            return Ledger.model_validate_json(self._ledger_file.read_bytes()).periods
 
     def _write(self, periods: list[Period]) -> None:
         text = Ledger(periods=periods).model_dump_json(indent=1)

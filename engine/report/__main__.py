@@ -20,16 +20,16 @@ from stampede.engine.report.run_records import baseline_of, open_runs  # noqa: E
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 2 for a user's mistake."""
     given = _parser().parse_args(arguments)
-    return exit_status(lambda: _report(given), RunFolderError)
 
+    def report() -> None:
+        runs = open_runs([Path(path) for path in given.runs])
+        baseline = baseline_of(runs, given.baseline) if given.baseline else None
+        lacking = write_report(runs, Path(given.out), baseline)
+        print(f"  {len(runs):,} runs: {Path(given.out) / PAGE}")
+        for sentence in lacking:
+            print(f"  {sentence}")
 
-def _report(given: argparse.Namespace) -> None:
-    runs = open_runs([Path(path) for path in given.runs])
-    baseline = baseline_of(runs, given.baseline) if given.baseline else None
-    lacking = write_report(runs, Path(given.out), baseline)
-    print(f"  {len(runs):,} runs: {Path(given.out) / PAGE}")
-    for sentence in lacking:
-        print(f"  {sentence}")
+    return exit_status(report, RunFolderError)
 
 
 def _parser() -> argparse.ArgumentParser:

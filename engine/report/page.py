@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, StrictUndefined
 
 from stampede.engine.config.presets import flat_keys
 from stampede.engine.console import readable_bytes
@@ -45,9 +45,8 @@ def write_report(
 ) -> list[str]:
     """Write `report.html` and a PNG for each picture.
 
-    Runs on different data get separate pictures: their AUCs cannot be compared. Outdated pictures
-    of an earlier report are deleted; other files stay. The tables show how runs differ from the
-    baseline.
+    Runs on different data get separate pictures: their AUCs cannot be compared. Pictures of an
+    earlier report are deleted if they are outdated; other files stay.
 
     Returns:
         A sentence for each thing that the report lacks, apart from whole pictures of a single run.
@@ -58,7 +57,7 @@ def write_report(
     notes = [f"{run.label} {state}" for run in runs if (state := run.state())] + _advice(runs)
     groups = by_data(runs)
     pictures: dict[str, list[Picture]] = {}
-    for number, (data, members) in enumerate(groups.items(), 1):
+    for data, members in groups.items():
         drawn = best(members)
         if len(drawn) < len(members):
             notes.append(
@@ -66,12 +65,15 @@ def write_report(
                 "AUC; the picture of batch sizes shows all."
             )
         pictures[data] = all_pictures(members, drawn)
-        for one in pictures[data] if number > 1 else ():
-            one.name += f"_{number}"
+        for one in pictures[data] if len(pictures) > 1 else ():
+            one.name += f"_{len(pictures)}"
     every = [one for of_data in pictures.values() for one in of_data]
     pngs = {one.name: to_png(one.figure, _DPI) for one in every if one.figure is not None}
     about = [table for table in (about_table(runs), step_table(runs)) if table.rows]
-    text = _template().render(
+    page = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    text = page.render(
         title=f"stampede: {runs[0].label if len(runs) == 1 else f'{len(runs)} runs'}",
         notes=notes,
         above=[*period_tables(runs), *result_tables(groups, baseline), *about],
@@ -106,10 +108,8 @@ def _advice(runs: Sequence[RunRecord]) -> list[str]:
             said.setdefault(line["text"], []).append(run.label)
     if len(runs) == 1:
         return list(said)
-    return [
-        f"{labels[0] if len(labels) == 1 else f'{len(labels)} runs'}: {text}"
-        for text, labels in said.items()
-    ]
+    who = {text: of[0] if len(of) == 1 else f"{len(of)} runs" for text, of in said.items()}
+    return [f"{whose}: {text}" for text, whose in who.items()]
 
 
 def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -118,21 +118,9 @@ def best(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run in runs if run in kept]
 
 
-def _template() -> Template:
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    source = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return environment.from_string(source)
-
-
 @dataclass(frozen=True)
 class Table:
-    """A table of the page, with a note above it; without rows only the note is shown.
-
-    Attributes:
-        rows: cells by the heading of their column.
-    """
+    """A table of the page, with a note above it; without rows only the note is shown."""
 
     title: str
     note: str
@@ -152,8 +140,8 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
     """Results of the selected epoch, of the last one, and of every run if seeds are averaged.
 
     Args:
-        groups: runs by data; see `by_data`.
-        baseline: the run to compare others on the same data with; None: no comparison.
+        groups: see `by_data`.
+        baseline: others on the same data are compared with it.
     """
     data_of = {one: data for data, runs in groups.items() for one in settings_of(runs)}
     settings = list(data_of)
@@ -163,37 +151,42 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
     def named(one: Setting) -> Row:
         return {"run": one.label} | ({"data": data_of[one]} if len(groups) > 1 else {})
 
+    def distinct(one: Setting, key: str) -> str:
+        return ", ".join(dict.fromkeys(map(str, one.figures(key))))
+
     def metrics(one: Setting, when: str) -> Row:
         return {
             f"{part} {shown}": _mean(one.metric(part, name, when), ".4f")
             for name, shown in METRICS.items()
             for part in PARTS
-            if any(run.metric(part, name, when) is not None for run in runs)
+            if any(of.metric(part, name, when) for of in settings)
         }
 
     def differences(one: Setting) -> Row:
-        comparable = compared not in (None, one) and data_of.get(one) == data_of[compared]
+        if compared is None:
+            return {}
+        comparable = one is not compared and data_of[one] == data_of[compared]
         return {
-            f"difference of {part} {METRICS[name]}": _difference(one, compared, part, name)
-            if comparable
-            else ""
+            f"difference of {part} {METRICS[name]}": _difference(
+                one.metric(part, name), compared.metric(part, name) if comparable else []
+            )
             for name in ("auc", "logloss")
             for part in PARTS
-            if compared is not None
         }
 
-    def selected(one: Setting, differences: Row) -> Row:
+    def selected(one: Setting) -> Row:
         first = one.runs[0]
         return {
-            "selected epoch": one.shared("best_epoch"),
-            "chosen on": one.shared("selected_on"),
+            "selected epoch": distinct(one, "best_epoch"),
+            "chosen on": distinct(one, "selected_on"),
             **metrics(one, "selected"),
-            **differences,
+            # Not of a single seed.
+            **(differences(one) if one in data_of else {}),
             "network": readable(first.config.get("model.name", "")),
             "batch size": f"{first.batch_size:,}",
-            "rows clipped": _mean(one.figure("clipped_share"), ".2%"),
-            "samples/s": _mean(one.figure("samples_per_second"), ",.0f"),
-            "training time": _mean(one.figure("train_seconds"), ",.1f", " s"),
+            "rows clipped": _mean(one.figures("clipped_share"), ".2%"),
+            "samples/s": _mean(one.figures("samples_per_second"), ",.0f"),
+            "training time": _mean(one.figures("train_seconds"), ",.1f", " s"),
         }
 
     note = "Metrics of the epoch that was best on the part it was chosen on."
@@ -206,17 +199,17 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
         "The same after the last epoch, for comparison; these weights are not the exported ones."
     )
     last = [
-        {**named(one), "last epoch": one.shared("epochs"), **metrics(one, "last")}
+        {**named(one), "last epoch": distinct(one, "epochs"), **metrics(one, "last")}
         for one in settings
     ]
     tables = [
-        Table("Results", note, [named(one) | selected(one, differences(one)) for one in settings]),
+        Table("Results", note, [named(one) | selected(one) for one in settings]),
         Table("The last epoch", after, last),
     ]
     if several:
         each = [
             {"run": run.label, "seed": readable(run.config.get("run.seed", ""))}
-            | selected(Setting(run.label, (run,)), {})
+            | selected(Setting(run.label, (run,)))
             for run in runs
         ]
         tables.append(Table("Every seed", "The runs that are averaged above.", each))
@@ -232,24 +225,18 @@ def _mean(values: Sequence[float], form: str, unit: str = "") -> str:
     return f"{mean} ± {statistics.stdev(values):{form}}"
 
 
-def _difference(one: Setting, to: Setting, part: str, metric: str) -> str:
-    both = [of.metric(part, metric) for of in (one, to)]
-    if not all(both):
+def _difference(values: Sequence[float], others: Sequence[float]) -> str:
+    if not values or not others:
         return ""
-    value, other = map(statistics.fmean, both)
-    if min(map(len, both)) < 2:
-        return f"{value - other:+.4f}"
-    error = math.hypot(*(statistics.stdev(values) / math.sqrt(len(values)) for values in both))
-    return f"{value - other:+.4f} ± {error:.4f}"
+    difference = f"{statistics.fmean(values) - statistics.fmean(others):+.4f}"
+    if min(len(values), len(others)) < 2:
+        return difference
+    errors = (statistics.stdev(of) / math.sqrt(len(of)) for of in (values, others))
+    return f"{difference} ± {math.hypot(*errors):.4f}"
 
 
 def about_table(runs: Sequence[RunRecord]) -> Table:
     """Rows, ids, parameters, version and date of each run that has ended."""
-    return Table("Data and models", "", [_about(run) for run in runs if run.summary])
-
-
-def _about(run: RunRecord) -> Row:
-    summary = flat_keys(run.summary)
     counts = {
         "training rows": "rows.train",
         **{f"{part} rows": f"rows.{part}" for part in PARTS},
@@ -257,14 +244,19 @@ def _about(run: RunRecord) -> Row:
         "parameters of tables": "parameters.tables",
         "of dense layers": "parameters.dense",
     }
-    ended = summary.get("end_time", "")[:16].replace("T", " ")
-    return {
-        "run": run.label,
-        **{head: _cell(summary.get(key), ",") for head, key in counts.items()},
-        "version": summary.get("version", ""),
-        "ended": f"{ended} UTC" if ended else "",
-        "on": f"{summary.get('world_size', '')} x {summary.get('device', '')}",
-    }
+
+    def row(label: str, summary: dict[str, Any]) -> Row:
+        ended = summary.get("end_time", "")[:16].replace("T", " ")
+        return {
+            "run": label,
+            **{head: _cell(summary.get(key), ",") for head, key in counts.items()},
+            "version": summary.get("version", ""),
+            "ended": f"{ended} UTC" if ended else "",
+            "on": f"{summary.get('world_size', '')} x {summary.get('device', '')}",
+        }
+
+    rows = [row(run.label, flat_keys(run.summary)) for run in runs if run.summary]
+    return Table("Data and models", "", rows)
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -290,45 +282,43 @@ def period_tables(runs: Sequence[RunRecord]) -> list[Table]:
         "of this page shows the run's newest period."
     )
 
-    def row(line: dict[str, Any]) -> Row:
-        # An untrained model scored the first period.
-        hidden = ".4f" if line["period"] == 1 else None
-        return {"period": str(line["period"]), "file": Path(line["file"]).name} | {
-            head: _cell(line.get(key) if form != hidden else None, form)
-            for head, (key, form) in columns.items()
-        }
-
-    return [
-        Table(f"Periods of {run.label}", note, [row(line) for line in run.periods])
-        for run in runs
-        if run.periods
-    ]
+    tables = []
+    for run in runs:
+        rows = []
+        for line in run.periods:
+            row = {"period": str(line["period"]), "file": Path(line["file"]).name}
+            for head, (key, form) in columns.items():
+                # An untrained model scored the first period.
+                is_hidden = line["period"] == 1 and form == ".4f"
+                row[head] = "" if is_hidden else _cell(line.get(key), form)
+            rows.append(row)
+        if rows:
+            tables.append(Table(f"Periods of {run.label}", note, rows))
+    return tables
 
 
 def step_table(runs: Sequence[RunRecord]) -> Table:
     """Times of steps in the longest timed stretch, and the slowest rank."""
-    note = "Times of steps on the slowest rank, in the longest timed stretch."
-    timed = [(run, lines) for run in runs if (lines := run.of_kind("timing"))]
-    return Table("Steps", note, [_steps(run.label, lines) for run, lines in timed])
-
-
-def _steps(label: str, lines: Sequence[dict[str, Any]]) -> Row:
-    line = max(lines, key=lambda each: (each["step_seconds"]["steps"], each["step"]))
-    seconds, slowest = line["step_seconds"], line["slowest_seconds"]
     percentiles = {"p50": "p50", "p90": "p90", "p99": "p99", "longest": "max"}
-    others = slowest["others"]
-    return {
-        "run": label,
-        "steps": f"{line['step'] - seconds['steps'] + 1:,} to {line['step']:,}",
-        **{head: f"{1e3 * seconds[key]:,.1f} ms" for head, key in percentiles.items()},
-        "reading": f"{line['phase_seconds'].get(READING, 0) / seconds['mean']:.1%}",
-        "communication": f"{line['communication_seconds'] / seconds['mean']:.1%}",
-        "slowest rank": f"{slowest['rank']}: {1e3 * slowest['own']:,.1f} ms without waiting, the "
-        f"others {1e3 * others:,.1f} ms"
-        if others
-        else "",
-        "peak memory": readable_bytes(line["peak_memory_bytes"]),
-    }
+
+    def row(label: str, lines: Sequence[dict[str, Any]]) -> Row:
+        line = max(lines, key=lambda each: (each["step_seconds"]["steps"], each["step"]))
+        seconds, slowest = line["step_seconds"], line["slowest_seconds"]
+        own, others = (f"{1e3 * (slowest[whose] or 0):,.1f} ms" for whose in ("own", "others"))
+        said = f"{slowest['rank']}: {own} without waiting, the others {others}"
+        return {
+            "run": label,
+            "steps": f"{line['step'] - seconds['steps'] + 1:,} to {line['step']:,}",
+            **{head: f"{1e3 * seconds[key]:,.1f} ms" for head, key in percentiles.items()},
+            "reading": f"{line['phase_seconds'].get(READING, 0) / seconds['mean']:.1%}",
+            "communication": f"{line['communication_seconds'] / seconds['mean']:.1%}",
+            "slowest rank": said if slowest["others"] else "",
+            "peak memory": readable_bytes(line["peak_memory_bytes"]),
+        }
+
+    note = "Times of steps on the slowest rank, in the longest timed stretch."
+    timed = [(run.label, lines) for run in runs if (lines := run.of_kind("timing"))]
+    return Table("Steps", note, [row(label, lines) for label, lines in timed])
 
 
 def configuration_table(runs: Sequence[RunRecord]) -> Table:

@@ -61,6 +61,8 @@ Points = dict[int, tuple[float, float]]
 # Over the seeds of a setting: x, mean, lowest and highest value.
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Style = dict[str, Any]
+# Settings with their styles, the same in every picture.
+Styled = Sequence[tuple[Setting, Style]]
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Picture:
     Attributes:
         name: of its file, without the ending.
         figure: None if no run recorded what it needs.
-        left_out: a sentence for each thing that is not shown, with the reason.
+        left_out: sentences on what is not shown, and why.
     """
 
     name: str
@@ -80,7 +82,7 @@ class Picture:
     left_out: list[str] = field(default_factory=list)
 
     def begin(self, height: float = _HEIGHT) -> Axes:
-        """Make the figure, of a height in inches without the legend."""
+        """Make the figure; its height in inches is without the legend."""
         self.figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         axes = self.figure.subplots()
         axes.grid(alpha=0.3)
@@ -88,7 +90,7 @@ class Picture:
         return axes
 
     def finish(self) -> Picture:
-        """Format the axes of samples and shares, and add a legend below the figure."""
+        """Format the axes and add a legend below the figure."""
         (axes,) = self.figure.axes
         if axes.get_xlabel() == _SAMPLES:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -108,25 +110,20 @@ class Picture:
         return self
 
     def lacks(self, names: Sequence[str], why: str) -> None:
-        """Say what is not shown, if anything."""
+        """Note names that are not shown."""
         if names:
             more = f" and {len(names) - 6} more" if len(names) > 6 else ""
             self.left_out.append(f"Not shown, {why}: {', '.join(names[:6])}{more}.")
 
 
 def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[Picture]:
-    """Every picture of runs on the same data.
-
-    Args:
-        runs: all of them.
-        drawn: the runs that get curves.
-    """
+    """Every picture of runs on the same data; those `drawn` get curves."""
     settings = settings_of(drawn)
-    # If no run has periods, do not list the runs as missing.
-    periodic = settings if any(run.periods for run in drawn) else []
+    styled = list(zip(settings, styles(len(settings)), strict=True))
     return [
         _lines(
-            periodic,
+            # If no run has periods, do not list the runs as missing.
+            styled if any(run.periods for run in drawn) else [],
             "periods_auc",
             "AUC of each period",
             "Exact AUC of each period before it was trained on.",
@@ -135,10 +132,10 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             "there is no second period",
             ("period", "AUC of each period"),
         ),
-        *(_auc(settings, part) for part in PARTS),
-        _loss(settings),
+        *(_auc(styled, part) for part in PARTS),
+        _loss(styled),
         _lines(
-            settings,
+            styled,
             "auc_wall_time",
             "AUC against wall time",
             "Test AUC over the seconds spent in training, without evaluation and checkpoints. "
@@ -148,9 +145,9 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             ("seconds of training", "test AUC"),
         ),
         _batch_size(runs),
-        _calibration(settings),
+        _calibration(styled),
         _lines(
-            settings,
+            styled,
             "clipped",
             "Clipped rows",
             "Share of the rows in all batches up to then whose gradient was clipped.",
@@ -158,9 +155,9 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             "no step was logged, or the tables' optimizer does not count clipped rows",
             (_SAMPLES, _CLIPPED),
         ),
-        _clipped_by_count(settings),
-        _clipped_by_field(settings),
-        _embedding_norms(settings),
+        _clipped_by("count", styled),
+        _clipped_by("field", styled),
+        _embedding_norms(styled),
         _time_by_phase(drawn),
     ]
 
@@ -181,11 +178,6 @@ def styles(count: int) -> list[Style]:
     ]
 
 
-def _styled(settings: Sequence[Setting]) -> list[tuple[Setting, Style]]:
-    """Settings with their styles, the same in every picture."""
-    return list(zip(settings, styles(len(settings)), strict=True))
-
-
 def shortened(text: str, most: int = 56) -> str:
     """Cut the middle out of a long name."""
     half = (most - 2) // 2
@@ -193,12 +185,11 @@ def shortened(text: str, most: int = 56) -> str:
 
 
 def _points(lines: Iterable[dict[str, Any]], key: str, x: str = "trained") -> Points:
-    """The values of `key` in the lines that have it, over those of `x`."""
     return {line["step"]: (line[x], line[key]) for line in lines if line.get(key) is not None}
 
 
 def _curves(
-    settings: Sequence[Setting],
+    styled: Styled,
     points: Callable[[RunRecord], Points],
     picture: Picture | None = None,
     why: str = "",
@@ -206,25 +197,23 @@ def _curves(
     """For each setting with points, the mean over its seeds at their common steps.
 
     Args:
-        picture, why: says why others have none.
+        picture, why: notes settings without points.
     """
-    curves, absent = [], []
-    for one, style in _styled(settings):
+    curves = []
+    for one, style in styled:
         found = [of_run for run in one.runs if (of_run := points(run))]
         steps = sorted(set.intersection(*map(set, found))) if found else []
         if steps:
             values = np.array([[of_run[step] for step in steps] for of_run in found])
             x, y = values[..., 0], values[..., 1]
             curves.append((one, style, (x.mean(0), y.mean(0), y.min(0), y.max(0))))
-        else:
-            absent.append(one.label)
     if picture is not None:
-        picture.lacks(absent, why)
+        shown = [one for one, *_ in curves]
+        picture.lacks([one.label for one, _ in styled if one not in shown], why)
     return curves
 
 
 def _add_curve(axes: Axes, curve: Curve, style: Style, label: str) -> None:
-    """Draw the mean, and the band where seeds differ."""
     x, mean, low, high = curve
     # Draw about ten markers.
     axes.plot(x, mean, **style, markevery=max(1, len(x) // 10), label=label)
@@ -233,7 +222,7 @@ def _add_curve(axes: Axes, curve: Curve, style: Style, label: str) -> None:
 
 
 def _lines(
-    settings: Sequence[Setting],
+    styled: Styled,
     name: str,
     title: str,
     caption: str,
@@ -241,9 +230,8 @@ def _lines(
     why: str,
     labels: tuple[str, str],
 ) -> Picture:
-    """A curve for each setting with points; `why` says why others have none."""
     picture = Picture(name, title, caption)
-    found = _curves(settings, points, picture, why)
+    found = _curves(styled, points, picture, why)
     if not found:
         return picture
     axes = picture.begin()
@@ -255,15 +243,15 @@ def _lines(
     return picture.finish()
 
 
-def _auc(settings: Sequence[Setting], part: str) -> Picture:
+def _auc(styled: Styled, part: str) -> Picture:
     caption = f"Exact AUC of the {part} part at every evaluation."
-    last = [line for one in settings for run in one.runs for line in run.evaluations(part)[-1:]]
+    last = [line for one, _ in styled for run in one.runs for line in run.evaluations(part)[-1:]]
     attainable = {line["attainable_auc"] for line in last if line.get("attainable_auc") is not None}
     # Not as a line, which would squeeze the curves below it.
     if len(attainable) == 1:
         caption += f" The true click probabilities would reach {attainable.pop():.4f}."
     return _lines(
-        settings,
+        styled,
         f"auc_{part}",
         f"AUC on the {part} part",
         caption,
@@ -273,7 +261,7 @@ def _auc(settings: Sequence[Setting], part: str) -> Picture:
     )
 
 
-def _loss(settings: Sequence[Setting]) -> Picture:
+def _loss(styled: Styled) -> Picture:
     caption = (
         "Loss of the global batches at the logged steps (thin, mean of neighbours) and logloss of "
         "the validation part at every evaluation (with markers; of the test part if there is no "
@@ -287,10 +275,10 @@ def _loss(settings: Sequence[Setting]) -> Picture:
     def held_out(run: RunRecord) -> Points:
         return _points(run.evaluations("validation") or run.evaluations("test"), "logloss")
 
-    trained = _curves(settings, training, picture, "no training step was logged")
+    trained = _curves(styled, training, picture, "no training step was logged")
     if not trained:
         return picture
-    evaluated = {one.label: curve for one, _, curve in _curves(settings, held_out)}
+    evaluated = {one: curve for one, _, curve in _curves(styled, held_out)}
     axes, tops = picture.begin(), []
     for one, style, (x, y, *_) in trained:
         # Average neighbours: the loss of every batch would be a wide band.
@@ -298,9 +286,9 @@ def _loss(settings: Sequence[Setting]) -> Picture:
         x, y = ([of[i : i + size].mean() for i in range(0, len(of), size)] for of in (x, y))
         axes.plot(x, y, **{**style, "marker": "", "linewidth": 0.8})
         tops.append(np.quantile(y, 0.9))
-        if one.label in evaluated:
-            _add_curve(axes, evaluated[one.label], style, one.label)
-            tops.append(evaluated[one.label][1].max())
+        if one in evaluated:
+            _add_curve(axes, evaluated[one], style, one.label)
+            tops.append(evaluated[one][1].max())
         else:
             axes.plot([], [], **style, label=one.label)
     # Cut off the first steps, whose losses would squeeze all others.
@@ -310,7 +298,6 @@ def _loss(settings: Sequence[Setting]) -> Picture:
 
 
 def _batch_size(runs: Sequence[RunRecord]) -> Picture:
-    """AUC of the selected epoch by batch size, runs of one setting as a line."""
     ended = [run for run in runs if run.metric("test", "auc") is not None]
     chosen = " and the ".join(sorted({run.summary["selected_on"] for run in ended}))
     caption = (
@@ -342,7 +329,7 @@ def _batch_size(runs: Sequence[RunRecord]) -> Picture:
 
 
 def _along_batch_size(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Group runs that differ only in batch size and seed."""
+    """Runs that differ only in batch size and seed, by their label."""
     sizes = {run.batch_size for run in runs}
     # A key with one value per batch size, such as epochs, follows the batch size.
     keys = [
@@ -362,7 +349,13 @@ def _along_batch_size(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     return found
 
 
-def _calibration(settings: Sequence[Setting]) -> Picture:
+def _calibration(styled: Styled) -> Picture:
+    def buckets(run: RunRecord) -> Points:
+        found = run.metric("test", "calibration_buckets")
+        if not run.summary and run.evaluations("test"):
+            found = run.evaluations("test")[-1].get("calibration_buckets")
+        return dict(enumerate((one["mean_prediction"], one["mean_label"]) for one in found or ()))
+
     caption = (
         "Share of clicks in ten buckets of equally many test samples, sorted by prediction, after "
         "the selected epoch (for unfinished runs, at the newest evaluation). On the dotted line "
@@ -370,7 +363,7 @@ def _calibration(settings: Sequence[Setting]) -> Picture:
     )
     picture = Picture("calibration", "Calibration", caption)
     why = "no calibration_buckets were recorded (set evaluate.metrics)"
-    found = _curves(settings, _buckets, picture, why)
+    found = _curves(styled, buckets, picture, why)
     if not found:
         return picture
     axes = picture.begin(4.4)
@@ -388,74 +381,52 @@ def _calibration(settings: Sequence[Setting]) -> Picture:
     return picture.finish()
 
 
-def _buckets(run: RunRecord) -> Points:
-    buckets = run.metric("test", "calibration_buckets")
-    if not run.summary and run.evaluations("test"):
-        buckets = run.evaluations("test")[-1].get("calibration_buckets")
-    pairs = [(bucket["mean_prediction"], bucket["mean_label"]) for bucket in buckets or ()]
-    return dict(enumerate(pairs))
-
-
-def _clipped_by_count(settings: Sequence[Setting]) -> Picture:
-    def groups(line: dict[str, Any]) -> dict[str, Any]:
-        firsts = {count["from"]: count for count in line["counts"]}
-        return {"1" if n == 1 else f"{n}-{2 * n - 1}": count for n, count in firsts.items()}
-
+def _clipped_by(by: str, styled: Styled) -> Picture:
+    """Clipped share of the rows by `count` of their ids or by `field`, over all counted steps."""
+    titles = {"count": "Clipped rows by frequency of the id", "field": "Clipped rows by field"}
+    how = {"count": "how often the id occurs in that global batch", "field": "field"}
     caption = (
-        "Share of the ids of a batch whose gradient was clipped, by how often the id occurs in "
-        "that global batch, over all counted steps."
+        f"Share of the ids of a batch whose gradient was clipped, by {how[by]}, over all counted "
+        "steps."
     )
-    picture = Picture("clipped_by_count", "Clipped rows by frequency of the id", caption)
-    return _shares(settings, picture, groups, "occurrences")
-
-
-def _clipped_by_field(settings: Sequence[Setting]) -> Picture:
-    caption = (
-        "Share of the ids of a batch whose gradient was clipped, by field, over all counted steps."
-    )
-    picture = Picture("clipped_by_field", "Clipped rows by field", caption)
-    lines = [line for one in settings for run in one.runs for line in run.of_kind("clipping")]
-    several = sorted({field for line in lines for field in line["left_out"]})
-    picture.lacks(several, "fields with several ids in a sample")
-    return _shares(settings, picture, lambda line: line["fields"], "")
-
-
-def _shares(
-    settings: Sequence[Setting],
-    picture: Picture,
-    groups: Callable[[dict[str, Any]], dict[str, dict[str, int]]],
-    xlabel: str,
-) -> Picture:
-    """Clipped share of the rows of each group, over all counted steps."""
-    found: list[tuple[Setting, Style, dict[str, float]]] = []
-    for one, style in _styled(settings):
+    picture = Picture(f"clipped_by_{by}", titles[by], caption)
+    found: list[tuple[str, Style, dict[Any, float]]] = []
+    absent, several = [], set()
+    for one, style in styled:
         touched, clipped = Counter(), Counter()
         for line in (line for run in one.runs for line in run.of_kind("clipping")):
-            for group, count in groups(line).items():
+            by_count = {count["from"]: count for count in line["counts"]}
+            for group, count in (by_count if by == "count" else line["fields"]).items():
                 touched[group] += count["touched"]
                 clipped[group] += count["clipped"]
+            several.update(line["left_out"])
         if touched:
-            found.append((one, style, {g: clipped[g] / n for g, n in touched.items() if n}))
-    absent = [one.label for one in settings if one not in [shown for shown, *_ in found]]
+            shares = {group: clipped[group] / n for group, n in touched.items() if n}
+            found.append((one.label, style, shares))
+        else:
+            absent.append(one.label)
+    if by == "field":
+        picture.lacks(sorted(several), "fields with several ids in a sample")
     picture.lacks(absent, "not counted (set train.clip_stats_every)")
     if not found:
         return picture
-    places = list(dict.fromkeys(group for *_, shares in found for group in shares))
-    if xlabel:
-        places.sort(key=lambda text: int(text.partition("-")[0]))
+    groups = list(dict.fromkeys(group for *_, shares in found for group in shares))
+    if by == "count":
+        groups.sort()
     axes = picture.begin()
-    for one, style, shares in found:
-        x = [place for place, group in enumerate(places) if group in shares]
+    for label, style, shares in found:
+        x = [place for place, group in enumerate(groups) if group in shares]
         # Fields have no order, so draw no line.
-        line = {} if xlabel else {"linestyle": "none"}
-        axes.plot(x, [shares[places[place]] for place in x], **{**style, **line}, label=one.label)
-    axes.set_xticks(range(len(places)), places, rotation=90 if len(places) > 8 else 0, fontsize=8)
+        line = {"linestyle": "none"} if by == "field" else {}
+        axes.plot(x, [shares[groups[place]] for place in x], **{**style, **line}, label=label)
+    names = [f"{n}-{2 * n - 1}" if n != 1 else "1" for n in groups] if by == "count" else groups
+    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 8 else 0, fontsize=8)
     as_written(axes.get_xticklabels())
-    axes.set(xlabel=xlabel, ylabel=_CLIPPED)
+    axes.set(xlabel="occurrences" if by == "count" else "", ylabel=_CLIPPED)
     return picture.finish()
 
 
-def _embedding_norms(settings: Sequence[Setting]) -> Picture:
+def _embedding_norms(styled: Styled) -> Picture:
     caption = (
         "Norms of a field's embeddings in the checkpoint of the selected epoch: the median, and a "
         "line from the 5th to the 95th percentile. Ids outside the training rows keep their "
@@ -465,9 +436,9 @@ def _embedding_norms(settings: Sequence[Setting]) -> Picture:
     norms: list[tuple[Setting, Style, np.ndarray]] = []
     # By the first checkpoint: runs on the same data have the same fields.
     sizes: dict[str, int] = {}
-    shown, absent, damaged = [], [one.label for one in settings[_MOST_NORMS:]], []
+    shown, absent, damaged = [], [one.label for one, _ in styled[_MOST_NORMS:]], []
     with progress_bar(None, 0, True, "reading tables", "tables", 5.0) as bar:
-        for one, style in _styled(settings)[:_MOST_NORMS]:
+        for one, style in styled[:_MOST_NORMS]:
             try:
                 path = one.runs[0].checkpoint()
                 if path is None:
@@ -478,12 +449,8 @@ def _embedding_norms(settings: Sequence[Setting]) -> Picture:
                 shown = [field for field in sizes if field in largest[-_MOST_FIELDS:]]
                 found = []
                 for field in shown:
-                    of_field = read_field(path, field).embedding.norm(dim=1)
-                    if not of_field.isfinite().all():
-                        raise RunFolderError(
-                            f"{path}: field {field!r} holds weights that are not finite"
-                        )
-                    found.append(np.maximum(np.percentile(of_field.numpy(), (5, 50, 95)), 1e-8))
+                    of_field = read_field(path, field).embedding.norm(dim=1).numpy()
+                    found.append(np.maximum(np.percentile(of_field, (5, 50, 95)), 1e-8))
                     bar.update()
                 norms.append((one, style, np.array(found)))
             except RunFolderError as failure:
@@ -507,39 +474,35 @@ def _embedding_norms(settings: Sequence[Setting]) -> Picture:
 
 
 def _name_rows(axes: Axes, names: Sequence[str], **looks: Any) -> None:
-    """Label the rows of a picture from top to bottom."""
     axes.set_yticks(range(len(names)), names, **looks)
     as_written(axes.get_yticklabels())
     axes.invert_yaxis()
 
 
 def _time_by_phase(runs: Sequence[RunRecord]) -> Picture:
-    """Milliseconds of a step by phase, a bar for each run."""
     caption = (
         "Mean time of a step by phase, over all timed steps. The next batch is read and sent "
         "before the current one is computed. Evaluation and checkpoints are left out."
     )
     picture = Picture("time_by_phase", "Time by phase", caption)
-    timed = [run for run in runs if run.of_kind("timing")]
-    absent = [run.label for run in runs if run not in timed]
+    timed = {run.label: lines for run in runs if (lines := run.of_kind("timing"))}
+    absent = [run.label for run in runs if run.label not in timed]
     picture.lacks(absent, "no steps were timed (set train.timing_every)")
     if not timed:
         return picture
     axes = picture.begin(1.1 + 0.34 * len(timed))
     left = np.zeros(len(timed))
     for phase, (colour, hatch) in zip(PHASES, _FILLS, strict=True):
-        widths = [1e3 * _seconds_of(run.of_kind("timing"), phase) for run in timed]
+        widths = []
+        for lines in timed.values():
+            steps = [line["step_seconds"]["steps"] for line in lines]
+            seconds = [line["phase_seconds"].get(phase, 0.0) for line in lines]
+            widths.append(1e3 * np.average(seconds, weights=steps))
         axes.barh(
             range(len(timed)), widths, 0.7, left, color=colour, hatch=hatch, edgecolor="#555555",
             linewidth=0.5, label=phase,
         )  # fmt: skip
         left += widths
-    _name_rows(axes, [shortened(run.label, 24) for run in timed])
+    _name_rows(axes, [shortened(label, 24) for label in timed])
     axes.set(xlabel="milliseconds of a step")
     return picture.finish()
-
-
-def _seconds_of(lines: Sequence[dict[str, Any]], phase: str) -> float:
-    """Mean seconds of a phase in a step."""
-    seconds = [line["phase_seconds"].get(phase, 0.0) for line in lines]
-    return np.average(seconds, weights=[line["step_seconds"]["steps"] for line in lines])

@@ -61,8 +61,8 @@ class RunRecord:
     Attributes:
         label: short name, different for each run of a report.
         config: values of `config.yaml` by dotted key.
-        lines: lines of `metrics.jsonl`, with the number of samples `trained` on until then,
-            counting an epoch's last batch as full.
+        lines: of `metrics.jsonl`, with the number of samples `trained` on until then, counting an
+            epoch's last batch as full.
         summary: `summary.json`; empty if the run has not ended or was continued since.
         periods: lines on the periods of a log that comes in files; all else is from the newest one.
     """
@@ -81,7 +81,7 @@ class RunRecord:
 
     @property
     def compared(self) -> dict[str, Any]:
-        """The keys of the configuration in which runs are compared."""
+        """The settings in which runs are compared."""
         return {k: v for k, v in self.config.items() if not k.startswith(_NOT_COMPARED)}
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
@@ -138,14 +138,9 @@ class Setting:
         found = [run.metric(part, name, when) for run in self.runs]
         return [value for value in found if value is not None]
 
-    def figure(self, key: str) -> list[float]:
-        """A number of the summary of each run that has it."""
+    def figures(self, key: str) -> list[Any]:
+        """A value of the summary of each run that has it."""
         return [run.summary[key] for run in self.runs if run.summary.get(key) is not None]
-
-    def shared(self, key: str) -> str:
-        """The distinct values of a key in the summaries."""
-        values = [str(run.summary[key]) for run in self.runs if key in run.summary]
-        return ", ".join(dict.fromkeys(values))
 
 
 def settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
@@ -209,7 +204,14 @@ def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
         SettingsError: a `config.yaml` cannot be read.
     """
     folders = list(dict.fromkeys(run.resolve() for path in paths for run in _run_folders(path)))
-    return [_read(path, label) for path, label in zip(folders, _labels(folders), strict=True)]
+    # The shortest path endings that tell the folders apart.
+    for parts in itertools.count(1):
+        labels = ["/".join(folder.parts[-parts:]) for folder in folders]
+        # Matplotlib hides labels with a leading underscore from legends.
+        labels = [f"./{label}" if label.startswith("_") else label for label in labels]
+        if len(set(labels)) == len(labels):
+            break
+    return [_read(path, label) for path, label in zip(folders, labels, strict=True)]
 
 
 def baseline_of(runs: Sequence[RunRecord], asked: str) -> RunRecord:
@@ -247,17 +249,6 @@ def _run_folders(path: Path) -> list[Path]:
             f"{path}: neither it nor a folder in it has a config.yaml, so it has no run; {_HINT}"
         )
     return found
-
-
-def _labels(folders: list[Path]) -> list[str]:
-    """The shortest path endings that tell the folders apart."""
-    for parts in itertools.count(1):
-        labels = ["/".join(folder.parts[-parts:]) for folder in folders]
-        # Matplotlib hides labels with a leading underscore from legends.
-        labels = [f"./{label}" if label.startswith("_") else label for label in labels]
-        if len(set(labels)) == len(labels):
-            break
-    return labels
 
 
 def _read(path: Path, label: str) -> RunRecord:

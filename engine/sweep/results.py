@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import NullFormatter
 
-from stampede.engine.config import Config
 from stampede.engine.metrics import METRICS, selected_metrics
 from stampede.engine.plots import as_written, to_png
 from stampede.engine.sweep.spec import Point, Sweep, Trial, choices, shown_as
@@ -47,8 +45,8 @@ class Outcome:
 
     @property
     def selected_on(self) -> str:
-        """The part that chose the best epoch; empty if the trial failed."""
-        return self.summary.get("selected_on", "")
+        """The part that chose the best epoch."""
+        return self.summary["selected_on"]
 
     def objective(self, metric: str) -> float | None:
         """A metric on that part in the best epoch."""
@@ -74,8 +72,7 @@ class Mean(NamedTuple):
     error: float | None
 
 
-def mean(values: Iterable[float | None]) -> Mean | None:
-    """Mean of the values that are defined; None if there are none."""
+def _mean(values: Iterable[float | None]) -> Mean | None:
     defined = [value for value in values if value is not None]
     if not defined:
         return None
@@ -111,7 +108,7 @@ class Result:
 
     def mean(self, column: str) -> Mean | None:
         """Mean of a column over the trials that succeeded."""
-        return mean(outcome.figure(column) for outcome in self.done)
+        return _mean(outcome.figure(column) for outcome in self.done)
 
 
 def best_of(tried: Sequence[Outcome]) -> Outcome:
@@ -132,7 +129,7 @@ def results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Result]:
         of_point = [one for one in of_row if one.trial.point == point]
         if sweep.study:
             values = (one.objective(sweep.study.metric) for one in of_point if not one.message)
-            objective = mean(values)
+            objective = _mean(values)
         published = {name: of.auc.get(row) for name, of in sweep.section.published.items()}
         rejected = [one for one in of_row if one.trial.point != point]
         found.append(Result(point, of_point, objective, published, rejected))
@@ -144,10 +141,10 @@ def results(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Result]:
 
 
 def columns(metrics: Iterable[str], found: Sequence[Result]) -> list[str]:
-    """Measured columns: validation and test at the best epoch, then the last epoch and the run.
+    """Measured columns: metrics of the best epoch, then those of the last one, and of the run.
 
-    `validation_auc`, `auc` of the test part, `last_auc` of the test part, `train_seconds`. If no
-    run has a validation part, neither has the table.
+    Such as `validation_auc` (if a run has a validation part), `auc` of the test part, `last_auc`
+    of the test part, `train_seconds`.
     """
     validated = any("validation" in outcome.summary for one in found for outcome in one.done)
     parts = ("validation_", "") if validated else ("",)
@@ -156,7 +153,7 @@ def columns(metrics: Iterable[str], found: Sequence[Result]) -> list[str]:
     return chosen + [f"last_{metric}" if metric in METRICS else metric for metric in metrics]
 
 
-def title_of(column: str) -> str:
+def _title_of(column: str) -> str:
     """A column in Markdown and pictures, such as `validation AUC`."""
     for prefix, part in (("validation_", "validation"), ("last_", "last test"), ("", "test")):
         metric = column.removeprefix(prefix)
@@ -165,7 +162,7 @@ def title_of(column: str) -> str:
     return shown_as(column)
 
 
-def selected_on(found: Iterable[Result]) -> str:
+def _selected_on(found: Iterable[Result]) -> str:
     """The parts that chose the best epochs."""
     return " and ".join(sorted({one.selected_on for of in found for one in of.done}))
 
@@ -188,7 +185,7 @@ def to_csv(sweep: Sweep, found: Sequence[Result]) -> str:
             row |= cells(f"{sweep.study.metric}_sought", "sought_stderr", one.objective)
         for column in shown:
             row |= cells(f"{column}_mean", f"{column}_stderr", one.mean(column))
-        row |= {"seeds": len(one.done), "failed": one.failed, "selected_on": selected_on([one])}
+        row |= {"seeds": len(one.done), "failed": one.failed, "selected_on": _selected_on([one])}
         rows.append(row | {f"auc_published_{name}": auc for name, auc in one.published.items()})
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0], lineterminator="\n")
@@ -208,10 +205,10 @@ def to_markdown(sweep: Sweep, found: Sequence[Result]) -> str:
         if sweep.study:
             metric = sweep.study.metric
             row[f"{shown_as(metric)}, selecting part"] = _shown(one.objective, metric)
-        row |= {title_of(column): _shown(one.mean(column), column) for column in shown}
+        row |= {_title_of(column): _shown(one.mean(column), column) for column in shown}
         row["seeds"] = f"{len(one.done)}" + (f", {one.failed} failed" if one.failed else "")
         if len(parts) > 1:
-            row["selected on"] = selected_on([one])
+            row["selected on"] = _selected_on([one])
         for name, auc in one.published.items():
             row[f"published AUC, {name}"] = "" if auc is None else f"{auc:.4f}"
         rows.append(row)
@@ -240,23 +237,22 @@ def _data(sweep: Sweep, found: Sequence[Result]) -> str:
     done = [outcome for one in found for outcome in one.done]
     if not done:
         return ""
+    sources = []
     # Seeds do not change the data.
-    firsts = [one.done[0].trial for one in found if one.done]
-    data = _different(_source(sweep.config_of(trial)) for trial in firsts)
+    for trial in (one.done[0].trial for one in found if one.done):
+        data = sweep.config_of(trial).data
+        path, split = getattr(data, "path", ""), getattr(data, "split", "")
+        paths = [path] if isinstance(path, str) else path
+        words = [data.kind, *paths, f"split {split}" if split else ""]
+        sources.append(", ".join(filter(None, words)))
     rows, tested = (
         _different(f"{outcome.summary['rows'][part]:,}" for outcome in done)
         for part in ("train", "test")
     )
-    parts = _different(outcome.selected_on for outcome in done)
     return _wrapped(
-        f"Data: {data}; {rows} training rows, {tested} test rows; selected on the {parts} part."
+        f"Data: {_different(sources)}; {rows} training rows, {tested} test rows; selected on the "
+        f"{_different(outcome.selected_on for outcome in done)} part."
     )
-
-
-def _source(config: Config) -> str:
-    path, split = getattr(config.data, "path", ""), getattr(config.data, "split", "")
-    paths = [path] if isinstance(path, str) else path
-    return ", ".join(filter(None, [config.data.kind, *paths, f"split {split}" if split else ""]))
 
 
 def _different(texts: Iterable[str]) -> str:
@@ -312,10 +308,29 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[str]) -> F
     x = sweep.section.report.x or axes[-1]
     figure = Figure(figsize=(1.5 + 6.0 * len(shown), 4.5), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    drawn = {one.point.labels[x] for one in found}
+    along = [text for text in choices(x, sweep.section.grid[x]) if text in drawn]
+    # Lines would suggest that names, such as the clips', have an order.
+    in_order = all(text[:1].isdigit() for text in along)
     for panel, column in zip(panels, shown, strict=True):
-        _draw_panel(panel, sweep, found, x, column)
+        lines: dict[str, list[Result]] = {}
+        for one in found:
+            if one.mean(column) is not None:
+                others = " / ".join(one.point.labels[axis] for axis in axes if axis != x)
+                lines.setdefault(others, []).append(one)
+        for number, (title, of_line) in enumerate(lines.items()):
+            style = _STYLES[number % len(_STYLES)][: None if in_order else 1]
+            # Side by side, so that error bars do not overlap.
+            shift = 0.06 * (number - (len(lines) - 1) / 2)
+            places = [along.index(one.point.labels[x]) + shift for one in of_line]
+            values, errors = zip(*(one.mean(column) for one in of_line), strict=True)
+            errors = [error or 0.0 for error in errors]
+            panel.errorbar(places, values, errors, fmt=style, capsize=3, label=title or None)
+        panel.set_xticks(range(len(along)), along)
+        panel.set(xlabel=x, ylabel=_title_of(column))
+        panel.grid(alpha=0.3)
     bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)
-    heading = f"best epoch chosen on the {selected_on(found)} part"
+    heading = f"best epoch chosen on the {_selected_on(found)} part"
     heading += "; bars: standard error" if bars else ""
     attainable = {outcome.summary.get("attainable_auc") for one in found for outcome in one.done}
     if "auc" in shown and len(attainable) == 1 and (auc := attainable.pop()):
@@ -327,31 +342,7 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[str]) -> F
     return figure
 
 
-def _draw_panel(axes: Axes, sweep: Sweep, found: Sequence[Result], x: str, column: str) -> None:
-    shown = {one.point.labels[x] for one in found}
-    along = [text for text in choices(x, sweep.section.grid[x]) if text in shown]
-    # Lines would suggest that names, such as the clips', have an order.
-    in_order = all(text[:1].isdigit() for text in along)
-    lines: dict[str, list[Result]] = {}
-    for one in found:
-        others = [t for axis, t in one.point.labels.items() if axis not in (x, sweep.section.tune)]
-        if one.mean(column) is not None:
-            lines.setdefault(" / ".join(others), []).append(one)
-    for number, (title, of_line) in enumerate(lines.items()):
-        style = _STYLES[number % len(_STYLES)][: None if in_order else 1]
-        # Side by side, so that error bars do not overlap.
-        shift = 0.06 * (number - (len(lines) - 1) / 2)
-        places = [along.index(one.point.labels[x]) + shift for one in of_line]
-        values, errors = zip(*(one.mean(column) for one in of_line), strict=True)
-        errors = [error or 0.0 for error in errors]
-        axes.errorbar(places, values, errors, fmt=style, capsize=3, label=title or None)
-    axes.set_xticks(range(len(along)), along)
-    axes.set(xlabel=x, ylabel=title_of(column))
-    axes.grid(alpha=0.3)
-
-
 def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:
-    """The metric by trial, and by each parameter."""
     parameters = sweep.study.parameters
     figure = Figure(figsize=(4 * (len(parameters) + 1), 3.8), layout="constrained")
     course, *scatters = figure.subplots(1, len(parameters) + 1, sharey=True)
@@ -363,7 +354,7 @@ def _draw_study(sweep: Sweep, found: Sequence[Result]) -> Figure:
     course.plot(numbers, values, "ko", markersize=4, label="trial")
     course.step(numbers, best, "k-", where="post", label="best so far")
     metric = shown_as(sweep.study.metric)
-    course.set(xlabel="trial", ylabel=f"{metric} of the {selected_on(found)} part")
+    course.set(xlabel="trial", ylabel=f"{metric} of the {_selected_on(found)} part")
     course.xaxis.get_major_locator().set_params(integer=True)
     course.legend(loc="best", fontsize=8)
     for axes, (name, what) in zip(scatters, parameters.items(), strict=True):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import re
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -51,22 +51,28 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
         TrainingStoppedError: every trial failed.
         KeyboardInterrupt: a trial was interrupted.
     """
+    folder = sweep.folder
     # The points of a study are not known yet.
     for point in sweep.points or [Point({}, (), name="study")]:
         check_files(sweep.config_of(point.trial(sweep.section.seeds[0])))
     try:
-        with _reserved(sweep.folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             outcomes = _run_all(sweep, _Runner(sweep, start, retry_failed))
             found = results(sweep, outcomes)
             tables = {"results.csv": to_csv, "results.md": to_markdown}
             for name, table in tables.items():
-                write_file(sweep.folder / name, table(sweep, found))
-            pictures = draw(sweep, found, sweep.folder)
+                write_file(folder / name, table(sweep, found))
+            pictures = draw(sweep, found, folder)
+    except BlockingIOError:
+        raise RunFolderError(
+            f"{folder} is in use by another sweep; end it first, or write another --out"
+        ) from None
     except OSError as failure:
         raise RunFolderError(
-            f"{failure.filename or sweep.folder}: cannot be written "
-            f"({failure.strerror or failure}); make room and rerun the command, or write another "
-            "--out"
+            f"{failure.filename or folder}: cannot be written ({failure.strerror or failure}); "
+            "make room and rerun the command, or write another --out"
         ) from None
     if all(outcome.message for outcome in outcomes):
         again = "" if sweep.study else "; --retry-failed runs them again"
@@ -74,21 +80,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
             f"all {len(outcomes)} trials failed, the first with: {outcomes[0].message}; see "
             f"{sweep.runs}/*.log{again}"
         )
-    return [*(sweep.folder / name for name in tables), *pictures]
-
-
-@contextmanager
-def _reserved(folder: Path) -> Iterator[None]:
-    """Make the folder, and lock it until the process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(
-                f"{folder} is in use by another sweep; end it first, or write another --out"
-            ) from None
-        yield
+    return [*(folder / name for name in tables), *pictures]
 
 
 def _run_all(sweep: Sweep, runner: _Runner) -> list[Outcome]:
@@ -170,8 +162,7 @@ class _Runner:
         folder = RunFolder(self._sweep.runs / trial.name)
         if not folder.config_file.exists():
             return None
-        differs = difference(config, folder)
-        if differs:
+        if differs := _difference(config, folder):
             raise RunFolderError(
                 f"{folder.path} was made with another configuration ({differs}); write another "
                 "--out, or delete the folder to train again"
@@ -181,14 +172,25 @@ class _Runner:
             return None
         if not self._sweep.section.keep_checkpoints:
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
-        return self._judged(trial, folder)
+        with reading(folder.summary, RunFolderError, f"delete {folder.path} to train again"):
+            summary = json.loads(folder.summary.read_bytes())
+            itemgetter("selected_on", "best_epoch", "rows", "train_seconds")(summary)
+            needed, metrics = [("test", "auc")], selected_metrics(summary)
+            if self._sweep.study is not None:
+                needed.append((summary["selected_on"], self._sweep.study.metric))
+            undefined = [(p, name) for p, name in needed if metrics[p].get(name) is None]
+        if not undefined:
+            return Outcome(trial, summary)
+        part, name = undefined[0]
+        where = "a group" if name == "gauc" else "the part"
+        message = (
+            f"the {shown_as(name)} of the {part} part is undefined; {where} must have both clicks "
+            "and non-clicks"
+        )
+        return Outcome(trial, message=message)
 
     def run(self, trial: Trial) -> Outcome:
-        """Run a trial to its end.
-
-        Raises:
-            KeyboardInterrupt: it was interrupted.
-        """
+        """Run a trial to its end; KeyboardInterrupt if it was interrupted."""
         log = self._sweep.runs / f"{trial.name}.log"
         self._sweep.runs.mkdir(parents=True, exist_ok=True)
         begins = log.stat().st_size if log.exists() else 0
@@ -209,25 +211,6 @@ class _Runner:
             outcome = Outcome(trial, message=message)
         return outcome
 
-    def _judged(self, trial: Trial, folder: RunFolder) -> Outcome:
-        """The outcome; a failure if a metric that the sweep needs is undefined."""
-        with reading(folder.summary, RunFolderError, f"delete {folder.path} to train again"):
-            summary = json.loads(folder.summary.read_bytes())
-            itemgetter("selected_on", "best_epoch", "rows", "train_seconds")(summary)
-            needed, metrics = [("test", "auc")], selected_metrics(summary)
-            if self._sweep.study is not None:
-                needed.append((summary["selected_on"], self._sweep.study.metric))
-            undefined = [(p, name) for p, name in needed if metrics[p].get(name) is None]
-        if not undefined:
-            return Outcome(trial, summary)
-        part, name = undefined[0]
-        where = "a group" if name == "gauc" else "the part"
-        message = (
-            f"the {shown_as(name)} of the {part} part is undefined; {where} must have both clicks "
-            "and non-clicks"
-        )
-        return Outcome(trial, message=message)
-
 
 def _compared(config: Config) -> dict[str, Any]:
     """The settings that change what a run computes, by `section.key`."""
@@ -240,7 +223,7 @@ def _digest(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def difference(config: Config, folder: RunFolder) -> str:
+def _difference(config: Config, folder: RunFolder) -> str:
     """The first key that differs between a run folder and a configuration; empty if none does."""
     try:
         there, here = _compared(load_config_of_run(folder.config_file)), _compared(config)
@@ -275,16 +258,22 @@ def _run_study(sweep: Sweep, run: Callable[[Trial], Outcome]) -> list[Outcome]:
     """Run the trials of a study that are not done; returns the outcomes of all, in order.
 
     A point's value is the mean over its seeds. Each point has a new sampler, seeded with the
-    study's seed plus the point's number, and Optuna is told the earlier points anew: so a killed
-    study continues as if nothing had happened.
+    study's seed plus the point's number, and Optuna is told the earlier points anew, so that a
+    killed study continues as if nothing had happened.
     """
     import optuna
     from optuna.samplers import RandomSampler, TPESampler
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     settings = sweep.study
+    # What a study may not change; only its number of trials may.
+    asked = {
+        **settings.model_dump(mode="json", exclude={"trials"}),
+        "seeds": list(sweep.section.seeds),
+        "overrides": list(sweep.overrides),
+    }
     record = sweep.folder / "study.json"
-    chosen = _chosen(sweep, record)
+    chosen = _chosen(record, asked)
     study = optuna.create_study(direction=settings.direction)
     outcomes = []
     for number in range(settings.trials):
@@ -294,16 +283,24 @@ def _run_study(sweep: Sweep, run: Callable[[Trial], Outcome]) -> list[Outcome]:
             study.enqueue_trial(chosen[number])
         trial = study.ask()
         for key, what in settings.parameters.items():
+            values = what.tried()
             if what.choices:
-                trial.suggest_categorical(key, what.choices)
+                trial.suggest_categorical(key, values)
             else:
-                suggest = trial.suggest_int if what.whole else trial.suggest_float
-                suggest(key, what.low, what.high, log=what.log)
+                whole = isinstance(values[0], int)
+                suggest = trial.suggest_int if whole else trial.suggest_float
+                suggest(key, *values, log=what.log)
         if number == len(chosen):
             # Before its trials run: another version of Optuna may choose other values.
             chosen.append(trial.params)
-            write_file(record, to_json({"asked": _asked(sweep), "chosen": chosen}, indent=1) + "\n")
-        of_point = [run(each) for each in sweep.trials([_point(number, trial.params)])]
+            write_file(record, to_json({"asked": asked, "chosen": chosen}, indent=1) + "\n")
+        labels = {
+            key: f"{value:.4g}" if isinstance(value, float) else label(value)
+            for key, value in trial.params.items()
+        }
+        overrides = tuple(itertools.starmap(override, trial.params.items()))
+        point = Point(labels, overrides, name=f"trial{number:04d}")
+        of_point = [run(each) for each in sweep.trials([point])]
         if any(outcome.message for outcome in of_point):
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
@@ -312,34 +309,16 @@ def _run_study(sweep: Sweep, run: Callable[[Trial], Outcome]) -> list[Outcome]:
     return outcomes
 
 
-def _point(number: int, params: dict[str, Any]) -> Point:
-    labels = {
-        key: f"{value:.4g}" if isinstance(value, float) else label(value)
-        for key, value in params.items()
-    }
-    overrides = tuple(override(key, value) for key, value in params.items())
-    return Point(labels, overrides, name=f"trial{number:04d}")
-
-
-def _asked(sweep: Sweep) -> dict[str, Any]:
-    """What a study may not change; only its number of trials may."""
-    return {
-        **sweep.study.model_dump(mode="json", exclude={"trials"}),
-        "seeds": list(sweep.section.seeds),
-        "overrides": list(sweep.overrides),
-    }
-
-
-def _chosen(sweep: Sweep, record: Path) -> list[dict[str, Any]]:
-    """The values of the points that the study in the sweep's folder has chosen so far."""
+def _chosen(record: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The values of the points that the study has chosen so far."""
     if not record.exists():
         return []
     with reading(record, RunFolderError, "write another --out"):
         found = json.loads(record.read_bytes())
         before, chosen = found["asked"], found["chosen"]
-        changed = [key for key, value in _asked(sweep).items() if before[key] != value]
+        changed = [key for key, value in asked.items() if before[key] != value]
     if changed:
         raise SettingsError(
-            f"{sweep.folder} holds a study with another {', '.join(changed)}; write another --out"
+            f"{record.parent} holds a study with another {', '.join(changed)}; write another --out"
         )
     return chosen

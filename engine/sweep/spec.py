@@ -100,16 +100,11 @@ class ParameterSection(Section):
             raise ValueError("log is for a range with a low above 0")
         return self
 
-    @property
-    def whole(self) -> bool:
-        """Whether the values are whole numbers."""
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
     def tried(self) -> list[Any]:
-        """The ends of the range, or the values."""
-        if self.choices or self.whole:
-            return list(self.choices) or [self.low, self.high]
-        return [float(self.low), float(self.high)]
+        """The values, or the ends of the range: whole numbers, or both floats."""
+        ends = [self.low, self.high]
+        whole = all(isinstance(end, int) for end in ends)
+        return self.choices or (ends if whole else [float(end) for end in ends])
 
 
 class StudySection(Section):
@@ -248,7 +243,7 @@ class SweepSection(Section):
 
 @dataclass(frozen=True)
 class Point:
-    """Settings to try: labels by axis, overrides, and a name for files if not from the labels."""
+    """Settings to try; in a study with a name, which files are called by."""
 
     labels: Mapping[str, str]
     overrides: tuple[str, ...]
@@ -261,7 +256,8 @@ class Point:
 
     def trial(self, seed: int) -> Trial:
         """The trial with a seed."""
-        parts = [self.name] if self.name else [_plain(text) for text in self.labels.values()]
+        names = [self.name] if self.name else self.labels.values()
+        parts = [re.sub(r"[^A-Za-z0-9._]+", "-", one).strip("-.") or "empty" for one in names]
         return Trial(self, seed, "-".join([*parts, f"seed{seed}"]).lstrip("_-"))
 
 
@@ -276,10 +272,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that was read.
+    """A sweep file, or its small form.
 
     Attributes:
-        section: content of the file, or its small form.
         overrides: for all trials.
         points: of the grid; empty for a study.
         folder: of the results.
@@ -293,7 +288,7 @@ class Sweep:
 
     @property
     def config(self) -> Path:
-        """The job's file."""
+        """The job."""
         return self.file.parent / self.section.config
 
     @property
@@ -371,18 +366,19 @@ def load_sweep(
     _check_keys(sweep)
     if section.study is not None:
         _check_study(sweep, section.study)
-    trials = [point.trial(section.seeds[0]) for point in sweep.points]
-    for number, trial in enumerate(trials):
-        if trial.name in [other.name for other in trials[:number]]:
+    names = set()
+    for trial in (point.trial(section.seeds[0]) for point in sweep.points):
+        if trial.name in names:
             raise SettingsError(
                 f"{path}: 2 points share the run folder {trial.name}; write other names"
             )
+        names.add(trial.name)
         sweep.config_of(trial)
     return sweep
 
 
 def _points(section: SweepSection) -> list[Point]:
-    """Every combination of the axes' values but those left out, the last axis fastest."""
+    """The points of a grid without those left out, the last axis fastest."""
     grid = section.grid
     points = [
         Point(
@@ -401,10 +397,6 @@ def choices(axis: str, values: Any) -> dict[str, list[str]]:
     return {label(value): [override(axis, value)] for value in values}
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.") or "empty"
-
-
 def _check_points(path: Path, section: SweepSection) -> None:
     """Check that the named points are in the grid."""
     whole = section.model_copy(update={"exclude": []})
@@ -412,17 +404,15 @@ def _check_points(path: Path, section: SweepSection) -> None:
     rows = [section.row(point) for point in _points(section)]
     if section.grid and not (rows and _points(section.as_small())):
         raise SettingsError(f"{path}: exclude: no point of the grid is left; name fewer")
-    published = [
-        (f"published.{name}.auc", title, rows)
-        for name, of in section.published.items()
-        for title in of.auc
-    ]
-    for key, title, known in [*(("exclude", t, titles) for t in section.exclude), *published]:
-        if title not in known:
-            raise SettingsError(
-                f"{path}: {key}: {title!r} is not a point of the grid; write labels such as "
-                f"{known[0]!r}"
-            )
+    named = [("exclude", section.exclude, titles)]
+    named += [(f"published.{name}.auc", of.auc, rows) for name, of in section.published.items()]
+    for key, points, known in named:
+        for title in points:
+            if title not in known:
+                raise SettingsError(
+                    f"{path}: {key}: {title!r} is not a point of the grid; write labels such as "
+                    f"{known[0]!r}"
+                )
 
 
 def _check_keys(sweep: Sweep) -> None:
