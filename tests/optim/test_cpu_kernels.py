@@ -1,28 +1,38 @@
-"""The C++ kernels against float64, on any number of threads."""
+"""The C++ kernels against float64, on any number of threads; one pass against several."""
 
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.optim import native
+from stampede.optim import CowClip, native
 from stampede.optim.backends import choose_backend
-from stampede.optim.backends.torch import TorchBackend
+from stampede.optim.backends.cpu import CpuBackend
+from stampede.optim.backends.torch import PendingUpdate, TorchBackend
 from stampede.optim.lookup import Lookup
+from stampede.optim.nonfinite import NonFiniteGradientError
+from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.update import update_
 from support.lookups import dense, lookups, random_gradient, random_lookup
 from support.threads import torch_threads
 
-pytestmark = pytest.mark.usefixtures("cpp_kernels")
 KERNELS = torch.ops.stampede
 
 
-def summed(ids, offsets, first_rows, rows, grad, dim, pooled, mean=False, weights=None):
-    lookup = Lookup(ids, offsets, first_rows, rows, pooled, mean, weights)
-    return native.sum_by_row(lookup, grad, dim)
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    assert native.available()
+
+
+def assert_same_bits(found):
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
 
 
 def test_the_number_of_threads_changes_no_bit_of_a_replay():
@@ -39,8 +49,7 @@ def test_the_number_of_threads_changes_no_bit_of_a_replay():
             KERNELS.catch_up_range_(w, m, v, last, 5, len(w), constants, 0, 7, 0.9, 0.999, 1e-3)
         assert (last[5:] == 7).all() and not last[:5].any()
         found.append((w, m, v))
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0], other))
+    assert_same_bits(found)
 
 
 LARGE = lookups(device="cpu", rows=5000)
@@ -67,9 +76,8 @@ def test_pools_rows(lookup, dim, threads):
 @settings(max_examples=80, deadline=None)
 @given(lookup=LARGE, dim=WIDTHS, threads=SOME_THREADS, offsets_are_long=st.booleans())
 def test_sums_by_row(lookup, dim, threads, offsets_are_long):
-    lookup = replace(
-        lookup, offsets=lookup.offsets.to([torch.int32, torch.int64][offsets_are_long])
-    )
+    kind = torch.int64 if offsets_are_long else torch.int32
+    lookup = replace(lookup, offsets=lookup.offsets.to(kind))
     grad = random_gradient(lookup, dim)
     # Columns of a wider matrix, as one array's are.
     wide = torch.cat([torch.ones(len(grad), 2), grad, torch.ones(len(grad), 1)], 1)
@@ -86,16 +94,25 @@ def test_the_number_of_threads_changes_no_bit():
     for number in (1, 2, 3, 7):
         with torch_threads(number):
             found.append(native.sum_by_row(lookup, grad, 12))
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0], other))
+    assert_same_bits(found)
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1])
-def test_an_id_outside_its_table_is_pooled_as_the_first_one(wrong):
+def test_an_id_outside_its_table_is_pooled_as_the_first_one_and_has_no_gradient(wrong):
     table, output = torch.arange(20.0).view(5, 4), torch.empty(1, 8)
-    ids, offsets = torch.tensor([1, wrong]), torch.tensor([0, 1, 2])
-    KERNELS.pool_rows_(table, ids, offsets, torch.tensor([0, 3]), False, None, output)
+    first_rows, offsets = torch.tensor([0, 3]), torch.tensor([0, 1, 2])
+    KERNELS.pool_rows_(table, torch.tensor([1, wrong]), offsets, first_rows, False, None, output)
     assert torch.equal(output, torch.cat([table[1], table[3]])[None])
+
+    def summed(*ids):
+        lookup = Lookup(torch.tensor(ids), offsets, first_rows, 6, True, False, None)
+        return native.sum_by_row(lookup, torch.ones(1, 8), 4)
+
+    with pytest.raises(IndexError, match="outside its table"):
+        summed(wrong, 0)
+    # It leaves nothing behind.
+    rows, _, counts = summed(1, 2)
+    assert rows.tolist() == [1, 5] and counts.tolist() == [1, 1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,12 +130,9 @@ def test_whether_a_lookup_is_sound(bags, longest, start, id_type, damage, thread
     first_rows, sizes = torch.tensor([0, 3, 3]), [3, 5, 5]
     lengths = torch.randint(0, longest + 1, (3 * bags,), generator=draw)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    ids = torch.cat(
-        [
-            torch.randint(0, size, (int(own.sum()),), generator=draw)
-            for size, own in zip(sizes, lengths.view(3, bags), strict=True)
-        ]
-    )
+    totals = lengths.view(3, bags).sum(1).tolist()
+    ids = [torch.randint(0, n, (m,), generator=draw) for n, m in zip(sizes, totals, strict=True)]
+    ids = torch.cat(ids)
     sound = not damage and not start
     where = int(torch.randint(0, max(len(ids), 1), (), generator=draw))
     if damage in ("id", "large id"):
@@ -180,19 +194,6 @@ def test_replays_steps(rows, dim, steps, decay, eps, keep, size, seed):
         torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=atol)
 
 
-@pytest.mark.parametrize("wrong", [-1, 3])
-def test_an_id_outside_its_table_is_refused_and_leaves_nothing_behind(wrong):
-    first_rows, grad = torch.tensor([0, 3]), torch.ones(1, 8)
-    offsets = torch.tensor([0, 1, 2])
-    with pytest.raises(IndexError, match="outside its table"):
-        summed(torch.tensor([wrong, 0]), offsets, first_rows, 6, grad, 4, pooled=True)
-    rows, _, counts = summed(torch.tensor([1, 2]), offsets, first_rows, 6, grad, 4, pooled=True)
-    assert rows.tolist() == [1, 5]
-    assert counts.tolist() == [1, 1]
-
-    assert counts.tolist() == [1, 1]
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(0, 40),
@@ -211,7 +212,133 @@ def test_measures_rows(n, dim, clipped, l2, seed):
     expected = grads.double() + 2 * l2 * weights[rows].double()
     torch.testing.assert_close(decayed.double(), expected, rtol=1e-6, atol=1e-6)
     parts = expected[:, :columns], expected[:, columns:], weights[rows][:, :columns].double()
-    torch.testing.assert_close(
-        squares.double(), torch.stack([p.square().sum(1) for p in parts]), rtol=1e-5, atol=1e-6
-    )
+    sums = torch.stack([part.square().sum(1) for part in parts])
+    torch.testing.assert_close(squares.double(), sums, rtol=1e-5, atol=1e-6)
     assert torch.equal(grads, kept)
+
+
+CLIPS = [
+    CowClip(bound=1e-2),
+    CowClip(ratio=0.5, bound=1e-2),
+    CowClip(variant="paper", ratio=0.5, bound=1e-2),
+    CowClip(granularity="row", threshold=0.3),
+    CowClip(granularity="none"),
+]
+
+
+def array_of(rows, dim, setting, draw, size=0.1):
+    weights = torch.randn(rows, dim, generator=draw) * size
+    return TableArray.create([TableShard("t", rows)], weights, setting, dim)
+
+
+def batch_of(rows, dim, draw, count):
+    ids = torch.randperm(rows, generator=draw)[:count].sort().values
+    grads = torch.randn(len(ids), dim, generator=draw)
+    return RowGradients(ids, grads, torch.randint(1, 5, (len(ids),), generator=draw))
+
+
+def pending_update(array, batch):
+    return PendingUpdate(choose_backend(array), batch, 1e-2, 1)
+
+
+@contextmanager
+def ways():
+    """Notes which of the two ways an update takes."""
+    taken = []
+
+    def noted(owner, name):
+        function = getattr(owner, name)
+        return mock.patch.object(
+            owner, name, lambda *given: (taken.append(name), function(*given))[1]
+        )
+
+    with noted(CpuBackend, "measure"), noted(CpuBackend, "step_at_once_"):
+        yield taken
+
+
+@pytest.mark.parametrize("on_nonfinite", ["error", "skip_row"])
+@pytest.mark.parametrize("broken", ["gradient", "weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e25])
+def test_what_is_not_finite_is_left_to_the_passes(on_nonfinite, broken, value):
+    """Of three arrays the one in the middle has a bad row; refused, nothing changes in any."""
+    draw = torch.Generator().manual_seed(0)
+    setting = UpdateSettings(rows="touched", l2=1e-3, on_nonfinite=on_nonfinite)
+    arrays = [array_of(50, 12, setting, draw) for _ in range(3)]
+    batches = [batch_of(50, 12, draw, 20) for _ in range(3)]
+    bad = batches[1].rows[7]
+    if broken == "gradient":
+        batches[1].grads[7, 3] = value
+    else:
+        arrays[1].weights[bad, 3] = value
+    before = [tensor.clone() for array in arrays for tensor in array.all_tensors()]
+    pending = list(map(pending_update, arrays, batches))
+    if on_nonfinite == "error":
+        with pytest.raises(NonFiniteGradientError, match="no table of its collection was changed"):
+            update_(pending)
+        after = [tensor for array in arrays for tensor in array.all_tensors()]
+        torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
+        return
+    with ways() as taken:
+        touched, _, skipped = torch.stack(update_(pending)).T.tolist()
+    assert taken == ["measure", "step_at_once_", "step_at_once_"]
+    assert (touched, skipped) == ([20, 19, 20], [0, 1, 0])
+    for array, batch in zip(arrays, batches, strict=True):
+        moved = array.states["exp_avg"].any(1).nonzero().flatten()
+        assert moved.tolist() == [row for row in batch.rows if array is not arrays[1] or row != bad]
+
+
+def test_weights_whose_squares_overflow_are_above_any_gradient():
+    setting = UpdateSettings(clip=CowClip(), rows="touched")
+    draw = torch.Generator().manual_seed(0)
+    array, batch = array_of(9, 4, setting, draw, size=1e25), batch_of(9, 4, draw, 5)
+    with ways() as taken:
+        (row_counts,) = update_([pending_update(array, batch)])
+    assert taken == ["step_at_once_"]
+    assert row_counts.tolist() == [5, 0, 0]
+    assert array.states["exp_avg"][batch.rows].abs().min() > 0
+    # A constant threshold does not depend on them.
+    array.settings = UpdateSettings(clip=CowClip("row", threshold=1e-9), rows="touched")
+    (row_counts,) = update_([pending_update(array, batch)])
+    assert row_counts.tolist() == [5, 5, 0]
+
+
+@given(
+    rows=st.integers(0, 40),
+    dim=st.integers(1, 40),
+    value=st.sampled_from([0.0, 1.0, 1e15, 1e20, float("inf"), float("nan"), -float("inf")]),
+    in_weights=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_whether_gradients_are_finite(rows, dim, value, in_weights, seed):
+    draw = torch.Generator().manual_seed(seed)
+    weights, grads = torch.randn(50, dim, generator=draw), torch.randn(rows, dim, generator=draw)
+    ids = torch.randperm(50, generator=draw)[:rows]
+    if rows:
+        bad = int(torch.randint(0, rows, (), generator=draw))
+        if in_weights:
+            weights[ids[bad], dim - 1] = value
+        else:
+            grads[bad, dim - 1] = value
+    found = torch.ops.stampede.are_finite(weights, ids, grads, 0.5)
+    assert found == (not rows or abs(value) <= 1e15)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("rows", ["all", "touched"])
+@pytest.mark.parametrize("dim, columns", [(12, 10), (1, None), (11, None), (33, 16)])
+def test_both_ways_give_the_same(clip, rows, dim, columns):
+    """As where columns are split, whose norms are sums over shards."""
+    found = []
+    for is_split in (False, True):
+        draw = torch.Generator().manual_seed(0)
+        setting = UpdateSettings(clip=replace(clip, columns=columns), l2=1e-3, rows=rows)
+        # What the L2 term may clip is a matter of sweeps.
+        setting = replace(setting, l2=0.0) if setting.needs_all_rows else setting
+        array, batch = array_of(5000, dim, setting, draw), batch_of(5000, dim, draw, 3000)
+        array.is_split = is_split
+        with ways() as taken, torch_threads(3):
+            (row_counts,) = update_([pending_update(array, batch)])
+        assert taken == ["measure" if is_split else "step_at_once_"]
+        found.append((*array.all_tensors(), row_counts))
+    # Weights are up to 0.1: a bit of the last place of one of them is 7e-9.
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)

@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stampede.optim import (
-    CowClip,
-    CowClipAdam,
-    CowClipRowWiseAdam,
-    CowClipSGD,
-)
+from stampede.optim import CowClip, CowClipAdam, CowClipRowWiseAdam, CowClipSGD
 from support.one_table import CLASSES, EVERY_CLASS, ids_of_step, saved_and_loaded, table, train
 from support.reference import ReferenceTables
 

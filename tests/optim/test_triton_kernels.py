@@ -21,13 +21,19 @@ from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rules import SGD, Adam, RowWiseAdam, step_constants
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
-from stampede.optim.triton import MANY_OCCURRENCES, block_sizes
+from stampede.optim.triton import MANY_OCCURRENCES, block_sizes, steps, sum_runs
 from stampede.optim.triton.steps import Missed, catch_up_range_, catch_up_rows_
-from stampede.optim.triton.sum_runs import sum_runs
-from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup
+from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
 from support.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("small_triton_blocks")
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_blocks():
+    """Several programs of the kernels for a handful of rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (steps, sum_runs):
+            patch.setattr(module, "block_sizes", lambda dim, _: small_blocks(dim))
+        yield
 
 
 def test_tiles_are_powers_of_two_that_hold_a_row():
@@ -52,24 +58,17 @@ def assert_sums(lookup, dim, clipped, l2, grad=None):
     setting = UpdateSettings(clip=CowClip(columns=clipped), l2=l2)
     array = TableArray.create([TableShard("t", lookup.rows)], weights, setting, dim)
     nonfinite = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    found = sum_runs(lookup.runs, grad.reshape(-1, dim), array, nonfinite)
+    found = sum_runs.sum_runs(lookup.runs, grad.reshape(-1, dim), array, nonfinite)
     expected, counts = dense(lookup, grad, dim)
     rows = counts.nonzero().flatten()
-    number = len(rows)
     w = weights.cpu().double()[rows]
     expected = expected[rows] + 2 * l2 * w
-    bound = {"rtol": 1e-5, "atol": 1e-5 * float(counts.max()) if number else 0.0}
-    torch.testing.assert_close(found.grads[:number].cpu().double(), expected, **bound)
-    squares = torch.stack(
-        [
-            expected[:, :clipped].square().sum(1),
-            expected[:, clipped:].square().sum(1),
-            w[:, :clipped].square().sum(1),
-        ]
-    )
-    torch.testing.assert_close(
-        found.squares[:, :number].cpu().double(), squares, rtol=1e-4, atol=1e-4
-    )
+    grads, squares = (t.cpu().double() for t in (found.grads, found.squares))
+    atol = 1e-5 * float(counts.max())
+    torch.testing.assert_close(grads[: len(rows)], expected, rtol=1e-5, atol=atol)
+    parts = expected[:, :clipped], expected[:, clipped:], w[:, :clipped]
+    exact = torch.stack([part.square().sum(1) for part in parts])
+    torch.testing.assert_close(squares[:, : len(rows)], exact, rtol=1e-4, atol=1e-4)
     assert int(nonfinite) == 0
     return found
 
@@ -115,11 +114,11 @@ def rate(step):
 def steps_after(first, until, now, l2, placement="keras", decay=0.1):
     """The steps after `first` up to `now`, and more, up to `until`, that no row takes yet."""
     rule = Adam(BETAS, 1e-5, placement)
-    constants = [
-        step_constants(rule, rate(step), step, decay) for step in range(first + 1, until + 1)
-    ]
-    steps = torch.tensor(constants, dtype=torch.float32, device=DEVICE).reshape(-1, 3)
-    return Missed(steps, first, now, BETAS, l2, torch.zeros(1, dtype=torch.int32, device=DEVICE))
+    constants = [step_constants(rule, rate(n), n, decay) for n in range(first + 1, until + 1)]
+    constants = torch.tensor(constants, dtype=torch.float32, device=DEVICE).reshape(-1, 3)
+    return Missed(
+        constants, first, now, BETAS, l2, torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    )
 
 
 def random_state(dim, since, seed=0):
@@ -146,13 +145,6 @@ def dense_loop(state, now, l2, placement="keras", decay=0.1):
     return w, m, v, torch.full((ROWS,), now, dtype=torch.float64)
 
 
-def assert_close(state, expected):
-    for found, whole in zip(state, expected, strict=True):
-        torch.testing.assert_close(
-            found.cpu().double(), whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max())
-        )
-
-
 @pytest.mark.parametrize("placement", ["keras", "torch"])
 @pytest.mark.parametrize("dim", [4, 12, 20])
 def test_replay_is_the_dense_loop_with_changing_learning_rates(dim, placement):
@@ -161,8 +153,9 @@ def test_replay_is_the_dense_loop_with_changing_learning_rates(dim, placement):
     before = [t.clone() for t in state]
     expected = dense_loop(state, 9, l2=0.05, placement=placement)
     catch_up_range_(state, 2, 7, steps_after(2, 12, 9, 0.05, placement))
-    assert_close([t[2:7] for t in state], [t[2:7] for t in expected])
-    for found, was in zip(state, before, strict=True):
+    for found, was, whole in zip(state, before, expected, strict=True):
+        atol = 1e-6 * float(whole[2:7].abs().max())
+        torch.testing.assert_close(found[2:7].cpu().double(), whole[2:7], rtol=1e-4, atol=atol)
         assert torch.equal(found[:2], was[:2]) and torch.equal(found[7:], was[7:])
 
 
@@ -193,32 +186,21 @@ def test_pieces_give_the_same_bits(cuts, dim, l2, seed):
     assert all(map(torch.equal, at_once, in_pieces))
 
 
-@pytest.fixture(scope="module")
-def code(tmp_path_factory):
+def test_what_the_kernels_are_compiled_to(tmp_path):
     """How often instructions occur in each kernel; compiling needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "TRITON_CACHE_DIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "support.compile_kernels"],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    command = [sys.executable, "-W", "ignore", "-m", "support.compile_kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-def test_nothing_is_approximate(code):
+    code = json.loads(done.stdout)
     assert len(code) == 10
     for name, words in code.items():
         assert words["approx"] == words["div.full"] == words[".ftz"] == 0, name
-
-
-def test_a_step_has_the_same_instructions_everywhere(code):
-    """Of each element: three fused additions, a root and a quotient."""
+    # Of each element everywhere: three fused additions, a root and a quotient.
     for name in ("update False", "replay True", "replay False"):
         words = code[name]
         assert words["fma.rn.f32"] == 3 * words["div.rn.f32"] > 0, name
@@ -234,9 +216,8 @@ def make_array(rows, dim, setting, dtype=torch.float32):
 
 @pytest.mark.parametrize("bad", [float("nan"), 1e30])
 def test_arrays_that_are_updated_together_stay_together(bad):
-    setting = UpdateSettings()
     lookup = random_lookup()
-    arrays = [make_array(lookup.rows, 12, setting) for _ in range(2)]
+    arrays = [make_array(lookup.rows, 12, UpdateSettings()) for _ in range(2)]
     before = copy.deepcopy([array.all_tensors() for array in arrays])
     flag, row_counts = NonFiniteFlag(torch.device(DEVICE)), torch.zeros(3, dtype=torch.int64)
     backends, measured = [fused.TritonBackend(array, flag) for array in arrays], []

@@ -2,9 +2,6 @@
 
 import torch
 
-from stampede.models import NetworkShape
-from stampede.models.mlp import MLP
-
 PRECISIONS = {"fp32": (torch.float32, 1e-5), "bf16": (torch.bfloat16, 2e-2)}
 
 
@@ -24,8 +21,3 @@ def assert_near(found, exact, precision):
 def rounded(tensor, precision):
     """Values that the products take as they are."""
     return tensor.to(PRECISIONS[precision][0]).float()
-
-
-def mlp_and_inputs():
-    mlp = MLP(6, NetworkShape(0, 0, 6, (5, 4, 3)), torch.Generator().manual_seed(0))
-    return mlp, torch.randn(70, 6).requires_grad_()

@@ -46,6 +46,12 @@ from support.two_tables import (
 from support.unsharded import Unsharded, relative_deviation
 
 
+def shard_two_alike():
+    one, other = shard(Model()), shard(Model())
+    other.load_state_dict(one.state_dict())
+    return one, other
+
+
 def test_tables_step_with_the_last_pass_that_was_announced():
     model = shard(Model(), cowclip_sharders(backwards_per_step=3))
     optimizer = dense_optimizer(model)
@@ -153,9 +159,7 @@ def test_two_lookups_of_one_forward_add_their_counts():
         for options in ({}, {"force_counts": 1})
     )
     model = shard(model)
-    start = whole_tables(model)
-    dense = dense_optimizer(model)
-
+    start, dense = whole_tables(model), dense_optimizer(model)
     for unsharded in (reference, once):
         unsharded.copy_tables(start)
     for step in range(5):
@@ -167,8 +171,8 @@ def test_two_lookups_of_one_forward_add_their_counts():
         dense.zero_grad()
         loss_of(model).backward()
         dense.step()
-        reference.step(loss_of)
-        once.step(loss_of)
+        for unsharded in (reference, once):
+            unsharded.step(loss_of)
     found = whole_tables(model)
     assert relative_deviation(found, reference.weights, start) < 1e-4
     assert relative_deviation(found, once.weights, start) > 1e-2
@@ -176,8 +180,7 @@ def test_two_lookups_of_one_forward_add_their_counts():
 
 
 def test_ids_of_every_kind_are_accepted():
-    model, wanted = shard(Model()), shard(Model())
-    wanted.load_state_dict(model.state_dict())
+    model, wanted = shard_two_alike()
     ids, lengths = torch.tensor([1, 2, 2, 3, 4, 4]), torch.tensor([2, 1, 1, 2])
     wanted(KeyedJaggedTensor(["fa", "fb"], ids, lengths=lengths)).sum().backward()
     jagged = torch.nested.nested_tensor_from_jagged
@@ -215,8 +218,7 @@ def test_an_error_inside_backward_does_not_spoil_the_next():
         def backward(ctx, gradient):
             raise RuntimeError("on purpose")
 
-    spoilt, clean = shard(Model()), shard(Model())
-    spoilt.load_state_dict(clean.state_dict())
+    clean, spoilt = shard_two_alike()
     fails = Fails.apply(spoilt.module.tables(features(1)).values())
     (tables,) = local_cowclip_tables(spoilt)
     with pytest.raises(RuntimeError, match="on purpose"):
@@ -285,18 +287,17 @@ def test_nans_of_one_rank_are_seen_by_all(choice, error):
 
 def test_a_scaler_that_does_not_scale_or_scales_something_else_is_fine():
     model, other = shard(Model()), nn.Linear(4, 1)
-    scaler, optimizers = torch.amp.GradScaler("cpu"), [dense_optimizer(model)]
-    optimizers.append(torch.optim.SGD(other.parameters(), lr=0.1))
+    scaler, dense = torch.amp.GradScaler("cpu"), dense_optimizer(model)
     for _ in range(2):
         assert_trains(model)
-        optimizers[0].step()
+        dense.step()
         scaler.scale(other(torch.ones(2, 4)).sum()).backward()
-        scaler.step(optimizers[1])
+        scaler.step(torch.optim.SGD(other.parameters(), lr=0.1))
         scaler.update()
     for options in ({"enabled": False}, {"init_scale": 1.0}):
         harmless = torch.amp.GradScaler("cpu", **options)
         harmless.scale(model(features()).sum()).backward()
-        harmless.step(optimizers[0])
+        harmless.step(dense)
 
 
 def test_gradients_of_other_inputs_may_be_asked_for_any_time():
@@ -311,8 +312,7 @@ def test_gradients_of_other_inputs_may_be_asked_for_any_time():
 
 
 def test_a_lookup_may_be_recomputed():
-    model, other = shard(Model()), shard(Model())
-    other.load_state_dict(model.state_dict())
+    model, other = shard_two_alike()
     start = torch.ones(1, requires_grad=True)
     recomputed = checkpoint(
         lambda factor: (model(features(1)) * factor).sum(), start, use_reentrant=False
