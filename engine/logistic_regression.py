@@ -66,10 +66,10 @@ class LogisticRegression:
         self._on_chunk = on_chunk
         sizes = list(dataset.vocabulary_sizes.values())
         # Ids of all fields share one array, field after field.
-        self._first_rows = np.cumsum([0, *sizes]).tolist()
-        seen = torch.zeros(self._first_rows[-1], dtype=torch.bool)
-        for samples, _ in self._read(dataset.train):
-            for ids in self._flat(samples):
+        self._first_rows = torch.tensor([0, *sizes]).cumsum(0)
+        seen = torch.zeros(int(self._first_rows[-1]), dtype=torch.bool)
+        for rows, _, _ in self._read(dataset.train):
+            for ids in rows:
                 seen[ids.reshape(-1)] = True
         # The place of every table row among the rows of the training part.
         places = torch.cumsum(seen, 0, dtype=torch.int32) - 1
@@ -174,33 +174,32 @@ class LogisticRegression:
             yield chunk
 
     def _chunks(self, part: Part, first: int = 0) -> Iterator[_Chunk]:
-        for samples, weight in self._read(part, first):
-            single, *bags = self._flat(samples)
+        for (single, *bags), samples, weight in self._read(part, first):
             lengths = [bag.lengths for bag in samples.bags]
-            rows = [torch.arange(len(weight)).repeat_interleave(length) for length in lengths]
+            of_rows = [torch.arange(len(weight)).repeat_interleave(length) for length in lengths]
             none = torch.empty(0, dtype=torch.int64)
             yield _Chunk(
                 self._places[single],
                 self._places[torch.cat([none, *bags])],
-                torch.cat([none, *rows]).int(),
+                torch.cat([none, *of_rows]).int(),
                 samples.dense,
                 samples.label.float(),
                 weight,
             )
 
-    def _flat(self, samples: Samples) -> list[Tensor]:
-        """Row numbers over all tables: `[single-valued fields, n]`, then `[ids]` of each bag."""
-        single, first = samples.ids.shape[1], torch.tensor(self._first_rows, dtype=torch.int64)
-        bags = zip(samples.bags, first[single:-1], strict=True)
-        return [samples.ids.T + first[:single, None], *(bag.values + row for bag, row in bags)]
+    def _read(self, part: Part, first: int = 0) -> Iterator[tuple[list[Tensor], Samples, Tensor]]:
+        """Rows over all tables, samples, and weights of a part, starting at sample `first`.
 
-    def _read(self, part: Part, first: int = 0) -> Iterator[tuple[Samples, Tensor]]:
-        """Samples of a part with their weights, starting at row `first`."""
+        The rows are `[single-valued fields, n]`, then `[ids]` of each bag.
+        """
         for start in range(first, part.rows, _CHUNK_ROWS):
             self._on_chunk()
             samples = part.read(torch.arange(start, min(start + _CHUNK_ROWS, part.rows)))
-            weight = samples.weight
-            yield samples, torch.ones(len(samples.label)) if weight is None else weight
+            single, weight = samples.ids.shape[1], samples.weight
+            bags = zip(samples.bags, self._first_rows[single:-1], strict=True)
+            rows = [samples.ids.T + self._first_rows[:single, None]]
+            rows += [bag.values + row for bag, row in bags]
+            yield rows, samples, torch.ones(len(samples.label)) if weight is None else weight
 
 
 def logistic_regression(
