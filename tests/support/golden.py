@@ -3,8 +3,8 @@
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -54,11 +54,10 @@ class Golden:
     def weights(self, step: int) -> Weights:
         """All weights after a step, in our shapes, by (kind, name)."""
         weights: Weights = {}
-        for name in self.vocabulary:
-            weights["embedding", name] = self._weight(step, f"sparse_emb_{name}/embeddings")
-            weights["first_order", name] = self._weight(
-                step, f"linear0sparse_emb_{name}/embeddings"
-            )
+        kinds = {"embedding": "sparse_emb", "first_order": "linear0sparse_emb"}
+        for kind, prefix in kinds.items():
+            for name in self.vocabulary:
+                weights[kind, name] = self._weight(step, f"{prefix}_{name}/embeddings")
         for name, original in self._dense_names().items():
             weight = self._weight(step, original)
             # Keras has inputs before outputs, also in the experts' V.
@@ -127,24 +126,13 @@ class Golden:
         return torch.from_numpy(self.arrays[f"w{step}/{self.index[name]}"])
 
 
-@dataclass
-class Trajectory:
-    """What a training from the golden start was like, on one rank.
+def train_with_the_engine(path: Path, *overrides: str) -> SimpleNamespace:
+    """Train from the golden start as the launcher does, with overrides of its configuration.
 
-    Attributes:
-        worst: largest deviation that is held to the tolerance, relative to the largest movement of
-            its kind of weights; on rank 0.
+    Returns:
+        What it was like on this rank. `worst`, on rank 0: the largest deviation that is held to the
+        tolerance, relative to the largest movement of its kind of weights.
     """
-
-    plan: set[str]
-    first_columns: set[int] = field(default_factory=set)
-    worst: float = torch.inf
-    touched: int = 0
-    clipped: int = 0
-
-
-def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
-    """Train from the golden start as the launcher does, with overrides of its configuration."""
     golden = Golden(path)
     fields, start = list(golden.vocabulary), golden.weights(0)
     with processes("cpu") as here:
@@ -153,7 +141,7 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
         load(job, golden, step=0)
         local = golden.meta["batch"] // here.world_size
         plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
-        trajectory, deviations = Trajectory(plan), []
+        deviations = []
         for step in range(1, golden.meta["steps"] + 1):
             ids, numbers, label = (
                 part[here.rank * local : (here.rank + 1) * local] for part in golden.batch(step)
@@ -166,29 +154,27 @@ def train_with_the_engine(path: Path, *overrides: str) -> Trajectory:
             train_step(job, send(batch, job.front, here.device), step, here)
             if step not in CHECKED_STEPS:
                 continue
-            read = {
-                name: gather_field(job.model, name, golden.meta["dim"], here) for name in fields
-            }
+            read = {f: gather_field(job.model, f, golden.meta["dim"], here) for f in fields}
             if here.is_main:
                 ours = {("dense", name): p.detach() for name, p in job.dense_parameters.items()}
                 for name, weights in read.items():
-                    ours["embedding", name] = weights.embedding
-                    ours["first_order", name] = weights.first_order
+                    ours["embedding", name], ours["first_order", name] = weights
                 theirs = golden.weights(step)
                 for kind in (kind for kind, first in FIRST_STEP.items() if step >= first):
                     keys = [key for key in theirs if key[0] == kind]
                     deviation = max((ours[key] - theirs[key]).abs().max() for key in keys)
                     movement = max((theirs[key] - start[key]).abs().max() for key in keys)
                     deviations.append(deviation / movement)
-        if here.is_main:
-            trajectory.worst = float(torch.stack(deviations).max())
-        for tables in local_cowclip_tables(job.model):
-            touched, clipped, _ = tables.row_counts.tolist()
-            trajectory.touched += touched
-            trajectory.clipped += clipped
-            for array in tables.arrays:
-                trajectory.first_columns |= {shard.column_offset for shard in array.shards}
-    return trajectory
+        tables = local_cowclip_tables(job.model)
+        touched, clipped, _ = sum(of_some.row_counts for of_some in tables).tolist()
+        arrays = [array for of_some in tables for array in of_some.arrays]
+    return SimpleNamespace(
+        plan=plan,
+        first_columns={shard.column_offset for array in arrays for shard in array.shards},
+        worst=float(torch.stack(deviations).max()) if here.is_main else None,
+        touched=touched,
+        clipped=clipped,
+    )
 
 
 def jagged(ids: torch.Tensor, names: list[str]) -> KeyedJaggedTensor:

@@ -2,6 +2,7 @@
 
 import torch
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from stampede.optim.lookup import Lookup
 from stampede.optim.triton import BlockSizes
@@ -74,28 +75,25 @@ def random_gradient(lookup, dim, scale=1.0):
 
 
 def dense(lookup, grad, dim):
-    """Gradient `[rows, dim]` in float64 and counts `[rows]`, one occurrence after the other."""
-    total = torch.zeros(lookup.rows, dim, dtype=torch.float64)
-    counts = torch.zeros(lookup.rows, dtype=torch.int64)
-    indices, offsets, firsts = (
-        t.cpu().tolist() for t in (lookup.indices, lookup.offsets, lookup.first_rows)
-    )
-    weights, grad = lookup.per_sample_weights, grad.cpu().double()
-    for feature in range(lookup.features):
-        for sample in range(lookup.batch):
-            bag = feature * lookup.batch + sample
-            first, stop = offsets[bag], offsets[bag + 1]
-            for position in range(first, stop):
-                row = firsts[feature] + indices[position]
-                if lookup.pooled:
-                    share = grad[sample, feature * dim : (feature + 1) * dim]
-                    share = share / (stop - first) if lookup.mean else share
-                    share = share if weights is None else share * float(weights[position])
-                else:
-                    share = grad[position]
-                total[row] += share
-                counts[row] += 1
-    return total, counts
+    """Gradient `[rows, dim]` in float64, by torch's own bags, and counts `[rows]`."""
+    offsets, firsts = lookup.offsets.cpu().long(), lookup.first_rows.cpu()
+    lengths = offsets.diff()
+    rows = lookup.indices.cpu() + firsts.repeat_interleave(lookup.batch).repeat_interleave(lengths)
+    table = torch.zeros(lookup.rows, dim, dtype=torch.float64, requires_grad=True)
+    if lookup.pooled:
+        share = torch.ones(len(rows), dtype=torch.float64)
+        if lookup.per_sample_weights is not None:
+            share = lookup.per_sample_weights.cpu().double()
+        if lookup.mean:
+            share = share / lengths.repeat_interleave(lengths)
+        bags = functional.embedding_bag(
+            rows, table, offsets, mode="sum", per_sample_weights=share, include_last_offset=True
+        )
+        found = torch.cat(bags.split(lookup.batch), dim=1)
+    else:
+        found = table[rows]
+    found.backward(grad.cpu().double())
+    return table.grad, rows.bincount(minlength=lookup.rows)
 
 
 @st.composite

@@ -59,24 +59,16 @@ class SparseArch(nn.Module):
             )
             for name, features in FEATURES.items()
         ]
+        # The planner divides the buckets among ranks.
+        module = partial(MCHManagedCollisionModule, rows, CPU, input_hash_size=INPUT, buckets=4)
         modules = {
-            name: MCHManagedCollisionModule(
-                zch_size=rows,
-                input_hash_size=INPUT,
-                device=CPU,
-                eviction_interval=interval,
-                eviction_policy=DistanceLFU_EvictionPolicy(),
-                # The planner divides them among ranks.
-                buckets=4,
-            )
+            name: module(eviction_policy=DistanceLFU_EvictionPolicy(), eviction_interval=interval)
             for name, interval in zip(FEATURES, (2, 1), strict=True)
         }
         collections = ManagedCollisionCollection(modules, tables)
-        of_tables, behind = (
-            (EmbeddingBagCollection, ManagedCollisionEmbeddingBagCollection)
-            if pooled
-            else (EmbeddingCollection, ManagedCollisionEmbeddingCollection)
-        )
+        of_tables, behind = EmbeddingCollection, ManagedCollisionEmbeddingCollection
+        if pooled:
+            of_tables, behind = EmbeddingBagCollection, ManagedCollisionEmbeddingBagCollection
         self.mc = behind(of_tables(tables, device=CPU), collections, True)
 
     def forward(self, features):
@@ -126,16 +118,17 @@ def train(pooled, rows, moved, by_hand, steps=8):
         looked_up, where = model(batch(step, rank, pooled))
         loss = sum(loss_of(v if pooled else v.values()) for v in looked_up.values())
         loss.backward()
-        for of_rank in gathered(dict(evicted)):
+        everywhere = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, (dict(evicted), where.to_dict()))
+        for of_rank, _ in everywhere:
             for table, rows_anew in of_rank.items():
                 reference.weights[table][rows_anew] = FRESH
                 reference.first[table][rows_anew] = reference.second[table][rows_anew] = 0.0
-        follow(reference, gathered(where.to_dict()), pooled)
+        follow(reference, [rows_of_rank for _, rows_of_rank in everywhere], pooled)
     backends = [backend for tbe in local_cowclip_tables(model) for backend in tbe.backends]
     waited = [b.waiting is not None and b.waiting.behind for b in backends]
-    found, worst = tables_of(model), None
-    if rank == 0:
-        worst = deviation(start, found, reference)
+    found = tables_of(model)
+    worst = deviation(start, found, reference) if rank == 0 else None
     # What every id is mapped to, asked on each rank alone.
     model.eval()
     every = torch.arange(INPUT)
@@ -173,13 +166,6 @@ def recorded_evictions(module):
 
     module._evict = recorded
     return found
-
-
-def gathered(value):
-    """What each rank has."""
-    everywhere = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, value)
-    return everywhere
 
 
 def follow(reference, where, pooled):

@@ -143,25 +143,23 @@ def local_batch(case, step, passes=1, number=0):
 
 
 def build_collection(case, device="meta"):
-    if case.sequence:
-        collection, config, more = EmbeddingCollection, EmbeddingConfig, {}
-    else:
-        collection, config = EmbeddingBagCollection, EmbeddingBagConfig
-        more = {"is_weighted": case.weighted}
     tables = []
     for name, spec in zip(case.names, case.tables, strict=True):
-        pooling = PoolingType.MEAN if spec.mean else PoolingType.SUM
+        pooling = {"pooling": PoolingType.MEAN if spec.mean else PoolingType.SUM}
         tables.append(
-            config(
+            (EmbeddingConfig if case.sequence else EmbeddingBagConfig)(
                 name=name,
                 embedding_dim=spec.dim,
                 num_embeddings=spec.rows,
                 feature_names=case.features[name],
                 data_type=DataType[case.data_type],
-                **({} if case.sequence else {"pooling": pooling}),
+                **({} if case.sequence else pooling),
             )
         )
-    return collection(tables=tables, device=torch.device(device), **more)
+    device = torch.device(device)
+    if case.sequence:
+        return EmbeddingCollection(tables, device)
+    return EmbeddingBagCollection(tables, case.weighted, device)
 
 
 class Holder(torch.nn.Module):

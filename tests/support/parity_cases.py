@@ -47,12 +47,9 @@ ADAPTIVE = {"rows": "touched", "ar_alpha": 30.0, "ratio": 2.0}
 
 def every_plan():
     """CowClip with Adam on every sharding type."""
+    tables = {"grid_shard": SUMS}
     return [
-        Case(
-            plan=plan,
-            tables=SUMS if plan == "grid_shard" else Case.tables,
-            arguments={"rows": rows},
-        )
+        Case(plan, tables.get(plan, Case.tables), arguments={"rows": rows})
         for plan in PLANS
         for rows in ("all", "touched")
     ]
@@ -81,48 +78,30 @@ def family():
 
 def base_optimizers():
     """Every base optimizer, with columns beyond the clipped ones and decoupled decay."""
+    plan, more = ("grid_shard", "data_parallel", "grid_shard", "column_wise"), {"columns": 10}
     cases = [
-        Case(
-            plan=("grid_shard", "data_parallel", "grid_shard", "column_wise"),
-            rule=rule,
-            tables=SUMS,
-            arguments={"rows": rows, "columns": 10, "weight_decay": 0.1},
-        )
+        Case(plan, SUMS, rule, {"rows": rows, "weight_decay": 0.1, **more})
         for rule in CLASSES
         for rows in ("all", "touched")
     ]
-    momentum = {"momentum": 0.9}
-    return [*cases, Case(plan="column_wise", rule="sgd", tables=SUMS, arguments=momentum)]
+    return [*cases, Case("column_wise", SUMS, "sgd", {"momentum": 0.9})]
 
 
 def corners():
     """What is rare: decay that is clipped itself, weights of samples, uneven shards."""
     return [
-        Case(plan="column_wise", tables=SUMS, arguments={"l2": 1.0, "ratio": 1.5, "columns": 10}),
-        Case(plan="column_wise", weighted=True),
-        Case(plan="row_wise", weighted=True, tables=SUMS),
-        Case(plan="data_parallel", weighted=True),
-        Case(
-            plan="column_wise",
-            tables=(Table(30, dim=20), Table(9, dim=8), Table(11, dim=4)),
-            arguments={"ratio": 0.4},
-        ),
-        Case(
-            plan="row_wise",
-            tables=(Table(3, dim=4), Table(1, dim=8), Table(2, dim=4)),
-            arguments={"ratio": 0.6},
-        ),
-        Case(plan="grid_shard", tables=SUMS, arguments={"variant": "paper", "bound": 0.3}),
-        *(
-            # Some gaps shrink a row by a part, some to the least share.
-            Case(plan=plan, rule=rule, tables=SUMS, arguments=ADAPTIVE)
-            for plan, rule in (
-                ("grid_shard", "adam"),
-                ("column_wise", "rowwise_adam"),
-                ("data_parallel", "rowwise_adagrad"),
-                ("row_wise", "sgd"),
-            )
-        ),
+        Case("column_wise", SUMS, arguments={"l2": 1.0, "ratio": 1.5, "columns": 10}),
+        Case("column_wise", weighted=True),
+        Case("row_wise", SUMS, weighted=True),
+        Case("data_parallel", weighted=True),
+        Case("column_wise", (Table(30, 20), Table(9, 8), Table(11, 4)), arguments={"ratio": 0.4}),
+        Case("row_wise", (Table(3, 4), Table(1, 8), Table(2, 4)), arguments={"ratio": 0.6}),
+        Case("grid_shard", SUMS, arguments={"variant": "paper", "bound": 0.3}),
+        # Some gaps shrink a row by a part, some to the least share.
+        Case("grid_shard", SUMS, "adam", ADAPTIVE),
+        Case("column_wise", SUMS, "rowwise_adam", ADAPTIVE),
+        Case("data_parallel", SUMS, "rowwise_adagrad", ADAPTIVE),
+        Case("row_wise", SUMS, "sgd", ADAPTIVE),
     ]
 
 
@@ -170,21 +149,11 @@ def drawn():
             )
             for _ in range(draw.randint(1, 4))
         )
-        cases.append(
-            Case(
-                plan=tuple(
-                    draw.choice([p for p in PLANS if not (t.mean and p in NO_MEAN)]) for t in tables
-                ),
-                tables=tables,
-                rule=draw.choice([*CLASSES]),
-                weighted=weighted,
-                seed=seed + 1,
-                arguments={
-                    "rows": draw.choice(["all", "touched"]),
-                    "columns": draw.choice([None, 3]),
-                    "granularity": granularity,
-                    constant: strength,
-                },
-            )
+        plan = tuple(
+            draw.choice([p for p in PLANS if not (t.mean and p in NO_MEAN)]) for t in tables
         )
+        rule = draw.choice([*CLASSES])
+        arguments = {"rows": draw.choice(["all", "touched"]), "columns": draw.choice([None, 3])}
+        arguments |= {"granularity": granularity, constant: strength}
+        cases.append(Case(plan, tables, rule, arguments, weighted=weighted, seed=seed + 1))
     return cases

@@ -133,59 +133,51 @@ class Tables:
 
     def train(self, draw, reference, batch, weighted=False, mean=False, sequence=False):
         """One random step here and in the reference; ids repeat within and across bags."""
-        # Column shards of one feature receive the same ids.
-        keys = [self._feature_of_table(position) for position in range(len(self.features))]
-        lengths_of, ids_of, factors_of = {}, {}, {}
-        for key, table in zip(keys, self.features, strict=True):
-            if key not in ids_of:
-                lengths_of[key] = torch.randint(0, 4, (batch,), generator=draw)
-                total, rows = int(lengths_of[key].sum()), self.shards[table].rows
-                ids_of[key] = torch.randint(0, rows, (total,), generator=draw)
-                factors_of[key] = torch.rand(total, generator=draw)
-        lengths = torch.cat([lengths_of[key] for key in keys])
-        indices = torch.cat([ids_of[key] for key in keys])
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        factors = torch.cat([factors_of[key] for key in keys]) if weighted else None
-        if weighted:
-            factors.requires_grad_()
-        inputs = [None if t is None else t.to(self.device) for t in (indices, offsets, factors)]
+        lengths, ids, factors = [], [], []
+        drawn = {}
+        for position, table in enumerate(self.features):
+            # Column shards of one feature receive the same ids.
+            feature = self.shards[table].table, self.features[:position].count(table)
+            if feature not in drawn:
+                own, rows = torch.randint(0, 4, (batch,), generator=draw), self.shards[table].rows
+                total = int(own.sum())
+                bags = torch.randint(0, rows, (total,), generator=draw)
+                drawn[feature] = own, bags, torch.rand(total, generator=draw)
+            for whole, part in zip((lengths, ids, factors), drawn[feature], strict=True):
+                whole.append(part)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)])
+        factor = torch.cat(factors).requires_grad_() if weighted else None
+        inputs = [
+            None if t is None else t.to(self.device) for t in (torch.cat(ids), offsets, factor)
+        ]
         output = self.tbe(*inputs)
         upstream = torch.randn(output.shape, generator=draw)
         output.backward(upstream.to(self.device))
 
-        grads = {n: torch.zeros_like(w) for n, w in reference.weights.items()}
-        counts = {n: torch.zeros(len(g), dtype=torch.int64) for n, g in grads.items()}
-        expected = torch.zeros(output.shape, dtype=torch.float64)
-        of_factors = torch.zeros(len(indices), dtype=torch.float64)
-        columns = [self.widths[table] for table in self.features]
-        for feature, table in enumerate(self.features):
-            shard, bags = self.shards[table], slice(feature * batch, (feature + 1) * batch)
-            here = slice(int(offsets[bags.start]), int(offsets[bags.stop]))
-            ids, samples = indices[here], torch.arange(batch).repeat_interleave(lengths[bags])
-            stored = slice(shard.column_offset, shard.column_offset + columns[feature])
-            out = slice(sum(columns[:feature]), sum(columns[: feature + 1]))
-            share = 1 / lengths[bags][samples].double() if mean else torch.ones(len(ids))
-            factor = (share * factors[here].detach() if weighted else share)[:, None].double()
-            given = (upstream[here] if sequence else upstream[samples, out]).double()
-            rows = reference.weights[shard.table][ids, stored]
-            if sequence:
-                expected[here] = factor * rows
-            else:
-                expected[:, out].index_add_(0, samples, factor * rows)
-            of_factors[here] = (rows * given).sum(1) * share
-            grads[shard.table][:, stored].index_add_(0, ids, factor * given)
+        leaves = {n: w.clone().requires_grad_() for n, w in reference.weights.items()}
+        exact = [f.double().requires_grad_(weighted) for f in factors]
+        counts = {n: torch.zeros(len(w), dtype=torch.int64) for n, w in leaves.items()}
+        expected = []
+        for table, own, bags, of_bags in zip(self.features, lengths, ids, exact, strict=True):
+            shard, width = self.shards[table], self.widths[table]
+            rows = leaves[shard.table][bags, shard.column_offset : shard.column_offset + width]
+            if weighted:
+                rows = rows * of_bags[:, None]
+            if not sequence:
+                samples = torch.arange(batch).repeat_interleave(own)
+                rows = rows.new_zeros(batch, width).index_add(0, samples, rows)
+            expected.append(rows / own.clamp_min(1)[:, None] if mean else rows)
             if not shard.column_offset:
-                counts[shard.table] += ids.bincount(minlength=shard.rows)
-        torch.testing.assert_close(output.double().cpu(), expected, rtol=1e-4, atol=1e-5)
+                counts[shard.table] += bags.bincount(minlength=shard.rows)
+        expected = torch.cat(expected, 0 if sequence else 1)
+        expected.backward(upstream.double())
+        close = {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(output.double().cpu(), expected, **close)
         if weighted:
-            close = {"rtol": 1e-4, "atol": 1e-5}
-            torch.testing.assert_close(factors.grad.double(), of_factors, **close)
+            found = torch.cat([f.grad for f in exact])
+            torch.testing.assert_close(factor.grad.double(), found, **close)
+        grads = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
         reference.step(grads, counts, lr=LR)
-
-    def _feature_of_table(self, position):
-        """The table, and which of its features stands at a position."""
-        table = self.features[position]
-        return self.shards[table].table, self.features[:position].count(table)
 
 
 NAMES = {
