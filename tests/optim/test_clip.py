@@ -93,19 +93,12 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        *(
-            ({"granularity": constant, "threshold": wrong}, f"threshold is {wrong}")
-            for constant in ("global", "field", "row")
-            for wrong in (0.0, -1.0, float("nan"), float("inf"))
-        ),
-        *(
-            ({"granularity": constant}, f"'{constant}' needs a threshold")
-            for constant in ("global", "field", "row")
-        ),
-        *(
-            ({"granularity": other, "threshold": 1.0}, f"'{other}' has no threshold")
-            for other in ("none", "field_adaptive", "cowclip")
-        ),
+        *(({"granularity": name, "threshold": x}, f"threshold is {x}")
+          for name in ("global", "field", "row") for x in (0.0, -1.0, float("nan"), float("inf"))),
+        *(({"granularity": name}, f"'{name}' needs a threshold")
+          for name in ("global", "field", "row")),
+        *(({"granularity": name, "threshold": 1.0}, f"'{name}' has no threshold")
+          for name in ("none", "field_adaptive", "cowclip")),
         ({"ratio": 0}, "ratio is 0"),
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"bound": -1}, "bound is -1"),
@@ -117,7 +110,7 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
         ({"granularity": "quantile", "quantile": 1.0}, "a number between 0 and 1"),
         ({"granularity": "column"}, "granularity is 'column'.*field_adaptive"),
     ],
-)
+)  # fmt: skip
 def test_settings_out_of_range_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         CowClip(**arguments)

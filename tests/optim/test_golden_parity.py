@@ -58,14 +58,12 @@ def test_every_setting_of_the_configuration_reaches_the_optimizers(override):
 
 
 def test_the_bound_and_its_variant_reach_the_clip():
-    path = golden_file("deepfm_bound")
-    bare = train_with_the_engine(path, "optim.embedding.clip.bound=1e-5")
+    path, clip = golden_file("deepfm_bound"), "optim.embedding.clip"
+    bare = train_with_the_engine(path, f"{clip}.bound=1e-5")
     assert bare.worst > TOLERANCE
     # The reference multiplies the bound by sqrt(10), so it clips fewer rows.
-    one, other = (
-        train_with_the_engine(
-            path, "optim.embedding.clip.bound=1e-3", f"optim.embedding.clip.variant={variant}"
-        )
+    reference, paper = (
+        train_with_the_engine(path, f"{clip}.bound=1e-3", f"{clip}.variant={variant}")
         for variant in ("reference", "paper")
     )
-    assert one.clipped < other.clipped
+    assert reference.clipped < paper.clipped

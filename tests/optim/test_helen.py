@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from stampede.optim.helen import Helen
 from stampede.optim.nonfinite import NonFiniteGradientError
@@ -50,21 +49,18 @@ def batch(step):
     return users, items, (torch.rand(16, generator=draw) > 0.5).double()
 
 
-def counts_of(users, items):
-    user = torch.bincount(users, minlength=ROWS["user"])
-    item = torch.bincount(items.flatten(), minlength=ROWS["item"])
-    return {"user.weight": user, "item.weight": item, "wide.weight": user}
+def bce(logits, labels):
+    return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+
+def backward(loss):
+    loss.backward()
+    return loss
 
 
 def closure_of(model, step):
     users, items, labels = batch(step)
-
-    def closure():
-        loss = bce(model(users, items), labels.to(model.out.weight.dtype))
-        loss.backward()
-        return loss
-
-    return closure
+    return lambda: backward(bce(model(users, items), labels))
 
 
 def train(model, optimizer, steps, first=0):
@@ -83,7 +79,10 @@ def reference_after(model, steps, **settings):
         def loss(weights, users=users, items=items, labels=labels):
             return bce(functional_call(dense, weights, (users, items)), labels)
 
-        peer.step(loss, counts_of(users, items), step + 1)
+        user = torch.bincount(users, minlength=ROWS["user"])
+        item = torch.bincount(items.flatten(), minlength=ROWS["item"])
+        counts = {"user.weight": user, "item.weight": item, "wide.weight": user}
+        peer.step(loss, counts, step + 1)
     return peer.weights
 
 
@@ -150,9 +149,7 @@ def test_parameters_without_gradient_and_empty_batches_are_left_out():
 
     def closure():
         pooled = empty(nothing, torch.zeros(len(users), dtype=torch.int64))
-        loss = bce(model(users, items) + pooled.sum(1), labels)
-        loss.backward()
-        return loss
+        return backward(bce(model(users, items) + pooled.sum(1), labels))
 
     before = empty.weight.detach().clone()
     optimizer.step(closure)
@@ -169,17 +166,15 @@ def test_a_padding_row_never_changes(group_kind, sparse, rows):
     with torch.no_grad():
         table.weight.fill_(2.0)
     settings = {"lr": 0.1, "rho": 0.5, "l2": 0.1, "weight_decay": 0.1, "net_pert": True}
-    group = {"params": [table.weight], "kind": group_kind}
-    optimizer = Helen([group], rows=rows, **settings)
+    optimizer = Helen([{"params": [table.weight], "kind": group_kind}], rows=rows, **settings)
     seen = []
 
     def closure():
         seen.append(table.weight.detach().clone())
         loss = table(torch.tensor([0, 1, 1, 2])).square().sum()
         # A lookup that does not know of the padding gives the row a gradient.
-        loss = loss + functional.embedding(torch.tensor([1, 2]), table.weight, sparse=sparse).sum()
-        loss.backward()
-        return loss
+        other = functional.embedding(torch.tensor([1, 2]), table.weight, sparse=sparse)
+        return backward(loss + other.sum())
 
     for _ in range(3):
         optimizer.zero_grad()
@@ -223,9 +218,7 @@ def test_a_second_pass_that_fails_changes_nothing(failure):
         is_second = len(calls) == 2
         if is_second and failure is KeyError:
             raise KeyError
-        loss = bce(model(users, items), labels) * (float("nan") if is_second else 1.0)
-        loss.backward()
-        return loss
+        return backward(bce(model(users, items), labels) * (float("nan") if is_second else 1.0))
 
     with pytest.raises(failure):
         optimizer.step(closure)

@@ -111,24 +111,28 @@ def test_a_batch_that_does_not_fit_beside_the_feature(monkeypatch, bits):
     assert_equal_to_sort(random_lookup(batch=33, device="cpu"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="FBGEMM sorts on a GPU only")
-class TestFbgemm:
-    @settings(max_examples=200, deadline=None)
-    @given(lookup=lookups())
-    def test_equal_to_torchs_sort(self, lookup):
-        pytest.importorskip("fbgemm_gpu")
-        assert_equal_to_sort(lookup)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="FBGEMM sorts on a GPU only")
 
-    def test_nothing_waits_for_the_device(self):
-        pytest.importorskip("fbgemm_gpu")
-        lookup = random_lookup(batch=64, weighted=True, mean=True)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            runs_from_fbgemm(lookup)
-            runs_from_sort(lookup)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+
+@needs_gpu
+@settings(max_examples=200, deadline=None)
+@given(lookup=lookups())
+def test_fbgemms_sort_is_torchs(lookup):
+    pytest.importorskip("fbgemm_gpu")
+    assert_equal_to_sort(lookup)
+
+
+@needs_gpu
+def test_nothing_waits_for_the_device():
+    pytest.importorskip("fbgemm_gpu")
+    lookup = random_lookup(batch=64, weighted=True, mean=True)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        runs_from_fbgemm(lookup)
+        runs_from_sort(lookup)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @settings(max_examples=50, deadline=None)

@@ -116,11 +116,10 @@ def test_the_result_is_one_of_the_two_neighbours(dtype, value, unit):
         assert found == (high if unit * 2.0**-24 < np.float32(exact) else low)
 
 
-def array(dtype, shards, dim, seed=0, column=0, values=None, **settings):
-    rows = sum(shard.rows for shard in shards)
-    values = torch.ones(rows, dim) if values is None else values
-    settings = UpdateSettings(seed=seed, **settings)
-    return TableArray.create(shards, values.to(dtype), settings, dim)
+def array(dtype, shards, dim, values=None, **settings):
+    if values is None:
+        values = torch.ones(sum(shard.rows for shard in shards), dim)
+    return TableArray.create(shards, values.to(dtype), UpdateSettings(**settings), dim)
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -141,14 +140,11 @@ def test_shards_get_the_bits_of_the_whole_table(dtype):
     # And any selection of rows, as a batch has it.
     some = torch.tensor([0, 10, 11, 12, 19, 20, 22])
     assert torch.equal(mixed.rounded(inputs[some], some, 7), expected[some])
-    for other in (
-        array(dtype, parts, 4, seed=1).rounded(inputs, torch.arange(23), 7),
-        mixed.rounded(inputs, torch.arange(23), 8),
-        array(dtype, [replace(part, table="c") for part in parts], 4).rounded(
-            inputs, torch.arange(23), 7
-        ),
-    ):
-        assert not torch.equal(other, expected)
+    renamed = [replace(part, table="c") for part in parts]
+    for other, step in (
+        (array(dtype, parts, 4, seed=1), 7), (mixed, 8), (array(dtype, renamed, 4), 7),
+    ):  # fmt: skip
+        assert not torch.equal(other.rounded(inputs, torch.arange(23), step), expected)
 
 
 @pytest.mark.parametrize("rule", [Adam(), RowWiseAdam(), Adagrad(), SGD(), SGD(0.9)], ids=repr)
@@ -158,13 +154,8 @@ def test_each_step_is_the_float32_step_rounded_once(dtype, rows, rule):
     draw = torch.Generator().manual_seed(0)
     start = torch.randn(60, 8, generator=draw) * 0.01
     shards = [TableShard("a", 40), TableShard("b", 20)]
-    settings = {
-        "rule": rule,
-        "l2": 1e-2,
-        "rows": rows,
-        "weight_decay": 0.1,
-        "clip": CowClip(ratio=0.5, bound=1e-3, columns=6),
-    }
+    clip = CowClip(ratio=0.5, bound=1e-3, columns=6)
+    settings = {"rule": rule, "l2": 1e-2, "rows": rows, "weight_decay": 0.1, "clip": clip}
     low = array(dtype, shards, 8, values=start, **settings)
     assert low.weights.dtype == dtype
     for step in range(1, 6):

@@ -32,12 +32,15 @@ def test_a_batch_four_times_the_base(rule, lr, l2, dense):
         assert lines[0] == ["embedding_lr", "0.0001", "x", f"{lr}", f"{1e-4 * lr:.3g}"]
 
 
-def test_unknown_rule():
-    with pytest.raises(ValueError, match=r"'cubic'; write one of none, linear.*cowclip"):
-        scale(BASE, "cubic", 4096, 1024)
-
-
-@pytest.mark.parametrize("sizes", [(0, 1024), (4096, 0), (-1, -1)])
-def test_batch_sizes_below_one(sizes):
-    with pytest.raises(ValueError, match="at least 1"):
-        scale(BASE, "cowclip", *sizes)
+@pytest.mark.parametrize(
+    "rule, batch, base, words",
+    [
+        ("cubic", 4096, 1024, "'cubic'; write one of none, linear.*cowclip"),
+        ("cowclip", 0, 1024, "at least 1"),
+        ("cowclip", 4096, 0, "at least 1"),
+        ("cowclip", -1, -1, "at least 1"),
+    ],
+)
+def test_unknown_rules_and_batches_below_one_are_refused(rule, batch, base, words):
+    with pytest.raises(ValueError, match=words):
+        scale(BASE, rule, batch, base)

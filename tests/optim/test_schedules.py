@@ -18,11 +18,10 @@ def ours(schedule, steps, steps_per_epoch=1.0, lr=LR):
     return [learning_rate(schedule, lr, step, steps_per_epoch, steps) for step in range(steps)]
 
 
-def theirs(make_scheduler, steps, lr=LR):
+def theirs(make_scheduler, steps):
     """Rates of torch's scheduler, which is made from an optimizer."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
-    scheduler = make_scheduler(optimizer)
-    rates = []
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LR)
+    scheduler, rates = make_scheduler(optimizer), []
     for _ in range(steps):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
@@ -100,27 +99,24 @@ def test_a_warmup_as_long_as_the_training_leaves_no_decay():
     assert ours(Schedule(6, "cosine"), 60, 10) == ours(Schedule(6), 60, 10)
 
 
-@st.composite
-def schedules(draw):
-    """Any schedule with what its decay uses."""
-    decay = draw(st.sampled_from(["constant", "polynomial", "cosine", "step"]))
-    fraction = st.floats(0, 1)
-    used = {}
-    if decay in ("polynomial", "cosine"):
-        used["length"] = draw(st.none() | st.floats(0.1, 50))
-        used["final"] = draw(fraction)
-    if decay == "polynomial":
-        used["power"] = draw(st.floats(0.1, 5))
-    if decay == "step":
-        used["every"] = draw(st.floats(0.1, 20))
-        used["factor"] = draw(fraction)
-    unit = draw(st.sampled_from(["epochs", "steps"]))
-    return Schedule(warmup=draw(st.floats(0, 30)), decay=decay, unit=unit, **used)
+FRACTIONS, LENGTHS = st.floats(0, 1), st.none() | st.floats(0.1, 50)
+# What each decay uses.
+USED = {
+    "constant": {},
+    "polynomial": {"length": LENGTHS, "final": FRACTIONS, "power": st.floats(0.1, 5)},
+    "cosine": {"length": LENGTHS, "final": FRACTIONS},
+    "step": {"every": st.floats(0.1, 20), "factor": FRACTIONS},
+}
+WARMUPS, UNITS = st.floats(0, 30), st.sampled_from(["epochs", "steps"])
+SCHEDULES = [
+    st.builds(Schedule, warmup=WARMUPS, decay=st.just(decay), unit=UNITS, **used)
+    for decay, used in USED.items()
+]
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    schedule=schedules(),
+    schedule=st.one_of(SCHEDULES),
     lr=st.just(0.0) | st.floats(1e-10, 10),
     steps_per_epoch=st.floats(0.1, 20),
     total=st.integers(1, 300),

@@ -96,33 +96,29 @@ class WithLoss(nn.Module):
         return loss, loss
 
 
-def sharded_with_loss(passes):
-    torch.manual_seed(0)
-    model = shard(WithLoss(), cowclip_sharders(TableInit(std=0.1), backwards_per_step=passes))
-    return model, torch.optim.SGD(model.module.model.dense.parameters(), lr=0.1)
-
-
 def test_torchrecs_wrapper_accumulates_also_where_an_epoch_ends_within_a_step():
-    model, optimizer = sharded_with_loss(passes=2)
+    def sharded(passes):
+        torch.manual_seed(0)
+        model = shard(WithLoss(), cowclip_sharders(TableInit(std=0.1), backwards_per_step=passes))
+        return model, torch.optim.SGD(model.module.model.dense.parameters(), lr=0.1)
+
+    model, optimizer = sharded(passes=2)
     pipeline = TrainPipelineBase(model, optimizer, torch.device("cpu"))
-    wrapped = GradientAccumulationWrapper(
-        pipeline, optimizer, model, GradientAccumulationConfig(num_steps=2)
-    )
+    config = GradientAccumulationConfig(num_steps=2)
+    wrapped = GradientAccumulationWrapper(pipeline, optimizer, model, config)
     batches = iter([features(number) for number in range(5)])
     with pytest.raises(StopIteration):
         while True:
             wrapped.progress(batches)
-    found = weights_of(model), model.module.model.dense.weight
-    steps = steps_of(model)
-
-    model, optimizer = sharded_with_loss(passes=1)
+    found, steps = (weights_of(model), model.module.model.dense.weight), steps_of(model)
+    model, optimizer = sharded(passes=1)
     for numbers in ((0, 1), (2, 3), (4,)):
         optimizer.zero_grad()
         sum(model(features(number))[0] for number in numbers).backward()
         optimizer.step()
     assert steps == steps_of(model) == [3]
-    torch.testing.assert_close(found[0], weights_of(model), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found[1], model.module.model.dense.weight, rtol=1e-4, atol=1e-6)
+    expected = weights_of(model), model.module.model.dense.weight
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_several_backwards_can_be_allowed():

@@ -33,26 +33,22 @@ from support.managed_collision import SparseArch
 from support.reference import ReferenceTables
 
 
-def test_fused_params_of_the_update_are_refused():
+def test_fused_params_and_widths_that_an_optimizer_does_not_know_are_refused():
     wrong = {"weight_decay": 0.1, "eps": 1e-3}
     sharders = cowclip_sharders(fused_params={"output_dtype": DataType.FP32, **wrong})
     with pytest.raises(ValueError, match=r"has eps, weight_decay, .*apply_optimizer_in_backward"):
         shard(with_cowclip(Bags(a=8, b=8), only="a"), sharders=sharders)
     shard(Bags(a=8), sharders=sharders)
-
-
-def test_a_width_that_fbgemm_does_not_know_is_refused_with_its_own_optimizers():
     with pytest.raises(ValueError, match=r"table 'b' has 10 columns.*multiple of 4.*CowClip"):
         shard(with_cowclip(Bags(a=10, b=10), only="a"))
 
 
 def test_an_id_outside_its_table_is_refused_by_a_fatal_check():
-    fatal = {"bounds_check_mode": BoundsCheckMode.FATAL}
+    sharders = cowclip_sharders(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})
+    model = shard(with_cowclip(Bags(a=8)), sharders=sharders)
     with pytest.raises(RuntimeError, match="idx < num_rows"):
-        step(shard(with_cowclip(Bags(a=8)), sharders=cowclip_sharders(fused_params=fatal)), [2, 99])
-    (tables,) = local_cowclip_tables(
-        shard(with_cowclip(Bags(a=8)), sharders=cowclip_sharders(fused_params=fatal))
-    )
+        step(model, [2, 99])
+    (tables,) = local_cowclip_tables(model)
     # Nor may ids lie outside all bags.
     for offsets in ([2, 3, 5], [0, 1, 2]):
         with pytest.raises(RuntimeError, match="num_indices"):
@@ -89,23 +85,20 @@ def test_the_log_names_every_tables_optimizer_and_warns_of_defaults(caplog):
         return [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "stampede.optim"]
 
     model = with_cowclip(Bags(a=8), lr=2e-3, l2=1e-5)
+    updated = "are updated in their backward by"
     ours = "CowClipAdam (lr 0.002, l2 1e-05, clip cowclip, rows all)"
-    assert lines(model) == [("INFO", f"tables a are updated in their backward by {ours}")]
+    assert lines(model) == [("INFO", f"tables a {updated} {ours}")]
     model = Bags(a=8, b=8)
     apply_optimizer_in_backward(RowWiseAdagrad, [table_parameter(model, "b")], {"lr": 0.5})
+    warning = "a default: none was given; name one in apply_optimizer_in_backward"
     assert sorted(lines(model)) == [
-        ("INFO", "tables b are updated in their backward by TorchRec's RowWiseAdagrad (lr 0.5)"),
-        (
-            "WARNING",
-            "tables a are updated in their backward by TorchRec's EXACT_SGD (lr 0.01), a default: "
-            "none was given; name one in apply_optimizer_in_backward",
-        ),
+        ("INFO", f"tables b {updated} TorchRec's RowWiseAdagrad (lr 0.5)"),
+        ("WARNING", f"tables a {updated} TorchRec's EXACT_SGD (lr 0.01), {warning}"),
     ]
     # A default that the sharders were given is no surprise.
     sharders = cowclip_sharders(fused_params={"learning_rate": 0.3})
-    assert lines(Bags(a=8), sharders=sharders) == [
-        ("INFO", "tables a are updated in their backward by TorchRec's EXACT_SGD (lr 0.3)")
-    ]
+    expected = [("INFO", f"tables a {updated} TorchRec's EXACT_SGD (lr 0.3)")]
+    assert lines(Bags(a=8), sharders=sharders) == expected
     # Replicated tables.
     left = "are left to the program's own optimizer"
     ((level, text),) = lines(Bags(a=8), kind=PLANS["copies"])
@@ -132,9 +125,8 @@ def test_tables_of_one_name_behind_two_managed_collisions_are_two():
     apply_optimizer_in_backward(CowClipAdam, tables, {"lr": 1e-2})
     model = DistributedModelParallel(model, device=CPU, sharders=cowclip_sharders())
     of_tables = [array.shards for tbe in local_cowclip_tables(model) for array in tbe.arrays]
-    assert sorted(shard.table for shards in of_tables for shard in shards) == [
-        *("x.mc.table_0", "x.mc.table_1", "y.mc.table_0", "y.mc.table_1")
-    ]
+    found = sorted(shard.table for shards in of_tables for shard in shards)
+    assert found == ["x.mc.table_0", "x.mc.table_1", "y.mc.table_0", "y.mc.table_1"]
 
 
 def test_changed_rows_are_tracked():
@@ -149,12 +141,9 @@ def test_changed_rows_are_tracked():
 
 @pytest.mark.parametrize(
     "kind, mode",
-    [
-        (optim.CowClipRowWiseAdagrad, "MOMENTUM_DIFF"),
-        (optim.CowClipRowWiseAdagrad, "ROWWISE_ADAGRAD"),
-        (CowClipAdam, "MOMENTUM_LAST"),
-    ],
-)
+    [(optim.CowClipRowWiseAdagrad, "MOMENTUM_DIFF"), (CowClipAdam, "MOMENTUM_LAST"),
+     (optim.CowClipRowWiseAdagrad, "ROWWISE_ADAGRAD")],
+)  # fmt: skip
 def test_states_of_changed_rows_are_tracked(kind, mode):
     """What was added to squared gradients, or the momentum before a row's last lookup."""
     model = shard(with_cowclip(Bags(a=8, b=8), kind, rows="touched"))
@@ -178,15 +167,13 @@ def test_states_of_changed_rows_are_tracked(kind, mode):
 
 
 @pytest.mark.parametrize(
-    "kind, mode, words",
-    [
-        (CowClipAdam, "MOMENTUM_DIFF", "MOMENTUM_DIFF needs CowClipRowWiseAdagrad"),
-        (optim.CowClipSGD, "MOMENTUM_LAST", "MOMENTUM_LAST needs CowClipAdam"),
-    ],
-)
-def test_states_that_no_table_keeps_are_not_tracked(kind, mode, words):
+    "kind, mode, needed",
+    [(CowClipAdam, "MOMENTUM_DIFF", "CowClipRowWiseAdagrad"),
+     (optim.CowClipSGD, "MOMENTUM_LAST", "CowClipAdam")],
+)  # fmt: skip
+def test_states_that_no_table_keeps_are_not_tracked(kind, mode, needed):
     model = shard(with_cowclip(Bags(a=8), kind, rows="touched"))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"{mode} needs {needed}"):
         ModelDeltaTrackerTrec(model, mode=TrackingMode[mode])
 
 

@@ -1,5 +1,7 @@
 """Tables updated in the backward of FBGEMM's lookup, against float64 plain PyTorch."""
 
+from itertools import groupby
+
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -50,10 +52,8 @@ def test_follows_the_equations(rows, dim, shared, kind, weighted, batch, keep, r
         reference = reference_of(tables.fill(draw), setting)
         for _ in range(5):
             # FBGEMM takes weights of samples for pooled lookups only.
-            tables.train(
-                draw, reference, batch, weighted and kind != "sequence", kind == "mean",
-                kind == "sequence",
-            )  # fmt: skip
+            takes_weights = weighted and kind != "sequence"
+            tables.train(draw, reference, batch, takes_weights, kind == "mean", kind == "sequence")
         assert_follows(tables, reference)
 
 
@@ -72,23 +72,20 @@ def test_column_shards_of_mixed_widths_and_offsets(order, cuts, columns, rule, w
     rows = {"a": 5, "b": 3, "c": 6}
     first, second = cuts
     bounds = {"a": [0, first, 12], "b": [0, second, 12], "c": [0, 12]}
-    shards = [
-        TableShard(name, rows[name], column_offset=bounds[name][part]) for name, part in order
-    ]
+    shards = [TableShard(name, rows[name], 0, bounds[name][part]) for name, part in order]
     widths = [bounds[name][part + 1] - bounds[name][part] for name, part in order]
     clip = CowClip(ratio=0.5, bound=1e-3, columns=columns)
     setting = UpdateSettings(rule=rule, l2=1e-2, clip=clip)
     with computed(way):
         tables = Tables(shards, widths, list(range(5)), setting=setting, dim=12)
-    runs = []
-    for part, columns_here in zip(shards, widths, strict=True):
-        if not runs or runs[-1][:2] != [part.column_offset, columns_here]:
-            runs.append([part.column_offset, columns_here, 0])
-        runs[-1][2] += part.rows
-    assert [
-        [array.shards[0].column_offset, array.weights.shape[1], len(array.weights)]
-        for array in tables.tbe.arrays
-    ] == runs
+    # Neighbours of one place and width are one array.
+    pairs = zip(shards, widths, strict=True)
+    runs = groupby(pairs, key=lambda pair: (pair[0].column_offset, pair[1]))
+    expected = [(*place, sum(part.rows for part, _ in run)) for place, run in runs]
+    arrays = tables.tbe.arrays
+    assert [(a.shards[0].column_offset, a.weights.shape[1], len(a.weights)) for a in arrays] == (
+        expected
+    )
     reference = reference_of(tables.fill(draw), setting)
     with computed(way):
         for _ in range(5):

@@ -75,17 +75,10 @@ class Mixed(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
+        common = {"num_embeddings": 20, "embedding_dim": DIM}
+        common["init_fn"] = lambda table: torch.nn.init.constant_(table, 0.1)
         self.tables = EmbeddingBagCollection(
-            [
-                EmbeddingBagConfig(
-                    name=name,
-                    num_embeddings=20,
-                    embedding_dim=DIM,
-                    feature_names=[f"f{name}"],
-                    init_fn=lambda table: torch.nn.init.constant_(table, 0.1),
-                )
-                for name in "ab"
-            ]
+            [EmbeddingBagConfig(name=n, feature_names=[f"f{n}"], **common) for n in "ab"]
         )
         self.single = torch.nn.EmbeddingBag(20, DIM, mode="sum", include_last_offset=True)
         self.dense = torch.nn.Linear(DIM, 1)
@@ -102,32 +95,29 @@ def test_a_sharder_beside_others_handles_only_its_tables(sharding):
     features = KeyedJaggedTensor(["fa", "fb"], torch.arange(16) % 7, lengths=torch.full((8,), 2))
     single = (torch.arange(8) % 5, torch.arange(0, 9, 2))
 
-    def run(first, sharders, steps):
+    def run(first, sharders):
         torch.manual_seed(0)
         model = Mixed()
         parameters = dict(model.tables.embedding_bags.named_parameters())
         for name, kind in (("a", first), ("b", RowWiseAdagrad)):
             apply_optimizer_in_backward(kind, [parameters[f"{name}.weight"]], {"lr": 0.05})
-        planner = EmbeddingShardingPlanner(
-            topology=Topology(world_size=1, compute_device="cpu"),
-            constraints={
-                name: ParameterConstraints(sharding_types=[kind])
-                for name, kind in (("a", sharding), ("b", "table_wise"))
-            },
-        )
+        constraints = {
+            name: ParameterConstraints(sharding_types=[kind])
+            for name, kind in (("a", sharding), ("b", "table_wise"))
+        }
+        topology = Topology(world_size=1, compute_device="cpu")
         sharders = [*sharders, EmbeddingBagSharder()]
-        model = DistributedModelParallel(
-            model, device=CPU, plan=planner.plan(model, sharders), sharders=sharders
-        )
+        plan = EmbeddingShardingPlanner(topology, constraints=constraints).plan(model, sharders)
+        model = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
         optimizer = combined_optimizer(model, torch.optim.SGD)
-        for _ in range(steps):
+        for _ in range(3):
             optimizer.zero_grad()
             model(features, single).backward()
             optimizer.step()
         return model
 
-    ours = run(CowClipAdam, cowclip_sharders(), steps=3)
-    theirs = run(torch.optim.SGD, [EmbeddingBagCollectionSharder()], steps=3)
+    ours = run(CowClipAdam, cowclip_sharders())
+    theirs = run(torch.optim.SGD, [EmbeddingBagCollectionSharder()])
     assert [tables.table_names for tables in local_cowclip_tables(ours)] == [["a"]]
     found, expected = whole_tables(ours), whole_tables(theirs)
     for name in "ab":
