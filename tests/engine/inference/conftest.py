@@ -7,7 +7,6 @@ import pytest
 
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
-from stampede.models.registry import _NETWORKS
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import write_movies
 from support.packages import columns_of
@@ -15,9 +14,8 @@ from support.predicting import scores
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """Networks that are registered during a test are gone after it."""
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+def _forgets_networks(registered):
+    """In every test of this folder."""
 
 
 @pytest.fixture(scope="package")

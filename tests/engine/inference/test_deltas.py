@@ -41,45 +41,45 @@ def exported(days, number, folder, *options):
     return folder
 
 
-@pytest.fixture(scope="module")
-def full(days, tmp_path_factory):
-    """The package of each period, for reading."""
-    folder = tmp_path_factory.mktemp("full")
-    return {number: exported(days, number, folder / f"full{number}") for number in (1, 2, 3)}
+def packages_and_deltas(days, folder, kind="fp32"):
+    """The package of each period, and the delta from the one before, by period."""
+    full = {n: exported(days, n, folder / f"full{n}", "--rows", kind) for n in (1, 2, 3)}
+    since = {n: exported(days, n, folder / f"delta{n}", "--since", full[n - 1]) for n in (2, 3)}
+    return full, since
 
 
 @pytest.fixture(scope="module")
-def deltas(days, full, tmp_path_factory):
-    """The delta from the package before, by period; for reading."""
-    folder = tmp_path_factory.mktemp("deltas")
-    return {n: exported(days, n, folder / f"delta{n}", "--since", full[n - 1]) for n in (2, 3)}
+def read_only(days, tmp_path_factory):
+    return packages_and_deltas(days, tmp_path_factory.mktemp("read"))
 
 
-def same_files(one, other):
-    # Python adds `__pycache__` to a package that was loaded.
-    files, others = (
-        sorted(
-            p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"
-        )
-        for folder in (one, other)
-    )
-    return files == others and all(
-        filecmp.cmp(one / file, other / file, shallow=False) for file in files
-    )
+@pytest.fixture
+def full(read_only):
+    return read_only[0]
+
+
+@pytest.fixture
+def deltas(read_only):
+    return read_only[1]
+
+
+def files_of(folder):
+    """What is in the files, without what Python adds to a package that was loaded."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("kind", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_chain_of_deltas_is_a_full_export_byte_for_byte(days, tmp_path, capsys, kind):
-    full = {n: exported(days, n, tmp_path / f"full{n}", "--rows", kind) for n in (1, 2, 3)}
-    second = exported(days, 2, tmp_path / "delta2", "--since", full[1])
-    third = exported(days, 3, tmp_path / "delta3", "--since", full[2])
+    full, deltas = packages_and_deltas(days, tmp_path, kind)
+    second, third = deltas.values()
     assert "changed or new" in capsys.readouterr().out
     # Some rows of users were in no batch, and are not in the delta.
     kept = load_file(third / "changes/user.safetensors")["rows"]
     table = load_file(full[3] / "tables/user.safetensors")["first_order"]
     assert 0 < len(kept) < len(table)
     made = update.apply(full[1], [second, third], tmp_path / "made")
-    assert same_files(made, full[3])
+    assert files_of(made) == files_of(full[3])
     log = pl.read_csv(days / "log3.csv", infer_schema=False).drop("click")
     found, expected = loaded(made).score(log), loaded(full[3]).score(log)
     np.testing.assert_array_equal(found, expected)
@@ -181,7 +181,8 @@ def test_no_program_is_taken_from_a_delta(full, deltas, tmp_path):
     delta = shutil.copytree(deltas[2], tmp_path / "delta")
     assert not list(delta.rglob("*.py"))
     (delta / "load.py").write_text("raise SystemExit('taken')")
-    assert same_files(update.apply(full[1], [delta], tmp_path / "made"), full[2])
+    made = update.apply(full[1], [delta], tmp_path / "made")
+    assert files_of(made) == files_of(full[2])
     text = (delta / "delta.json").read_text()
     (delta / "delta.json").write_text(text.replace('"tables/user.safetensors"', '"load.py"'))
     with pytest.raises(ValueError, match=r"'load\.py' is not a file name of a package"):

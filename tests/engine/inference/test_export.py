@@ -1,4 +1,6 @@
-"""Exported packages score as the trainer does, without stampede."""
+"""Exported packages score as the trainer does, without stampede; what the command writes."""
+
+from contextlib import ExitStack
 
 import numpy as np
 import pandas as pd
@@ -7,16 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stampede.engine import export as command
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference import packaging
 from stampede.engine.inference.packaging import export, stored_rows
 from stampede.engine.inference.trained import open_trained
 from stampede.engine.run import run as train
 from stampede.engine.tables import FieldWeights, read_field
+from support.full_disk import files_of_at_most
 from support.movie_runs import ROWS, prepare_movies, train_on_movies
 from support.movies import movies, write_movies
 from support.packages import loaded, logits_alone
-from support.predicting import scores
+from support.predicting import refused, run_command, scores
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 
@@ -155,3 +160,69 @@ def test_rows_of_zeros_and_weights_too_large():
     large = FieldWeights(torch.tensor([[1e5]]), torch.tensor([[0.0]]))
     with pytest.raises(RunFolderError, match=r"user: a weight of 100000 .*--rows fp32"):
         stored_rows(large, "fp16", "user")
+
+
+def exported(*arguments):
+    return run_command(command.main, *arguments)
+
+
+def test_an_existing_folder_is_replaced_only_where_it_is_a_package(trained_run, tmp_path):
+    out = tmp_path / "package"
+    status, said = exported(trained_run, out, "--rows", "int8")
+    assert status == 0 and "7 tables in int8" in said and "load.py" in said
+    before = (out / "package.json").read_bytes()
+    status, said = exported(trained_run, out)
+    assert status == 2 and "already exists; write --overwrite" in said
+    assert (out / "package.json").read_bytes() == before
+    assert exported(trained_run, out, "--overwrite")[0] == 0
+    assert loaded(out).about["rows"] == "fp32"
+    # Files are readable by others.
+    modes = {path.stat().st_mode & 0o777 for path in (out / "tables").iterdir()}
+    assert modes == {(out / "package.json").stat().st_mode & 0o777}
+    (tmp_path / "thesis").mkdir()
+    status, said = exported(trained_run, tmp_path / "thesis", "--overwrite")
+    assert status == 2 and "is not an exported package" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "thesis"]
+    said = refused(command.main, tmp_path, trained_run, tmp_path / ("long" * 100))
+    assert "longlong: cannot be written (File name too long)" in said
+
+
+def full(tmp_path, run, name, *options):
+    """The command finds no room and leaves nothing."""
+    said = refused(command.main, tmp_path, run, tmp_path / name, *options)
+    assert f"{tmp_path}/{name}: cannot be written (" in said and "File too large" in said
+
+
+def test_a_full_disk_leaves_nothing(trained_run, tmp_path):
+    with files_of_at_most(5000):
+        full(tmp_path, trained_run, "package")
+        full(tmp_path, trained_run, "model.onnx", "--format", "onnx")
+
+
+@pytest.mark.parametrize(
+    "owner, name", [(pl.DataFrame, "write_parquet"), (packaging, "read_stored_field")]
+)
+def test_a_disk_that_becomes_full(trained_run, tmp_path, monkeypatch, owner, name):
+    """Libraries in Rust write the vocabularies and tables, with errors of their own."""
+    function = getattr(owner, name)
+    with ExitStack() as stack:
+
+        def fill_up(*arguments):
+            stack.enter_context(files_of_at_most(100))
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, fill_up)
+        full(tmp_path, trained_run, "package")
+
+
+@pytest.mark.slow
+def test_the_working_folder_is_replaced(trained_run, tmp_path, monkeypatch):
+    assert exported(trained_run, tmp_path / "package")[0] == 0
+    (tmp_path / "link").symlink_to("package")
+    for folder in ("package", "link"):
+        monkeypatch.chdir(tmp_path / folder)
+        status, said = exported(trained_run, ".", "--overwrite", "--rows", "int8")
+        assert status == 0 and f"{tmp_path}/package" in said
+    assert exported(trained_run, tmp_path / "link", "--overwrite", "--rows", "fp16")[0] == 0
+    assert loaded(tmp_path / "package").about["rows"] == "fp16"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "package"]

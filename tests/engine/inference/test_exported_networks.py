@@ -5,16 +5,18 @@ import json
 import numpy as np
 import pytest
 import torch
+from onnx.checker import check_model
+from onnxruntime import InferenceSession
 from torch import nn
 
 from stampede.engine.errors import RunFolderError
 from stampede.engine.export import main
+from stampede.engine.inference.onnx_file import translated
 from stampede.engine.inference.package.dense import Dense
 from stampede.engine.inference.packaging import DensePart, describe, export_dense_part
 from stampede.models import CTRModel, network
 from support.jobs import run_small
 from support.networks import OURS
-from support.onnx_files import dense_in_onnx
 from support.own_networks import NUMBERS_ONLY, own_network
 from support.packages import loaded, open_test_part
 from support.predicting import run_command, scores
@@ -37,6 +39,21 @@ def from_json(program):
     """A program as a package has it."""
     graph, weights = describe(program)
     return Dense(json.loads(json.dumps(graph, allow_nan=False)), weights, torch.device("cpu"))
+
+
+def dense_in_onnx(program):
+    """The program in onnxruntime, as a function of rows of tables and numbers."""
+    model = translated(program)
+    check_model(model, full_check=True)
+    session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    # A network may leave one of them out.
+    taken = [one.name for one in session.get_inputs()]
+
+    def computed(rows, numbers):
+        given = {"inside/rows": rows.numpy(), "inside/numbers": numbers.numpy()}
+        return torch.from_numpy(session.run(None, {name: given[name] for name in taken})[0])
+
+    return computed
 
 
 @pytest.mark.slow

@@ -13,11 +13,15 @@ from stampede.data.apply import apply_learned
 from stampede.data.options import WritingOptions
 from stampede.engine import export
 from stampede.engine import predict as command
+from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
+from stampede.engine.run import run as train
 from support import predicting
 from support.checkpoints import sign, values_of
+from support.jobs import run_small, small_config
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
+from support.own_networks import NUMBERS_ONLY, own_network
 from support.predicting import predict, run_command, scores
 from support.preparing import prepared
 from support.tampering import sign_learned, swap_users
@@ -26,6 +30,12 @@ from support.tampering import sign_learned, swap_users
 def refused(folder, *arguments):
     """What `predict` says; the folder is as it was before."""
     return predicting.refused(command.main, folder, *arguments)
+
+
+def refused_by_both(folder, run, inputs, *options):
+    """What `predict` and `export` say."""
+    said = refused(folder, run, inputs, folder / "s.parquet", *options)
+    return said, predicting.refused(export.main, folder, run, folder / "package", *options)
 
 
 def test_runs_that_are_not_there(trained_run, tmp_path, log):
@@ -60,10 +70,8 @@ def test_weights_that_are_not_finite_give_no_scores(run, tmp_path, log, where):
     content[first : first + 4] = struct.pack("<f", float("nan"))
     file.write_bytes(content)
     sign(checkpoint, values)
-    said = refused(tmp_path, run, log, tmp_path / "s.parquet")
-    assert f"{name.removeprefix('model.')} holds numbers that are not finite" in said
-    said = predicting.refused(export.main, tmp_path, run, tmp_path / "package")
-    assert "holds numbers that are not finite" in said
+    for said in refused_by_both(tmp_path, run, log):
+        assert f"{name.removeprefix('model.')} holds numbers that are not finite" in said
 
 
 def test_one_unreadable_checkpoint_does_not_block_the_others(run, tmp_path, log):
@@ -78,13 +86,6 @@ def test_one_unreadable_checkpoint_does_not_block_the_others(run, tmp_path, log)
     assert "damaged checkpoint" in refused(tmp_path, run, log, tmp_path / "t.parquet")
 
 
-def test_a_column_that_is_absent(trained_run, tmp_path):
-    for column in ("user", "when"):
-        log = write_movies(tmp_path / "log.csv", rows_of_test_part().drop(columns=column))
-        said = refused(tmp_path, trained_run, log, tmp_path / "s.parquet")
-        assert f"log.csv: no column {column!r}; its header line has rating" in said
-
-
 def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     for inputs, words in (
         ([tmp_path / "no*.csv"], "no such file or glob"),
@@ -94,6 +95,10 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
         (["--part", "test", log], f"--part test: raw files such as {log} have no parts; leave it"),
     ):
         assert words in refused(tmp_path, trained_run, *inputs, tmp_path / "s.parquet")
+    for column in ("user", "when"):
+        write_movies(log, rows_of_test_part().drop(columns=column))
+        said = refused(tmp_path, trained_run, log, tmp_path / "s.parquet")
+        assert f"log.csv: no column {column!r}; its header line has rating" in said
 
 
 @pytest.mark.parametrize(
@@ -106,11 +111,7 @@ def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
 )
 def test_what_a_run_kept_is_damaged(run, tmp_path, log, name, told):
     (run / "inputs" / name).write_text("{")
-    for main, arguments in (
-        (command.main, [log, tmp_path / "s.parquet"]),
-        (export.main, [tmp_path / "package"]),
-    ):
-        said = predicting.refused(main, tmp_path, run, *arguments)
+    for said in refused_by_both(tmp_path, run, log):
         assert f"{run}/inputs/{told}" in said and "damaged" in said
         assert f"delete {run}/inputs to use the run's prepared data" in said
         assert "prepare" not in said.replace("prepared data", "")
@@ -140,11 +141,7 @@ def test_what_a_run_kept_is_compared_with_its_checkpoint(run, log, tmp_path):
     apply_learned(run / "inputs", str(log), WritingOptions(), tmp_path / "prepared")
     expected = scores(run, [log], tmp_path)
     swap_users(run / "inputs")
-    for main, arguments in (
-        (command.main, [log, tmp_path / "s.parquet"]),
-        (export.main, [tmp_path / "package"]),
-    ):
-        said = predicting.refused(main, tmp_path, run, *arguments)
+    for said in refused_by_both(tmp_path, run, log):
         assert "inputs: these are not the vocabularies that " in said
         assert "epoch_0001 was trained with" in said and said.count("\n") == 1
         assert f"delete {run}/inputs to use the run's prepared data" in said
@@ -218,3 +215,55 @@ def test_code_that_a_run_folder_names_is_not_executed_unasked(run, tmp_path):
         status, said = run_command(main, run, *rest, "--allow-import")
         assert status == 2 and executed.exists() and "own.py, line 2: SystemExit: 3" in said
         executed.unlink()
+
+
+ALLOWED = "--allow-import"
+FLIPPED = NUMBERS_ONLY.replace("return self", "return -self")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_networks_file_and_refuses_another(tmp_path):
+    network = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
+    run_small(tmp_path, network)
+    own, run = tmp_path / "own.py", tmp_path / "small"
+    longer = ["train.epochs=2", "checkpoint.resume=auto"]
+    before = scores(run, ["@run"], tmp_path, ALLOWED)
+
+    def refused_for(words):
+        for said in refused_by_both(tmp_path, run, "@run", ALLOWED):
+            assert str(own) in said and str(run / "network.py") in said and words in said
+
+    # A file that has changed is not executed.
+    own.write_text(FLIPPED + f"\nopen({str(tmp_path / 'executed')!r}, 'w')\n")
+    refused_for("own.py has changed since")
+    assert not (tmp_path / "executed").exists()
+    own.write_text(FLIPPED)
+    with pytest.raises(RunFolderError, match=r"own.py has changed since .*small was trained"):
+        run_small(tmp_path, [*network, *longer])
+    own.write_bytes((run / "network.py").read_bytes())
+    assert scores(run, ["@run"], tmp_path, ALLOWED).equals(before)
+    # Runs of older versions kept no copy; they are used unchecked, and keep one when continued.
+    (run / "network.py").unlink()
+    assert scores(run, ["@run"], tmp_path, ALLOWED).equals(before)
+    run_small(tmp_path, [*network, *longer])
+    assert (run / "network.py").read_text() == NUMBERS_ONLY
+    own.rename(tmp_path / "renamed.py")
+    refused_for("is missing; the run has a copy")
+    # The same file may be in another place.
+    moved = [f"model.import={tmp_path}/renamed.py", *network[1:]]
+    run_small(tmp_path, [*moved, "train.epochs=3", "checkpoint.resume=auto"])
+    assert len(scores(run, ["@run"], tmp_path, ALLOWED))
+
+
+def test_the_executed_file_is_kept_even_if_it_changes_meanwhile(tmp_path):
+    network = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
+    config = small_config(tmp_path, *network)
+    (tmp_path / "own.py").write_text(FLIPPED)
+    train(config)
+    assert (tmp_path / "small/network.py").read_text() == NUMBERS_ONLY
+    # A run that begins again keeps what it executes.
+    for path in (tmp_path / "small/checkpoints").iterdir():
+        path.rename(tmp_path / path.name)
+    (tmp_path / "small/summary.json").unlink()
+    run_small(tmp_path, [*network, "checkpoint.resume=auto"])
+    assert (tmp_path / "small/network.py").read_text() == FLIPPED

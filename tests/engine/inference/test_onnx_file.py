@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnxruntime import InferenceSession
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from stampede.engine import export as command
@@ -20,7 +21,6 @@ from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
 from support.jobs import run_small
 from support.movie_runs import train_on_movies
-from support.onnx_files import onnx_inputs, onnx_session
 from support.packages import loaded, open_test_part
 from support.paths import ROOT
 from support.predicting import refused, run_command, scores
@@ -31,7 +31,7 @@ def written(run, folder, *options):
     path = folder / "model.onnx"
     status, said = run_command(command.main, run, path, "--format", "onnx", *options)
     assert status == 0, said
-    return onnx_session(path), said
+    return InferenceSession(path, providers=["CPUExecutionProvider"]), said
 
 
 def logits(session, inputs):
@@ -47,18 +47,46 @@ def seconds(times):
     return (pd.to_datetime(pd.Series(times)).astype("datetime64[s]").astype("int64")).tolist()
 
 
-def as_of_log(columns, model, session):
-    """What a session takes for columns of movies.
+def described(session):
+    """Its inputs, as the file describes them."""
+    return json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
+
+
+def inputs_of(session, columns, rows):
+    """What a session takes for columns of a log.
 
     Args:
-        model: a package, which computes rows of tables.
+        columns: values by column; lists, or None, where a sample may have several ids.
+        rows: of fields' tables, by field.
     """
-    inputs = json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
-    fields = [one["fields"][0] for one in inputs if one["kind"] == "row"]
+    found = {}
+    for one in described(session):
+        if one["kind"] == "row":
+            found[one["name"]] = rows[one["fields"][0]]
+            continue
+        kind, missing = (object, "") if one["kind"] == "text" else (np.int64, -1)
+        values = columns[one["column"]]
+        if one["kind"] == "number":
+            numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
+            found[one["name"]] = numbers.to_numpy(float)
+        elif one["multi"]:
+            values = [value or [] for value in values]
+            most = max(map(len, values), default=0)
+            values = [value + [missing] * (most - len(value)) for value in values]
+            found[one["name"]] = np.array(values, dtype=kind).reshape(len(values), most)
+        else:
+            values = [missing if value is None else value for value in values]
+            found[one["name"]] = np.array(values, dtype=kind)
+    return found
+
+
+def as_of_log(columns, model, session):
+    """What a session takes for columns of movies; a package computes rows of tables."""
+    fields = [one["fields"][0] for one in described(session) if one["kind"] == "row"]
     rows = model._encoder.rows(columns, fields)
     lists = [text.split("|") if isinstance(text, str) else text for text in columns["genres"]]
     of_log = {**columns, "genres": lists, "when": seconds(columns["when"])}
-    return onnx_inputs(session, of_log, rows)
+    return inputs_of(session, of_log, rows)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +140,7 @@ def test_the_file_says_what_it_is(session, trained_run):
     said = session.get_modelmeta().custom_metadata_map
     assert said["checkpoint"] == str(trained_run / "checkpoints/epoch_0001")
     assert (said["network"], said["rows"]) == ("deepfm", "fp32")
-    inputs = {one["name"]: one for one in json.loads(said["inputs"])}
+    inputs = {one["name"]: one for one in described(session)}
     assert {name: one["kind"] for name, one in inputs.items()} == {
         "user": "text", "movie": "text", "genres": "text", "city": "row", "slot": "integer",
         "age": "number", "when": "seconds",
@@ -221,7 +249,7 @@ def test_every_kind_of_field(tmp_path):
         columns[name] = [cell.split(separator) if cell else [] for cell in columns[name]]
     columns["slot"] = [[int(cell) for cell in cells] for cells in columns["slot"]]
     columns["t"] = seconds(frame["t"] + ":00")
-    inputs = onnx_inputs(session, columns, rows)
+    inputs = inputs_of(session, columns, rows)
     assert inputs["tags_row"].shape[1] == 3
     found = 1 / (1 + np.exp(-logits(session, inputs).astype(np.float64)))
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)

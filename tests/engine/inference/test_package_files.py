@@ -1,7 +1,8 @@
-"""Packages that are damaged are refused in a sentence; nothing but the loader's files runs."""
+"""What packages refuse: damaged files, values they cannot use; only the loader's files run."""
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -128,3 +129,72 @@ def test_values_are_freed_when_no_later_step_needs_them():
         "rows": "s1", "numbers": "s1", "s1": "s2", "s2": "s3", "s3": "s4", "s4": "",
     }  # fmt: skip
     assert dense(torch.ones(2), torch.ones(2)).tolist() == [5, 5]
+
+
+GOOD = {
+    "user": ["1"], "movie": ["2"], "genres": ["war"], "city": ["Oslo"], "slot": [3], "age": [30],
+    "when": ["2024-03-01 12:00:00"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"slot": [12]}, "column slot: found '12'; write whole numbers from 0 to 11"),
+        ({"slot": ["a"]}, "column slot: found 'a'; write whole numbers"),
+        ({"age": ["old"]}, "column age: found 'old'; write a finite number"),
+        ({"age": [float("inf")]}, "column age: found inf; write a finite number"),
+        ({"when": ["yesterday"]}, "column when: found 'yesterday'; write a time as %Y-%m-%d"),
+        ({"when": [None]}, '%H:%M:%S (or on_bad_value="missing" to treat it as missing)'),
+        ({"user": [["1", "2"]]}, "column user: found lists; write one id per sample"),
+        ({"city": ["Oslo", "Paris"]}, "columns of different lengths"),
+        ({"user": [1.5]}, "column user: found 1.5; write an id as text or as a whole number"),
+        ({"genres": [[1.5]]}, "column genres: found 1.5; write an id as text"),
+        ({"city": [7.0]}, "column city: found 7.0; write ids as text, as they are in the log"),
+        ({"genres": ["war", ["drama"]]}, "column genres: found lists and single values"),
+        ({"user": "68fd1e64"}, "column user: found '68fd1e64'; write a list"),
+        ({"user": [object]}, "write text, numbers or lists"),
+    ],
+)
+def test_values_that_cannot_be_used(packages, changes, words):
+    model = loaded(packages / "fp32")
+    assert model.score(GOOD).shape == (1,)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        model.score({**GOOD, **changes})
+
+
+def test_samples_that_are_no_mappings(packages):
+    model = loaded(packages / "fp32")
+    words = r"found the sample \['1'\]; write each sample as a mapping"
+    with pytest.raises(ValueError, match=words):
+        model.score([["1"]])
+    with pytest.raises(ValueError, match="batch_size: found 0; write a number of at least 1"):
+        model.score(GOOD, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("genres", [1, 1], "lengths of genres: their sum is 2, but there are 3 ids"),
+        ("genres", [2.0, 1.0], "lengths of genres: found [2] float64; write whole numbers, [n]"),
+        ("numbers", [[float("nan")], [0]], "numbers: write finite numbers, transformed, [n, 1]"),
+        ("numbers", [0.5, 0.25], "numbers: write finite numbers, transformed, [n, 1]"),
+        ("numbers", [[0.5]], "found [1, 2] samples; write equal numbers"),
+        ("user", [1.0, 2.0], "user: found [2] float64; write whole numbers, [n]"),
+        ("user", [1, 10**6], "field user: an id is not a row from 0 to"),
+        ("user", None, "no ids of 'user'; the fields are user, movie"),
+    ],
+)
+def test_rows_of_tables_that_cannot_be_used(packages, name, value, words):
+    model = loaded(packages / "fp32")
+    ids = {name: [1, 2] for name in model.fields} | {"genres": [1, 2, 3]}
+    given = {"ids": ids, "lengths": {"genres": [2, 1]}, "numbers": [[0.5], [0.25]]}
+    assert model.score_rows(**given).shape == (2,)
+    if name == "numbers":
+        given[name] = value
+    elif value is None:
+        del ids[name]
+    else:
+        given["lengths" if name == "genres" else "ids"][name] = value
+    with pytest.raises(ValueError, match=re.escape(words)):
+        model.score_rows(**given)

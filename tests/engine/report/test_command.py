@@ -135,11 +135,11 @@ def test_a_damaged_file_gets_a_sentence(run_folders, tmp_path, capsys, name, con
 def test_wrong_folders_get_a_sentence(run_folders, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for run, out, sentence in (
-        (tmp_path / "absent", tmp_path / "out", "no such run folder; write a run folder such as"),
-        (tmp_path, tmp_path / "out", "neither it nor a folder in it has a config"),
-        (run_folders / "b256", tmp_path / "file/out", "choose another folder with --out"),
+        ("absent", "out", "no such run folder; write a run folder such as"),
+        ("", "out", "neither it nor a folder in it has a config"),
+        (run_folders / "b256", "file/out", "choose another folder with --out"),
     ):
-        status, said = report(capsys, run, "--out", out)
+        status, said = report(capsys, tmp_path / run, "--out", tmp_path / out)
         assert status == 2 and sentence in said
 
 

@@ -35,7 +35,7 @@ def with_another_seed(run, more):
     return replace(run, label=path.name, path=path, config=config, lines=lines, summary=summary)
 
 
-def test_auc_over_samples_and_over_the_time_of_training(runs):
+def test_auc_over_samples_and_time_and_the_losses(runs):
     of_512 = runs[1].evaluations("test")
     assert [line["step"] for line in of_512] == [2, 4, 6, 8]
     picture = drawn(runs, "auc_test")
@@ -45,11 +45,8 @@ def test_auc_over_samples_and_over_the_time_of_training(runs):
     assert "true click probabilities would reach 0." in picture.caption
     expected = [[line["train_seconds"], line["auc"]] for line in of_512]
     assert curves(drawn(runs, "auc_wall_time"))["b512"].tolist() == expected
-
-
-def test_validation_stands_beside_training_loss(runs):
-    picture = drawn(runs[:1], "loss")
-    training, validation = (line.get_xydata() for line in picture.figure.axes[0].get_lines())
+    loss = drawn(runs[:1], "loss")
+    training, validation = (line.get_xydata() for line in loss.figure.axes[0].get_lines())
     assert training[:, 1].tolist() == [line["loss"] for line in runs[0].of_kind("train")]
     assert validation[:, 1].tolist() == [e["logloss"] for e in runs[0].evaluations("validation")]
 
@@ -110,7 +107,7 @@ def test_clipped_rows_so_far_by_field_and_by_count(runs):
     assert so_far[-1][1] == runs[0].summary["clipped_share"]
 
 
-def test_norms_are_those_of_the_best_epochs_tables(runs):
+def test_norms_are_those_of_the_best_epochs_tables(runs, tmp_path):
     picture = drawn(runs[:1], "embedding_norms")
     axes = picture.figure.axes[0]
     fields = [text.get_text().partition(" ")[0] for text in axes.get_yticklabels()]
@@ -121,16 +118,14 @@ def test_norms_are_those_of_the_best_epochs_tables(runs):
     assert ends == pytest.approx([low, high])
     said = "Not shown, not among the 16 largest fields of at most 20,000,000 ids: "
     assert picture.left_out[0].startswith(said) and ", C9" in picture.left_out[0]
-
-
-def test_a_damaged_checkpoint_is_left_out(runs, tmp_path):
+    # One that is damaged is left out.
     shutil.copytree(runs[0].path, tmp_path / "run")
     for path in tmp_path.glob("run/checkpoints/*/*.distcp"):
         path.write_bytes(path.read_bytes()[:1000])
     damaged = replace(runs[0], label="damaged", path=tmp_path / "run")
     picture = drawn([damaged, runs[1]], "embedding_norms")
-    assert picture.left_out[-1].startswith("damaged is not shown: ")
-    assert "damaged checkpoint" in picture.left_out[-1]
+    said = picture.left_out[-1]
+    assert said.startswith("damaged is not shown: ") and "damaged checkpoint" in said
     assert curves(picture).keys() == {"b512"}
 
 

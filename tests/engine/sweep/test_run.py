@@ -9,7 +9,6 @@ from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.report.run_records import open_runs
 from stampede.engine.sweep.run import run_sweep, why
 from stampede.engine.sweep.spec import load_sweep
-from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
 from support.own_networks import NUMBERS_ONLY, own_network
 from support.sweeping import Started, rows_of, sweep, write_sweep
@@ -109,8 +108,8 @@ def test_a_finished_sweep_can_be_moved_and_deletes_checkpoints_if_asked(moved):
 
 
 @pytest.mark.slow
-def test_trials_are_not_reused_if_the_networks_file_has_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
+@pytest.mark.usefixtures("registered")
+def test_trials_are_not_reused_if_the_networks_file_has_changed(tmp_path):
     own = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
     text = f"grid: {{optim.dense.lr: [1e-4]}}\noverrides: {json.dumps(own)}\n"
     sweep(tmp_path, text, Started())
