@@ -1,13 +1,14 @@
-"""fp16 and bf16 tables: the same random bits on any plan, and no drift from the fp32 result."""
+"""Lower precision: of tables, with the same random bits on any plan, and of what ranks send."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from support.parity import Case, results_of
+from support.parity import Case, Table, results_of, run_cases
 from support.parity_cases import PLANS, SUMS
-from support.parity_reference import train_reference
+from support.parity_reference import deviation, train_reference
+from support.ranks import run_ranks
 
 STEPS = 4
 DTYPES = {"FP16": torch.float16, "BF16": torch.bfloat16}
@@ -71,3 +72,37 @@ def test_the_result_does_not_drift_from_that_of_float64(data_type):
     moved = torch.cat([(reference.weights[n] - found["start"][n].double()).flatten()
                        for n in case.names])  # fmt: skip
     assert torch.corrcoef(torch.stack([moved + errors, moved]))[0, 1] > 0.8
+
+
+PRECISIONS = {("fp16", "fp32"): 2e-3, ("bf16", "bf16"): 3e-2}
+SENT = [
+    Case(plan, (Table(40), Table(60)), sequence=sequence, steps=6, communication=precisions)
+    for precisions in PRECISIONS
+    for sequence, plans in (
+        (False, ("row_wise", "grid_shard", ("column_wise", "data_parallel"))),
+        (True, ("row_wise",)),
+    )
+    for plan in plans
+]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def sent(request):
+    """Of every case, on so many ranks."""
+    return run_ranks(request.param, run_cases, SENT, 2, ranks_per_node=2)[0]
+
+
+@pytest.mark.parametrize(
+    "index", range(len(SENT)), ids=lambda i: f"{SENT[i].plan}-{SENT[i].communication}-{i}"
+)
+def test_lower_precision_stays_near_the_equations(sent, index):
+    case, result = SENT[index], sent[index]
+    reference = train_reference(case, result["start"])
+    found = deviation(case, result["start"], result["weights"], reference)
+    # It is used, and no more than rounding.
+    assert 1e-5 < found < PRECISIONS[case.communication]
+    assert result["counts"][0] == reference.touched
+    assert abs(result["counts"][1] - reference.clipped) <= 0.01 * reference.touched
+    # The counts matter, and the test sees it.
+    wrong = train_reference(case, result["start"], force_counts=1)
+    assert deviation(case, result["start"], result["weights"], wrong) > 5 * found

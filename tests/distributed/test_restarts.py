@@ -1,21 +1,24 @@
-"""Workers of torchrun that die or hang: the job goes on without a human, as if nothing had been.
+"""Workers of torchrun that die, hang or are slow, and a signal or a NaN on one rank of several."""
 
-A checkpoint that was still being written when they died does not count: the one before does.
-"""
-
+import os
 import re
+import shutil
 import time
+from functools import cache
 
 import pytest
 
+from stampede.engine import step
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest, verify
+from stampede.optim import native
+from support.diverging import run_poisoned_on_rank_1
 from support.forked import ended, torchrun
-from support.jobs import SMALL, assert_same_lines, check_weights, run_small
+from support.jobs import SMALL, assert_same_lines, check_weights, lines, run_small
 from support.monitored import logged
 from support.paths import ROOT
 from support.ranks import run_ranks
-from support.stopping import undisturbed_runs
+from support.stopping import run_without_kernels, stopped_on_last_rank, undisturbed_runs
 from support.waiting import HANG
 
 pytestmark = pytest.mark.slow
@@ -127,3 +130,90 @@ def test_a_stopped_worker_is_named_and_replaced(tmp_path, undisturbed, ranks, ra
     assert "the others wait at step 10, " in done.stderr
     assert done.stderr.count("the run hangs") == 1
     went_on(done, tmp_path, undisturbed(ranks), [9, 8])
+
+
+# Of the largest weight of a tensor, where sums are rounded in another order.
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A function that copies the run of some ranks that a signal has stopped into a folder."""
+
+    @cache
+    def run(ranks):
+        folder = tmp_path_factory.mktemp("stopped")
+        said = run_ranks(ranks, stopped_on_last_rank, folder, LONG, ranks, 5)
+        assert len(set(said)) == 1 and "SIGTERM after step 5" in said[0]
+        assert read_manifest(newest(folder / "small/checkpoints")).progress.step == 5
+        return folder / "small"
+
+    return lambda folder, ranks: shutil.copytree(run(ranks), folder / "small")
+
+
+@pytest.mark.parametrize("before, plan, after", [
+    (2, "row_wise", 2), (2, "column_wise", 4), (1, "row_wise", 2), (4, "table_wise", 1),
+])  # fmt: skip
+def test_a_signal_to_one_rank_stops_all_and_any_ranks_and_plan_go_on(
+    tmp_path, undisturbed, stopped, before, plan, after
+):
+    stopped(tmp_path, before)
+    overrides = [*LONG[:3], f"sharding.plan={plan}", "checkpoint.resume=auto"]
+    run_ranks(after, run_small, tmp_path, overrides, after)
+    same = (before, plan, after) == (2, "row_wise", 2)
+    if same:
+        assert_same_lines(tmp_path / "small", undisturbed(2))
+    check_weights(tmp_path / "small", undisturbed(2), 0 if same else TOLERANCE)
+
+
+def test_plain_pytorch_goes_on_where_the_kernels_stopped(tmp_path, undisturbed, stopped):
+    assert native.available()
+    stopped(tmp_path, 2)
+    run_ranks(2, run_without_kernels, tmp_path, [*LONG, "checkpoint.resume=auto"], 2)
+    check_weights(tmp_path / "small", undisturbed(2), TOLERANCE)
+
+
+def test_all_ranks_leave_out_a_batch_that_is_not_finite_on_one(tmp_path):
+    overrides = [*LONG, "optim.dense.schedule.warmup=0", "train.on_nonfinite=skip_batch"]
+    run_ranks(2, run_poisoned_on_rank_1, tmp_path, overrides, 2, [5])
+    logged = lines(tmp_path / "small")
+    assert [line["step"] for line in logged if line["kind"] == "skipped_batch"] == [5]
+    assert all(line["loss"] > 0 for line in logged if line["kind"] == "train")
+
+
+# Seconds of a step, whose work takes some hundredths, many times more on a busy machine.
+SLEPT = 0.5
+
+
+def run_with_a_slow_rank(folder, overrides, world_size, slow):
+    """A whole run as a rank of several, of which one sleeps in every step."""
+    if os.environ["RANK"] == str(slow):
+        dense_pass = step._dense_pass
+
+        def slowed(*arguments):
+            time.sleep(SLEPT)
+            return dense_pass(*arguments)
+
+        step._dense_pass = slowed
+    run_small(folder, overrides, world_size)
+
+
+def test_the_slow_rank_is_named(tmp_path, slow=1):
+    overrides = ["train.timing_every=4", "evaluate.every=3", "sharding.plan=row_wise"]
+    overrides += ["train.profile.start=2", "train.profile.steps=1"]
+    run_ranks(2, run_with_a_slow_rank, tmp_path, overrides, 2, slow)
+    timing = [line for line in lines(tmp_path / "small") if line["kind"] == "timing"]
+    assert [line["step"] for line in timing] == [4, 8]
+    # The first steps load what the later ones need.
+    line, slowest = timing[-1], timing[-1]["slowest_seconds"]
+    assert slowest["rank"] == slow
+    assert slowest["own"] > SLEPT and slowest["own"] - slowest["others"] > 0.5 * SLEPT
+    # One of two ranks waits for most of each step.
+    assert 0.25 * SLEPT < line["communication_seconds"] < line["step_seconds"]["mean"]
+    mine, other = (
+        [line for line in logged(tmp_path / "small", rank) if line["event"] == "timing"][-1]
+        for rank in (slow, 1 - slow)
+    )
+    assert other["communication_seconds"] - mine["communication_seconds"] > 0.5 * SLEPT
+    for rank in range(2):
+        assert (tmp_path / f"small/profile/rank_{rank}.pt.trace.json.gz").stat().st_size > 1000
