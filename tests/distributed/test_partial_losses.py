@@ -1,4 +1,6 @@
-"""A loss that reaches only a part of the tables: no rank waits for another, on any plan."""
+"""A loss that reaches a part of the tables, or a rank without tables: no rank waits for another."""
+
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -8,11 +10,19 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.processes import processes
-from stampede.optim import CowClipAdam, Helen, cowclip_sharders
+from stampede.optim import (
+    CowClipAdam,
+    Helen,
+    NonFiniteGradientError,
+    cowclip_sharders,
+    local_cowclip_tables,
+    table_update,
+)
 from support.gathering import tables_of
 from support.parity import Case, Holder, Table, build_collection, shard
 from support.ranks import run_ranks
 from support.unsharded import process_group
+from support.updated_tables import computed
 
 TABLES = (Table(10, 8), Table(10, 8))
 FEATURES = ("f0_0", "f1_0")
@@ -129,3 +139,53 @@ def test_two_models_with_losses_of_their_own_are_no_accumulation(alone):
             model(features())[FEATURES[0]].sum().backward()
         dense.step()
     assert all((tables_of(m)["t0"] != b).any() for m, b in zip(models, before, strict=True))
+
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+# On two ranks one has no table.
+ONE_TABLE = Case("table_wise", (Table(50, 8),))
+
+
+def train(way, lookups, poisoned=None):
+    """Some steps of several lookups each; sums of the rows on each rank, and who has tables.
+
+    Args:
+        lookups: of each step.
+        poisoned: number of a step, from 0, whose gradient is not finite.
+    """
+    with process_group(), computed(way):
+        model = shard(Holder(build_collection(ONE_TABLE)), ONE_TABLE, backwards_per_step=None)
+        found = None
+        for step, count in enumerate(lookups):
+            ids = torch.tensor([step, 3, 4, dist.get_rank()])
+            lengths = torch.ones(4, dtype=torch.int32)
+            batch = KeyedJaggedTensor.from_lengths_sync(keys=["f0_0"], values=ids, lengths=lengths)
+            loss = sum(model(batch).values().sum() for _ in range(count))
+            (loss * float("nan") if step == poisoned else loss).backward()
+        try:
+            model.state_dict()
+        except NonFiniteGradientError as failure:
+            found = failure.ago
+        tables = local_cowclip_tables(model)
+        weights = [w.double().sum().item() for t in tables for w in t.split_embedding_weights()]
+        is_queued = table_update(model).flag is not None
+        return {"weights": weights, "found": found, "is_queued": is_queued}
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("lookups", [(1, 1, 1), (1, 2, 2, 1)], ids=["one", "several"])
+def test_all_ranks_take_the_same_way_also_one_without_tables(lookups):
+    queued = run_ranks(2, train, "queued", lookups)
+    swept = run_ranks(2, train, "kernels", lookups)
+    assert [rank["is_queued"] for rank in queued] == [True, True]
+    assert sorted(len(rank["weights"]) for rank in queued) == [0, 1]
+    for one, other in zip(queued, swept, strict=True):
+        assert one["weights"] == pytest.approx(other["weights"], rel=1e-6)
+
+
+@needs_triton
+def test_all_ranks_learn_of_a_gradient_that_is_not_finite():
+    ranks = run_ranks(2, train, "queued", (1, 1, 1), 1)
+    assert [rank["found"] for rank in ranks] == [1, 1]

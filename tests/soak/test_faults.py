@@ -8,11 +8,11 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Lock
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ class Base:
 
 
 class Case:
-    """A run of its own, to which one fault happens; see `Kind`."""
+    """A run of its own, to which one fault happens."""
 
     def __init__(self, base, kind, number):
         self.base, self.kind, self.draw = base, kind, Random(number)
@@ -144,57 +144,35 @@ def mended(folder):
         os.rename(aside, folder)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """How the launcher meets a fault.
+def fault(
+    status, says="", overrides=(), disturbance=nullcontext, disturbed=0,
+    meanwhile=None, loses=True, traceback=False,
+):  # fmt: skip
+    """How the launcher meets a fault: the status it ends with, a pattern of what it says.
 
-    Attributes:
-        status: that it must end with.
-        says: pattern of what it must say.
-        overrides: of the configuration.
-        disturbance: of the process of a rank.
-        disturbed: that rank.
+    Args:
+        disturbance: of the process of the rank `disturbed`.
         meanwhile: is called while it runs; what it returns is how the launcher that met the fault
             has ended, if it is another one.
         loses: whether steps may have to be done again.
         traceback: whether one is as it should be: nobody foresees a mistake in the program.
     """
-
-    status: int
-    says: str = ""
-    overrides: tuple = ()
-    disturbance: object = nullcontext
-    disturbed: int = 0
-    meanwhile: object = None
-    loses: bool = True
-    traceback: bool = False
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of fault.
-
-    Attributes:
-        inject: makes the context of a `Case`.
-        times: how often the soak injects it.
-        begun: whether the run has been stopped after `STOPPED_AFTER` steps; else it is to begin.
-        ranks: processes.
-    """
-
-    inject: object
-    times: int
-    begun: bool = False
-    ranks: int = 1
+    return SimpleNamespace(**locals())
 
 
 KINDS = {}
 
 
-def kind(name, times, **more):
-    """Register a context as a kind, see `Kind`."""
+def kind(name, times, begun=False, ranks=1):
+    """A kind of fault, made by a context of a `Case`, which the soak injects so many times.
+
+    Args:
+        begun: whether the run has been stopped after `STOPPED_AFTER` steps; else it is to begin.
+    """
 
     def register(inject):
-        KINDS[name] = Kind(contextmanager(inject), times, **more)
+        found = {"inject": contextmanager(inject), "times": times, "begun": begun, "ranks": ranks}
+        KINDS[name] = SimpleNamespace(**found)
         return inject
 
     return register
@@ -203,24 +181,20 @@ def kind(name, times, **more):
 def inject(kind, base, number):
     """Let a fault happen to a run of its own, mend it, and let the run come to its end.
 
-    Returns:
-        Steps that were done again, and seconds until the launcher ended that met the fault.
-
-    Raises:
-        AssertionError: something was not as promised.
+    Steps that were done again, and seconds until the launcher ended that met the fault.
     """
     case = Case(base, kind, number)
     done = STOPPED_AFTER if kind.begun else 0
-    with kind.inject(case) as fault:
+    with kind.inject(case) as met_by:
         launched = case.launch(
-            *fault.overrides, disturbance=fault.disturbance, disturbed=fault.disturbed
+            *met_by.overrides, disturbance=met_by.disturbance, disturbed=met_by.disturbed
         )
-        met = fault.meanwhile(launched) if fault.meanwhile else None
+        met = met_by.meanwhile(launched) if met_by.meanwhile else None
         ended = launched.end()
     met = met or ended
-    assert met.status == fault.status, (met.status, met.said)
-    assert re.search(fault.says, met.said), (fault.says, met.said)
-    assert ("Traceback" in met.said) == fault.traceback, met.said
+    assert met.status == met_by.status, (met.status, met.said)
+    assert re.search(met_by.says, met.said), (met_by.says, met.said)
+    assert ("Traceback" in met.said) == met_by.traceback, met.said
     again = max((done - step for step in continued_after(ended.said)), default=0)
     if ended.status != 0:
         done = done if ended.done is None else ended.done
@@ -228,7 +202,7 @@ def inject(kind, base, number):
         ended = case.launch().end()
         assert ended.status == 0 and "Traceback" not in ended.said, ended.said
         assert continued_after(ended.said) == ([saved] if saved else []), ended.said
-        assert fault.loses or saved == done
+        assert met_by.loses or saved == done
         again = max(again, done - saved)
     same_end(case.run, base.undisturbed(kind.ranks))
     # A checkpoint may be written while the next steps are taken, and one may be damaged.
@@ -240,7 +214,7 @@ def inject(kind, base, number):
 def checkpoint_damaged(case):
     path = newest(case.run / "checkpoints")
     case.damage(path, case.draw.choice(DAMAGES))
-    yield Fault(0, rf"{path.name}: damaged checkpoint \(.*\n  set aside as .* is used")
+    yield fault(0, rf"{path.name}: damaged checkpoint \(.*\n  set aside as .* is used")
 
 
 @kind("all checkpoints damaged", 6, begun=True)
@@ -248,7 +222,7 @@ def all_checkpoints_damaged(case):
     with mended(case.run):
         for path in (case.run / "checkpoints").iterdir():
             case.damage(path, case.draw.choice(DAMAGES))
-        yield Fault(2, r"damaged checkpoint \((.|\n)*no other checkpoint is left in")
+        yield fault(2, r"damaged checkpoint \((.|\n)*no other checkpoint is left in")
 
 
 @kind("data file damaged", 36, begun=True)
@@ -261,13 +235,13 @@ def data_file_damaged(case):
             "flipped": rf"{name}: its content has changed \(SHA-256 differs\)",
             "vanished": rf"({name}: No such file|no prepared data here)",
         }[how]
-        yield Fault(2, says)
+        yield fault(2, says)
 
 
 @kind("stopped in a step in which a rank has no sample", 4, ranks=2)
 def rank_without_samples(case):
     step = case.draw.choice([1, 2]) * STEPS_AN_EPOCH
-    yield Fault(
+    yield fault(
         143,
         f"stopped by SIGTERM after step {step}, which is saved",
         disturbance=partial(at_step, step, signal.raise_signal, signal.SIGTERM),
@@ -279,7 +253,7 @@ def rank_without_samples(case):
 def signalled(case, number):
     stage = case.draw.choice(["training", "training", "evaluation", "save"])
     moment = random_moment(case.draw, stage)
-    yield Fault(128 + number, disturbance=partial(at_moment, moment, number), loses=False)
+    yield fault(128 + number, disturbance=partial(at_moment, moment, number), loses=False)
 
 
 for _number in (signal.SIGTERM, signal.SIGINT):
@@ -294,7 +268,7 @@ def at_moment(moment, number):
 @kind("rank that hangs", 6, ranks=2)
 def rank_that_hangs(case):
     rank = case.draw.randrange(2)
-    yield Fault(
+    yield fault(
         3,
         f"the run hangs: rank {rank} makes no progress: ",
         # Seconds; far more than a step takes.
@@ -311,7 +285,7 @@ def sleep_in_python():
 @kind("exception in a rank", 4, ranks=2)
 def exception_in_a_rank(case):
     error, lost = r"KeyError: 'a fault of this test'", r"connection to another rank is lost"
-    yield Fault(
+    yield fault(
         1,
         rf"{error}(.|\n)*{lost}|{lost}(.|\n)*{error}",
         disturbance=partial(at_step, case.a_step(), {}.__getitem__, "a fault of this test"),
@@ -334,7 +308,7 @@ def second_job(case):
             os.kill(first.pid, signal.SIGCONT)
 
     stopping = partial(at_moment, moment, signal.SIGSTOP)
-    yield Fault(2, "is being written by another run", disturbance=stopping, meanwhile=start)
+    yield fault(2, "is being written by another run", disturbance=stopping, meanwhile=start)
 
 
 @kind("disk full", 20, begun=True)
@@ -346,7 +320,7 @@ def disk_full(case):
     step = case.draw.choice([0, case.a_step(1), case.a_step(1)])
     free = case.draw.choice([0, case.draw.randrange(16384), case.draw.randrange(size)])
     disturbance = partial(disk_filling_up, step, case.runs, free if step else free % 16384)
-    yield Fault(1, "No space left on device", disturbance=disturbance)
+    yield fault(1, "No space left on device", disturbance=disturbance)
 
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x20000, 1 << 14, 1 << 18, 2
@@ -408,7 +382,7 @@ def may_mount(folder):
 def folder_read_only(case):
     folder = case.draw.choice([case.run, case.run / "checkpoints"])
     disturbance = partial(read_only_from, case.draw.randrange(19, STEPS - 9), folder)
-    yield Fault(1, "Permission denied", disturbance=disturbance)
+    yield fault(1, "Permission denied", disturbance=disturbance)
 
 
 @contextmanager
@@ -433,7 +407,7 @@ def read_only_from(step, folder):
 def number_not_finite(case):
     step, value = case.a_step(), case.draw.choice([float("nan"), float("inf"), -float("inf")])
     says = rf"at step {step}; this step changed no weights"
-    yield Fault(1, says, disturbance=partial(one_poisoned, step, value))
+    yield fault(1, says, disturbance=partial(one_poisoned, step, value))
 
 
 @contextmanager
@@ -445,7 +419,7 @@ def one_poisoned(step, value):
 @kind("out of memory", 8)
 def out_of_memory(case):
     take = case.draw.choice([partial(torch.empty, 1 << 50), partial(np.empty, 1 << 50, np.uint8)])
-    yield Fault(1, "memory", disturbance=partial(at_step, case.a_step(), take))
+    yield fault(1, "memory", disturbance=partial(at_step, case.a_step(), take))
 
 
 RESULTS = {}
