@@ -9,8 +9,25 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import clip_norms
+import end_to_end
+import floors
+import launched
+import manual_tables
 import numpy as np
 import pytest
+import steps
+import torchrec_features
+import update_kernel
+from around_training import CASES, cost_of_metrics
+from clicks import cardinalities, drawn_ids, write_clicks
+from communication import summarize, train_and_wait
+from launched import KEEP_MEMORY, run_program
+from machine import OtherProcesses
+from report import Report, command_line
+from steps import compared, with_and_without
+from timing import Stopwatch
+from training import DEEPFM
 
 from support.paths import ROOT
 from support.ranks import run_ranks
@@ -20,8 +37,6 @@ from support.waiting import HANG, wait_for
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory):
     """A prepared folder with 5 tables."""
-    from clicks import write_clicks
-
     return write_clicks(tmp_path_factory.mktemp("clicks"), rows=2048, ids=4000, fields=5)
 
 
@@ -29,8 +44,6 @@ OVERRIDES = ["train.batch_size=256", "model.hidden=[16,16]"]
 
 
 def test_the_parts_of_a_step_are_the_whole_step(clicks):
-    import steps
-
     overrides = [f"data.path={clicks}", *OVERRIDES]
     parts = steps.parts_of_a_step(overrides, batch=256, steps=10)
     assert sum(parts[name] for name in steps.PARTS) == pytest.approx(parts["step"])
@@ -38,8 +51,6 @@ def test_the_parts_of_a_step_are_the_whole_step(clicks):
 
 
 def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
-    from communication import summarize, train_and_wait
-
     overrides = [f"data.path={clicks}", *OVERRIDES]
     overrides += ["evaluate.batch_size=256", "sharding.plan=table_wise"]
     ranks = run_ranks(2, train_and_wait, overrides, 3)
@@ -56,8 +67,6 @@ def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
 
 @pytest.mark.slow
 def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
-    import end_to_end
-
     for name in ("1024 fp32 all", "1024 sparse_adam keeps memory"):
         assert end_to_end.train(name, clicks, tmp_path) > 0
     # The run folder, with its checkpoints, is gone.
@@ -65,8 +74,6 @@ def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
 
 
 def test_the_memory_of_a_training_is_more_than_its_tables(clicks, monkeypatch):
-    import steps
-
     # It would set the allocator of this process, which goes on with other tests.
     monkeypatch.setattr(steps, "keep_freed_memory", lambda: None)
     found = steps.time_and_memory(clicks, 256, 2, trained=3)
@@ -77,9 +84,6 @@ def test_the_memory_of_a_training_is_more_than_its_tables(clicks, monkeypatch):
 
 
 def test_runs_beside_other_processes_are_done_again_and_do_not_count(tmp_path, monkeypatch):
-    import end_to_end
-    from report import Report
-
     one, two = "1024 fp32 all", "1024 bf16 all"
     report = Report(tmp_path / "x.json")
     speeds, shares = {one: iter([1.0, 5.0]), two: iter([2.0])}, iter([0.5, 0.01, 0.02])
@@ -91,15 +95,11 @@ def test_runs_beside_other_processes_are_done_again_and_do_not_count(tmp_path, m
 
 
 def test_every_bar_has_a_contender():
-    import end_to_end
-
     names = {f"{batch} {kind}" for batch in end_to_end.EPOCHS for kind in end_to_end.KINDS}
     assert set(end_to_end.BARS) <= names - set(end_to_end.OMITTED)
 
 
 def test_the_manual_shows_the_committed_results():
-    import manual_tables
-
     for name in manual_tables.PAGES:
         page = (ROOT / name).read_text(encoding="utf-8")
         shown = page.split(manual_tables.BEGIN)[1].split(manual_tables.END)[0].strip()
@@ -108,8 +108,6 @@ def test_the_manual_shows_the_committed_results():
 
 
 def test_programs_have_the_default_allocator_or_the_asked_one(tmp_path, monkeypatch):
-    from launched import KEEP_MEMORY, run_program
-
     program = tmp_path / "said.py"
     program.write_text("import json, os; print(json.dumps(dict(os.environ)))")
     monkeypatch.setenv("MALLOC_ARENA_MAX", "")
@@ -123,8 +121,6 @@ def test_programs_have_the_default_allocator_or_the_asked_one(tmp_path, monkeypa
 
 
 def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16(tmp_path, monkeypatch):
-    import launched
-
     def run_program(command):
         (tmp_path / "benchmark").mkdir()
         (tmp_path / "benchmark/summary.json").write_text("{}")
@@ -139,8 +135,6 @@ def test_a_run_that_fell_back_to_fp32_is_no_result_of_bf16(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_floors_are_measured():
-    import floors
-
     found = floors.measure(quick=True)
     assert found["copy_bytes_per_second"] > 1e8
     assert floors.mlp_samples_per_second(found, "fp32", 65536) > 0
@@ -148,9 +142,6 @@ def test_floors_are_measured():
 
 @pytest.mark.slow
 def test_a_checkpoint_takes_time_and_memory_and_leaves_nothing(clicks, tmp_path):
-    import steps
-    from training import DEEPFM
-
     folder = tmp_path / "checkpoints"
     overrides = [f"data.path={clicks}", *OVERRIDES]
     found = steps.windows_of_a_job(DEEPFM, overrides, folder, window=0.2, pairs=2)
@@ -163,8 +154,6 @@ def test_a_checkpoint_takes_time_and_memory_and_leaves_nothing(clicks, tmp_path)
 
 
 def test_the_share_of_checkpoints_is_that_of_pairs_of_windows():
-    from steps import compared
-
     costs = {"flush": 0.25, "stall": 0.5, "background": 2, "peak": 25}
     seconds = ((10, 10.2), (20, 20.2), (30, 33))
     pairs = [({"seconds": a, "peak": 10}, {"seconds": b, **costs}) for a, b in seconds]
@@ -176,29 +165,21 @@ def test_the_share_of_checkpoints_is_that_of_pairs_of_windows():
 
 
 def test_steps_with_train_reproducible_are_compared_with_those_without():
-    from steps import with_and_without
-
     found = with_and_without(256, pairs=2)
     assert found["ratio"] > 0 < found["seconds_without"]
 
 
 def test_metrics_and_scikit_learn_find_the_same_auc():
-    from around_training import CASES, cost_of_metrics
-
     aucs = {name: cost_of_metrics(200_000, *case)["auc"] for name, case in CASES.items()}
     assert aucs["ranking"] == pytest.approx(aucs["scikit-learn's AUC"], abs=1e-9)
 
 
 def test_torchrec_features_are_refused_as_the_manual_says():
-    import torchrec_features
-
     told = json.loads((ROOT / "benchmarks/results/torchrec_features.json").read_text())["refused"]
     assert {name: torchrec_features.refusal(name) for name in torchrec_features.REFUSED} == told
 
 
 def test_norms_are_averaged_over_the_rows_of_all_steps():
-    import clip_norms
-
     def line(touched, clipped, norm):
         norms = dict.fromkeys(clip_norms.NORMS, norm)
         return {"counts": [{"from": 4, "touched": touched, "clipped": clipped, **norms}]}
@@ -209,9 +190,6 @@ def test_norms_are_averaged_over_the_rows_of_all_steps():
 
 @pytest.mark.parametrize("make", ["ours", "fbgemms"])
 def test_contenders_of_the_update_change_the_rows_of_the_batch(make):
-    import update_kernel
-    from clicks import cardinalities
-
     sizes = cardinalities(5000)
     lookups = update_kernel.Lookups(32, sizes, 1)
     tables = getattr(update_kernel, make)(sizes, *(["touched"] if make == "ours" else []))
@@ -223,9 +201,6 @@ def test_contenders_of_the_update_change_the_rows_of_the_batch(make):
 
 
 def test_the_update_and_whole_steps_are_measured():
-    import update_kernel
-    from clicks import cardinalities
-
     sizes = cardinalities(5000)
     found = update_kernel.measure_backward(64, sizes, repeats=2)
     assert set(found["seconds"]) == {"fbgemm", "stampede", "torch"}
@@ -249,8 +224,6 @@ def test_each_script_prints_its_help(script, monkeypatch, capsys):
 
 @pytest.mark.parametrize("fields", [13, 26, 52])
 def test_tables_have_as_many_ids_as_asked_for_and_the_first_are_the_most_frequent(fields):
-    from clicks import cardinalities, drawn_ids
-
     sizes = cardinalities(2_600_000, fields)
     assert len(sizes) == fields and sum(sizes) == pytest.approx(2_600_000, rel=1e-3)
     ids = drawn_ids(np.random.default_rng(0), 20_000, [3, 1000])
@@ -259,8 +232,6 @@ def test_tables_have_as_many_ids_as_asked_for_and_the_first_are_the_most_frequen
 
 
 def test_a_stopwatch_adds_up_and_puts_back():
-    from timing import Stopwatch
-
     owner = SimpleNamespace(work=lambda seconds: time.sleep(seconds))
     before, watch = owner.work, Stopwatch()
     with watch.watching(owner, "work", lambda seconds: "long" if seconds > 0.03 else "short"):
@@ -273,8 +244,6 @@ def test_a_stopwatch_adds_up_and_puts_back():
 
 
 def test_a_child_is_another_process_until_it_has_ended():
-    from machine import OtherProcesses
-
     others, but_some = OtherProcesses(), OtherProcesses()
     busy = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
     with subprocess.Popen([sys.executable, "-c", busy]) as child:
@@ -288,8 +257,6 @@ def test_a_child_is_another_process_until_it_has_ended():
 
 
 def test_the_named_benchmark_runs_and_what_failed_is_told(tmp_path, monkeypatch, capsys):
-    from report import command_line
-
     def first(options, report):
         report.add(rows=3)
         report.add(seconds=[2])

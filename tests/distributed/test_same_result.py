@@ -23,20 +23,10 @@ from support.stopping import stopped_on_last_rank, undisturbed_runs
 from support.warm_starts import tensors_of
 
 
-def run_in_float64(*arguments):
-    """See `run_small`."""
-    _compute_in_float64()
-    return run_small(*arguments)
+def in_float64(run, *arguments):
+    """Call `run` in a process that computes in float64 what it reads as float32.
 
-
-def stopped_in_float64(*arguments):
-    """See `stopped_on_last_rank`."""
-    _compute_in_float64()
-    return stopped_on_last_rank(*arguments)
-
-
-def _compute_in_float64():
-    """Make this process compute what it reads as float32 in float64; initial weights are the same.
+    Initial weights are the same.
 
     Tables are updated by the kernels in PyTorch, and layers computed by torch. All else is as ever.
     """
@@ -68,6 +58,7 @@ def _compute_in_float64():
     CowClipTables._is_pooled_here = lambda tbe: True
     CowClipTables._output = lambda tbe, *given: output(tbe, *given).double()
     embeddingbag.data_type_to_dtype = lambda _: torch.float64
+    return run(*arguments)
 
 
 pytestmark = pytest.mark.slow
@@ -160,9 +151,10 @@ def test_in_float64_all_ranks_agree(tmp_path, samples):
         folder.mkdir()
         if name == "stopped":
             rows = [*given, "sharding.plan=row_wise"]
-            said = run_ranks(2, stopped_in_float64, folder, rows, 2, 3)
+            said = run_ranks(2, in_float64, stopped_on_last_rank, folder, rows, 2, 3)
             assert "after step 3" in said[0]
-        run_ranks(ranks, run_in_float64, folder, [*given, "sharding.plan=table_wise"], ranks)
+        whole = [*given, "sharding.plan=table_wise"]
+        run_ranks(ranks, in_float64, run_small, folder, whole, ranks)
         ends[name] = tensors_of(newest(folder / "small/checkpoints"))
     alone = ends.pop("alone")
     assert all(tensor.dtype == torch.float64 for name, tensor in alone.items() if "exp_avg" in name)
