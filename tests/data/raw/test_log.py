@@ -177,7 +177,8 @@ def test_line_1_of_a_file_without_header_shows_whether_it_has_labels(tmp_path):
 @pytest.mark.parametrize("tail", ["", "\n", "\n\r\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n"])
 @pytest.mark.parametrize("head", ["", "\ufeff"])
 def test_line_ends_blank_lines_at_the_end_and_a_bom(tmp_path, end, tail, head):
-    path = write(tmp_path / "log.csv", [head + HEADER, GOOD, GOOD, GOOD + tail], end)
+    path = tmp_path / "log.csv"
+    path.write_bytes((head + end.join([HEADER, GOOD, GOOD, GOOD]) + tail).encode())
     frame, numbers, _ = read(log_of(path))
     assert numbers.tolist() == [0, 1, 2]
     assert frame["user"].to_list() == ["anna"] * 3
