@@ -33,16 +33,15 @@ def losses_in(output):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_it_learns(name):
     losses = losses_in(output_of(name))
-    assert len(losses) >= 2
-    assert losses[-1] < losses[0] - 0.05
+    assert len(losses) >= 2 and losses[-1] < losses[0] - 0.05
 
 
 @pytest.mark.slow
 def test_torchrec_training_learns_on_two_processes_too(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     losses = losses_in(output_of("torchrec_training.py", processes=2))
-    assert len(losses) == 2  # printed by one of them
-    assert losses[-1] < losses[0] - 0.05
+    # Printed by one of them.
+    assert len(losses) == 2 and losses[1] < losses[0] - 0.05
     # Other clicks, of other ranks: it ran on two.
     assert losses != losses_in(output_of("torchrec_training.py"))
 

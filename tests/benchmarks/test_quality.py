@@ -6,8 +6,13 @@ import sys
 from argparse import Namespace
 
 import numpy as np
+import polars as pl
 import pytest
+import quality
 import torch
+from peers.raw_logs import LR_STRENGTHS, Rows, read_rows, tree_inputs
+from quality import LOGS, TABLE, summarize, write_subsets
+from report import Report
 
 from stampede.data.prepare import prepare
 from stampede.data.prepared.reader import open_prepared
@@ -19,8 +24,6 @@ ROWS = 900
 
 def written(folder, name):
     """A log in Criteo's or Avazu's layout; the label depends on one id and, in Criteo, a number."""
-    from quality import LOGS
-
     draw = np.random.default_rng(5)
     ids = draw.integers(0, 6, (ROWS, 30))
     number = draw.integers(0, 50, ROWS)
@@ -45,8 +48,6 @@ def written(folder, name):
 
 
 def subsets(folder, name, **given):
-    from quality import write_subsets
-
     written(folder, name)
     options = {"subsets": ["whole"], "draws": 1, "quick": False, "data": folder, **given}
     return list(write_subsets(name, Namespace(**options), folder))
@@ -54,9 +55,6 @@ def subsets(folder, name, **given):
 
 @pytest.mark.parametrize("name", ["criteo", "avazu"])
 def test_all_have_the_rows_that_the_launcher_has(tmp_path, name):
-    from peers.raw_logs import read_rows
-    from quality import LOGS, TABLE
-
     (rows,) = subsets(tmp_path, name)
     read = read_rows(name, rows.file, np.load(rows.file.with_suffix(".npy")))
     schema = rows.file.with_suffix(".yaml")
@@ -85,9 +83,6 @@ def test_subsets_are_rows_of_the_log_in_their_order(tmp_path):
 
 
 def test_trees_see_frequencies_of_the_training_part_only():
-    import polars as pl
-    from peers.raw_logs import Rows, tree_inputs
-
     frame = pl.DataFrame({"hour": ["14102905"] * 6, "C1": ["a", "b", "b", "b", "a", "c"]})
     parts = np.array([0, 0, 0, 1, 2, 2])
     found = tree_inputs(Rows("avazu", frame, np.zeros(6), parts))
@@ -98,10 +93,6 @@ def test_trees_see_frequencies_of_the_training_part_only():
 
 @pytest.mark.soak
 def test_ours_and_logistic_regression_are_measured_once(tmp_path, monkeypatch):
-    import quality
-    from peers.raw_logs import LR_STRENGTHS
-    from report import Report
-
     options = Namespace(
         data=tmp_path,
         logs=["avazu"],
@@ -127,8 +118,6 @@ def test_ours_and_logistic_regression_are_measured_once(tmp_path, monkeypatch):
 
 
 def test_draws_are_compared_with_logistic_regression_on_the_same_rows():
-    from quality import summarize
-
     def run(rows, contender, seed, auc):
         metrics = {"auc": auc, "logloss": 0.5, "validation_auc": 0.7, "seconds": 2.0}
         of = {"log": "criteo", "rows": rows, "parts": [6000, 700, 1000], "data": "d"}

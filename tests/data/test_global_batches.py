@@ -1,4 +1,12 @@
-"""The same global batches on any number of ranks, every sample once."""
+"""Global batches: the same on any number of ranks, resumed anywhere, and read ahead."""
+
+import gc
+import json
+import multiprocessing
+import threading
+import time
+from contextlib import nullcontext
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -6,11 +14,47 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.data import GlobalBatches, Order, SyntheticClicks
+from stampede.data import DataError, GlobalBatches, Order, Samples, SyntheticClicks
+from stampede.data import parallel as helpers
+from stampede.data.parallel import run_tasks
 from stampede.data.prepared import reader as gathering
-from support.batches import FIELDS, array_part, numbered, reader, rows_of
-from support.prepared import drawn_rows
+from stampede.data.prepared.reader import Shard, ShardedPart
+from support.prepared import drawn_rows, shard_of
 from support.threads import torch_threads
+from support.waiting import HANG
+
+FIELDS = [f"C{i + 1}" for i in range(26)]
+
+
+def array_part(arrays, cuts=()):
+    """A part in memory, in shards that end at the cuts."""
+    edges = [0, *cuts, len(arrays["label"])]
+    return ShardedPart(
+        tuple(
+            Shard(
+                stop - start,
+                {k: torch.from_numpy(a.copy()) for k, a in shard_of(arrays, start, stop).items()},
+            )
+            for start, stop in pairwise(edges)
+        )
+    )
+
+
+def numbered(rows, **more):
+    """A part whose rows are told apart by their first number."""
+    return array_part(drawn_rows(rows, single=2, **more))
+
+
+def reader(
+    part, world_size=1, rank=0, batch_size=8, fields=FIELDS[:2],
+    shuffle="global", seed=5, window=16, **more,
+):  # fmt: skip
+    order = Order(part.rows, shuffle, seed, window, 4)
+    return GlobalBatches(part, fields, batch_size, rank, world_size, order, **more)
+
+
+def rows_of(batch):
+    return batch.dense[: batch.samples, 0].long().tolist()
 
 
 # Tiles of two samples; of one, some of them padding; all padding but one.
@@ -186,3 +230,178 @@ def test_batches_on_a_gpu(where, shuffle):
         for name in ("dense", "label", "weight"):
             assert torch.equal(getattr(moved, name), getattr(other, name))
         assert batch.global_weight == pytest.approx(other.global_weight)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(
+    stop=st.integers(0, 11),
+    before=st.sampled_from([1, 2, 4]),
+    after=st.sampled_from([1, 2, 4]),
+    shuffle=st.sampled_from(["global", "block", "rotate", "none"]),
+    ahead=st.sampled_from([0, 3]),
+)
+def test_resumed_anywhere_on_any_number_of_ranks(stop, before, after, shuffle, ahead):
+    """30 rows are 4 batches an epoch; 3 epochs of them."""
+    part = numbered(30)
+
+    def run(loader, epochs):
+        return [sorted(rows_of(batch)) for _ in range(epochs) for batch in loader]
+
+    whole = [run(reader(part, after, rank, shuffle=shuffle), 3) for rank in range(after)]
+    states = []
+    for rank in range(before):
+        loader = reader(part, before, rank, shuffle=shuffle, ahead=ahead)
+        for seen in range(stop):
+            if seen % 4 == 0:
+                epoch = iter(loader)
+            next(epoch)
+        states.append(json.dumps(loader.state_dict()))
+    assert len(set(states)) == 1
+    for rank in range(after):
+        loader = reader(part, after, rank, shuffle=shuffle, ahead=ahead)
+        loader.load_state_dict(json.loads(states[0]))
+        assert run(loader, 3 - stop // 4) == whole[rank][stop:]
+
+
+def test_states_of_other_data_or_orders_are_refused():
+    loader = reader(numbered(40))
+    next(iter(loader))
+    state = loader.state_dict()
+    for other, words in (
+        (reader(numbered(41)), "rows=40, now it is 41"),
+        (reader(numbered(40), batch_size=16), "batch_size=8, now it is 16"),
+        (reader(numbered(40), shuffle="none"), r"shuffle='global'.*'none'"),
+        (reader(numbered(40), seed=6), r"seed=5,.* 6"),
+    ):
+        with pytest.raises(DataError, match=words):
+            other.load_state_dict(state)
+    for shuffle in ("none", "global", "block"):
+        one, other = (reader(numbered(40), shuffle=shuffle, window=rows) for rows in (8, 16))
+        # A window without a meaning may be another one.
+        is_refused = pytest.raises(DataError, match="window_rows=8, now")
+        with is_refused if shuffle == "block" else nullcontext():
+            other.load_state_dict(one.state_dict())
+    # At the beginning of an epoch the batch size may change.
+    for _ in loader:
+        pass
+    larger = reader(numbered(40), batch_size=16)
+    larger.load_state_dict(loader.state_dict())
+    expected = reader(numbered(40), batch_size=16).epoch(1)
+    assert [rows_of(batch) for batch in larger] == [rows_of(batch) for batch in expected]
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("superseded_by", ["iter", "epoch", "load_state_dict"])
+def test_only_the_newest_iterator_moves_the_position(ahead, superseded_by):
+    loader = reader(numbered(40), ahead=ahead)
+    old = iter(loader)
+    next(old)
+    new = {
+        "iter": lambda: iter(loader),
+        "epoch": lambda: loader.epoch(0),
+        "load_state_dict": lambda: loader.load_state_dict(loader.state_dict()),
+    }[superseded_by]()
+    position = loader.state_dict()
+    with pytest.raises(RuntimeError, match="use the newest one"):
+        next(old)
+    assert loader.state_dict() == position
+    left = [rows_of(batch) for batch in (loader if new is None else new)]
+    whole = [rows_of(batch) for batch in reader(numbered(40)).epoch(0)]
+    assert left == whole[0 if superseded_by == "epoch" else 1 :]
+
+
+@pytest.fixture
+def two_threads():
+    with torch_threads(2):
+        yield
+
+
+def readers_running():
+    gc.collect()
+    return [thread for thread in threading.enumerate() if "stampede-ahead" in thread.name]
+
+
+class _Broken:
+    """Fails at a row, with an error of its own."""
+
+    rows, device = 64, torch.device("cpu")
+
+    def read(self, rows):
+        if 40 in rows.tolist():
+            raise DataError("row 40 is lost")
+        return Samples(rows[:, None], torch.zeros(len(rows), 1), rows % 2)
+
+    def weight(self, rows):
+        return None
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_errors_of_reading_reach_the_consumer_as_they_are(ahead):
+    loader = GlobalBatches(_Broken(), ["C1"], 8, 0, 1, ahead=ahead)
+    seen = []
+    with pytest.raises(DataError, match=r"^row 40 is lost$"):
+        for batch in loader:
+            seen.append(batch)
+    assert len(seen) == 5
+    assert loader.state_dict()["samples"] == 40
+    assert not readers_running()
+
+
+def test_no_thread_outlives_its_use():
+    loader = reader(numbered(80), ahead=2)
+    for _ in loader:
+        assert len(readers_running()) == 1
+        break
+    assert not readers_running()
+    assert len(list(loader.epoch(0))) == 10 and not readers_running()
+
+
+def meet():
+    """Two tasks that wait for each other: they end only in two threads."""
+    barrier = threading.Barrier(2)
+    run_tasks(lambda _: barrier.wait(timeout=HANG), range(2))
+
+
+@pytest.mark.parametrize("where", ["helper", "caller"])
+def test_errors_of_tasks_end_them_all(two_threads, where):
+    barrier = threading.Barrier(2)
+    done = []
+
+    def task(number):
+        if number < 2:
+            barrier.wait(timeout=HANG)
+            if (threading.current_thread() is threading.main_thread()) == (where == "caller"):
+                raise DataError("a shard is lost")
+            time.sleep(0.05)
+        done.append(number)
+
+    with pytest.raises(DataError, match=r"^a shard is lost$"):
+        run_tasks(task, range(100))
+    assert len(done) < 99
+    # No task is still running.
+    after = list(done)
+    time.sleep(0.1)
+    assert done == after
+
+
+def test_busy_helpers_are_not_waited_for(two_threads):
+    release = threading.Event()
+    busy = [helpers._helpers().submit(release.wait, HANG) for _ in range(helpers._MOST_CORES)]
+    done = []
+    try:
+        run_tasks(done.append, range(4))
+        assert not any(future.done() for future in busy)
+    finally:
+        release.set()
+    assert done == [0, 1, 2, 3]
+
+
+def test_a_fork_has_helpers_of_its_own(two_threads):
+    meet()
+    child = multiprocessing.get_context("fork").Process(target=meet, daemon=True)
+    child.start()
+    child.join(HANG)
+    code = child.exitcode
+    child.kill()
+    assert code == 0

@@ -1,9 +1,20 @@
-"""Schemas: what is refused."""
+"""Schemas: what is refused, and the features that `data.features` chooses, against pandas."""
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from stampede.data.schema.schema import load_schema
+from stampede.data.schema.schema import (
+    Schema,
+    Vocabulary,
+    described,
+    load_schema,
+    settled,
+    with_features,
+)
 from stampede.settings import SettingsError
+from support.prepared_arrays import arrays_of, manifest_of
+from support.preparing import table
 
 GOOD = "label: y\nids: [user]\n"
 
@@ -41,3 +52,84 @@ def test_mistakes_name_the_key_and_the_remedy(tmp_path, text, words):
         load_schema(path)
     assert str(raised.value).startswith(str(path))
     assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+SCHEMA = """
+label: y
+ids: {user: {}, item: {min_count: 1}}
+numbers: {price: {}, level: {}, given: {bins: 0}}
+time: {column: t, format: seconds}
+"""
+ROWS = 12_000
+
+
+def test_what_auto_makes_of_a_log(tmp_path):
+    """Of a skewed and a symmetric number, and many ids that are seen once."""
+    draw = np.random.default_rng(5)
+    frame = pd.DataFrame(
+        {
+            "y": draw.integers(0, 2, ROWS),
+            "user": [f"u{x}" for x in draw.zipf(1.4, ROWS) % 9000],
+            "item": [f"i{x}" for x in draw.integers(0, 9000, ROWS)],
+            "price": np.round(draw.lognormal(3, 1.5, ROWS), 2),
+            "level": np.round(draw.normal(0, 2, ROWS), 3),
+            "given": draw.integers(0, 9, ROWS),
+            "t": 1_700_000_000 + 600 * np.arange(ROWS),
+        }
+    )
+    frame.loc[draw.random(ROWS) < 0.1, "price"] = np.nan
+    out = table(tmp_path, frame, SCHEMA, features="auto", validation_fraction=0.0)
+    manifest, train = manifest_of(out), frame[: int(0.9 * ROWS)]
+    names = [field["name"] for field in manifest["fields"]]
+    assert names == ["user", "item", "price_bin", "level_bin", "hour_of_day", "weekday"]
+    rows = {field["name"]: field["rows"] for field in manifest["fields"]}
+    seen = train["user"].value_counts()
+    # Ids seen once share a row unless the schema has a `min_count`. Rows 0 and 1 belong to no id.
+    assert rows["user"] == 2 + (seen >= 2).sum() < 2 + len(seen)
+    assert rows["item"] == 2 + train["item"].nunique()
+    arrays = [arrays_of(out, part)[0] for part in ("train", "test")]
+    numbers = np.concatenate([part["numbers"] for part in arrays])
+    price = np.log1p(frame["price"].fillna(0.0))
+    for column, values in ((0, price), (1, frame["level"])):
+        of_train = values[: len(train)]
+        expected = (values - of_train.mean()) / of_train.std(ddof=0)
+        np.testing.assert_allclose(numbers[:, column], expected, rtol=1e-4, atol=1e-5)
+    ids = np.concatenate([part["ids"] for part in arrays])
+    assert (ids[frame["price"].isna(), 2] == 0).all() and rows["price_bin"] == 41
+    shares = np.bincount(ids[: len(train), 2])[1:] / train["price"].notna().sum()
+    np.testing.assert_allclose(shares, 1 / 40, atol=0.002)
+    np.testing.assert_array_equal(ids[:, 4], frame["t"] // 3600 % 24)
+
+
+@pytest.mark.parametrize("rows, least", [(500, 1), (10_000, 2), (2_000_000, 2), (40_000_000, 10)])
+def test_min_count_grows_with_the_log(rows, least):
+    schema = settled(with_features(Schema(label="y", ids=["a"]), "auto"), rows, {})
+    assert isinstance(schema.ids["a"], Vocabulary) and schema.ids["a"].min_count == least
+    said = "every id has a row" if least == 1 else f"ids seen fewer than {least} times share a row"
+    assert described(schema) == said
+
+
+@pytest.mark.parametrize(
+    "tail, transform",
+    [
+        ((0.0, 1000.0, 10.0), ["log1p", "standard"]),
+        ((-3.0, 1000.0, 10.0), ["log1p", "standard"]),
+        ((-50.0, 1000.0, 10.0), ["standard"]),
+        ((-4.0, 4.0, 0.01), ["standard"]),
+        ((0.0, 1.0, 0.5), ["standard"]),
+        ((0.0, 0.0, 0.0), ["standard"]),
+    ],
+)
+def test_skewed_numbers_get_a_logarithm(tail, transform):
+    schema = Schema(label="y", ids=["a"], numbers=["x"])
+    assert settled(schema, 100, {"x": tail}).numbers["x"].transform == transform
+
+
+def test_a_bin_whose_name_is_taken():
+    schema = Schema(label="y", ids=["a", "x_bin"], numbers=["x"])
+    with pytest.raises(
+        SettingsError, match=r"numbers\.x: its bins would be the field 'x_bin'.*bins: 0"
+    ):
+        with_features(schema, "auto")
+    paper = with_features(schema, "paper")
+    assert list(paper.ids) == ["a", "x_bin"] and paper.numbers["x"].transform == ["minmax"]

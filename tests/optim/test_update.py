@@ -1,7 +1,7 @@
 """The update of tables, whole or in parts, against the equations in plain float64 PyTorch."""
 
 import copy
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
