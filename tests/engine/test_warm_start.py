@@ -1,9 +1,11 @@
-"""A new run starts from the weights of another: rows by their ids, layers by name and shape."""
+"""A new run begins with the weights of another, by ids, names and shapes, or with log odds."""
 
 import json
+import math
 import pickle
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +16,8 @@ from stampede.engine.tables import read_field
 from stampede.engine.warm_start import open_source
 from support.checkpoints import sign, values_of
 from support.jobs import run_small, without_times
-from support.movie_runs import train_on_movies
-from support.movies import MOVIES
+from support.movie_runs import ROWS, train_on_movies
+from support.movies import MOVIES, movies
 from support.tampering import swap_users
 from support.warm_starts import begun, movie_folder, rows_of_ids, tensors_of, weights_name
 
@@ -244,3 +246,44 @@ def test_fields_in_another_order(trained, tmp_path):
     assert "in another order" in report["note"]
     _, _, report = begun(movie_folder(tmp_path / "same"), given)
     assert report["note"] == ""
+
+
+LOG_ODDS = ["model.initial_bias=log_odds"]
+
+
+def bias_of(checkpoint):
+    return tensors_of(checkpoint)["model.bias"].item()
+
+
+def test_weights_count(tmp_path):
+    path, told, _ = begun(movie_folder(tmp_path / "new"), LOG_ODDS)
+    # The last tenth is the test part, the fifth before it the validation part.
+    frame = movies(ROWS)[: round(ROWS * 0.9 * 0.8)]
+    weight = frame["importance"].to_numpy().astype(np.float32).astype(np.float64)
+    clicks = (frame["rating"] >= 4).to_numpy() @ weight
+    expected = math.log(clicks / (weight.sum() - clicks))
+    assert bias_of(path) == pytest.approx(expected, rel=1e-6)
+    assert "log odds" in told[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clicked", [False, True])
+def test_a_part_of_one_class_begins_with_zero(tmp_path, clicked):
+    folder = movie_folder(tmp_path / "new")
+    frame = movies(ROWS)
+    frame["rating"] = 5 if clicked else 1
+    frame.to_csv(folder / "log.csv", index=False)
+    path, told, _ = begun(folder, LOG_ODDS)
+    assert bias_of(path) == 0 and not told
+
+
+def test_a_run_that_goes_on_or_takes_weights_keeps_its_bias(tmp_path):
+    trained = train_on_movies(movie_folder(tmp_path / "old"), *LOG_ODDS)
+    saved = bias_of(newest(trained / "checkpoints"))
+    new = movie_folder(tmp_path / "new", 900)
+    path, _, _ = begun(new, [*LOG_ODDS, f"checkpoint.init_from={trained}"])
+    assert bias_of(path) == saved
+    # What a new run would begin with is no matter then.
+    resumed = ["run.name=movies", "checkpoint.resume=auto", "model.initial_bias=zero"]
+    path, told, _ = begun(trained.parent, resumed)
+    assert bias_of(path) == saved and "initial_bias" not in "".join(told)
