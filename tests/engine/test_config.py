@@ -72,7 +72,10 @@ OVERRIDES = [
         ],
     ),
     ("run.name=../x", ["run.name: found '../x'"]),
-    *((override, ["section.key=value"]) for override in ("epochs=3", "train.epochs", "train.=3")),
+    *(
+        (override, ["section.key=value"])
+        for override in ("epochs=3", "train.epochs", "train.=3", "=3")
+    ),
     ("train.batch_size=8193", ["train.batch_size: 8193", "number of ranks, 2", "8192 or 8194"]),
     ("evaluate.batch_size=3", ["evaluate.batch_size: 3", "number of ranks, 2"]),
     ("train.reproducible=true train.tiles=1", ["train.tiles: 1", "number of ranks, 2"]),
