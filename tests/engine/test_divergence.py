@@ -13,6 +13,7 @@ from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.trainer import check_loss
 from support.diverging import LONG, SAVED, after_step, broken, poisoned, same_run
 from support.jobs import lines, run_small
+from support.own_networks import NUMBERS_ONLY, own_network
 from support.stopping import kill, run_disturbed
 
 
@@ -105,30 +106,12 @@ def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
     assert [(line["step"], line["loss"]) for line in skipped] == [(5, None), (6, None), (12, None)]
 
 
-# Its buffers follow its batches.
-BATCH_NORM = """
-import torch
-from torch import nn
-from stampede.models import register
-
-@register("own_norm")
-class OwnNorm(nn.Module):
-    def __init__(self, shape, generator):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(shape.inputs)
-        self.last = nn.Linear(shape.inputs, 1)
-
-    def forward(self, embeddings, dense):
-        inputs = torch.cat([embeddings.flatten(1), dense], 1)
-        return self.last(self.norm(inputs)).squeeze(1)
-"""
-
-
 @pytest.fixture
 def with_batch_norm(tmp_path, registered):
     """Overrides of a network that keeps means of its batches."""
-    (tmp_path / "own.py").write_text(BATCH_NORM)
-    return [f"model.import={tmp_path}/own.py", "model.name=own_norm"]
+    norm = "nn.Sequential(nn.BatchNorm1d(shape.numbers), nn.Linear(shape.numbers, 1))"
+    text = NUMBERS_ONLY.replace("nn.Linear(shape.numbers, 1)", norm)
+    return own_network(tmp_path, "numbers_only", text)
 
 
 def test_a_batch_that_is_skipped_leaves_the_means_of_batches(
@@ -150,9 +133,11 @@ def test_a_batch_that_is_skipped_leaves_the_means_of_batches(
 
 
 def test_means_of_batches_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, with_batch_norm):
-    mean = "network.norm.running_mean"
+    mean = "network.layer.0.running_mean"
     after_step(monkeypatch, 4, lambda job: job.dense_buffers[mean].fill_(math.nan))
-    with pytest.raises(DivergedError, match=r"finite after step 4 \(network\.norm\.running_mean"):
+    with pytest.raises(
+        DivergedError, match=r"finite after step 4 \(network\.layer\.0\.running_mean"
+    ):
         run_small(tmp_path, [*SAVED, *with_batch_norm])
     assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 2
 

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,10 +23,6 @@ def summary_of(folder):
 
 def evaluations(folder, part):
     return [line for line in lines(folder / "small") if line.get("part") == part]
-
-
-def rates(folder, of):
-    return [line[f"{of}_lr"] for line in lines(folder / "small") if line["kind"] == "train"]
 
 
 @pytest.fixture
@@ -133,11 +130,12 @@ def test_rates_fall_on_a_plateau_by_factors_of_their_own(tmp_path, scripted, cap
         "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.01}",
         "optim.embedding.plateau={factor: 0.1, patience: 0, threshold: 0.01, least: 0.05}",
     ])  # fmt: skip
-    fractions = [1, 1, 1, 0.1, 0.05, 0.05, 0.05, 0.05]
-    assert rates(tmp_path, "embedding") == pytest.approx([1e-2 * one for one in fractions])
+    logged = [line for line in lines(tmp_path / "small") if line["kind"] == "train"]
+    expected = 1e-2 * np.array([1, 1, 1, 0.1, 0.05, 0.05, 0.05, 0.05])
+    assert [line["embedding_lr"] for line in logged] == pytest.approx(expected)
     # A line after each evaluation, but for the last; a quarter of the base batch halves the rate.
-    fractions = [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]
-    assert rates(tmp_path, "dense") == pytest.approx([5e-4 * one for one in fractions])
+    expected = 5e-4 * np.array([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25])
+    assert [line["dense_lr"] for line in logged] == pytest.approx(expected)
     assert "the tables continue with 0.05 of their scheduled rate" in capsys.readouterr().out
 
 
