@@ -28,12 +28,8 @@ SECTIONS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return prepare_movies(tmp_path_factory.mktemp("movies"))
-
-
-@pytest.fixture(scope="module")
-def movie_run(folder):
+def movie_run(tmp_path_factory):
+    folder = prepare_movies(tmp_path_factory.mktemp("movies"))
     return open_run(train_on_movies(folder, "train.epochs=3", "optim.dense.lr=0.02", "run.seed=4"))
 
 
@@ -97,16 +93,12 @@ def test_scores_are_those_of_predict(movie_run, tmp_path, kind):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_a_frame_that_does_not_fit_is_refused(movie_run):
+def test_frames_that_do_not_fit(movie_run):
     frame = rows_of_test_part()
     with pytest.raises(DataError, match=r"^the frame: no column 'movie'; its columns are "):
         movie_run.score(frame.drop(columns="movie"))
     with pytest.raises(DataError, match=r"the frame: row 1, .*\(or on_bad_value=\"missing\" "):
         movie_run.score(frame.assign(slot=99))
-
-
-def test_bad_values_count_as_missing_on_request(movie_run):
-    frame = rows_of_test_part()
     with pytest.warns(UserWarning, match=f"treated as missing: {len(frame)} of slot"):
         found = movie_run.score(frame.assign(slot=99), on_bad_value="missing")
     expected = movie_run.score(frame.assign(slot=pd.array([pd.NA] * len(frame), "Int64")))

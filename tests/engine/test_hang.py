@@ -15,20 +15,10 @@ import torch.distributed as dist
 from stampede.engine import hang
 from stampede.engine.config import RunSection
 from stampede.engine.errors import exit_status
-from stampede.engine.hang import (
-    RankStatus,
-    Watchdog,
-    stuck_ranks,
-    waits_for_others,
-    watched,
-)
+from stampede.engine.hang import RankStatus, Watchdog, stuck_ranks, waits_for_others, watched
 from stampede.engine.processes import Processes, processes
 from support.forked import START_METHOD
 from support.waiting import HANG, wait_for
-
-
-def sleep_well():
-    time.sleep(36000)
 
 
 def hang_when_saving(folder):
@@ -42,7 +32,7 @@ def hang_when_saving(folder):
             time.sleep(0.3)
         print("three steps done")
         with here.heartbeat.slowly("saving"):
-            sleep_well()
+            time.sleep(36000)
 
 
 @pytest.mark.slow
@@ -57,7 +47,7 @@ def test_the_only_process_ends_itself(tmp_path):
     said = (tmp_path / "stderr").read_text()
     assert "error: the run hangs: rank 0 makes no progress: at step 3, saving, for " in said
     assert "After run.slow_hang_seconds=4 its processes end with status 3; a restart by" in said
-    assert "in sleep_well" in (tmp_path / "hang_rank_0.txt").read_text()
+    assert "in hang_when_saving" in (tmp_path / "hang_rank_0.txt").read_text()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
@@ -74,11 +64,13 @@ def of_two(rank):
     return Processes(rank, 2, 2, torch.device("cpu"))
 
 
-def by_hand(folder, **settings):
-    """A heartbeat, and a function that gives the seconds left after so many without a beat."""
+@pytest.mark.parametrize("slow, limit", [(300.0, 300.0), (2.0, 8.0)])
+def test_the_first_step_and_slow_stages_may_take_longer(tmp_path, slow, limit):
     here = of_two(0)
-    here.heartbeat.beat("an earlier run in this process")
-    watchdog = Watchdog(here, RunSection(hang_seconds=8.0, **settings), folder, None)
+    heartbeat = here.heartbeat
+    heartbeat.beat("an earlier run in this process")
+    settings = RunSection(hang_seconds=8.0, slow_hang_seconds=slow)
+    watchdog = Watchdog(here, settings, tmp_path, None)
     watchdog.close()
 
     def left_after(seconds):
@@ -87,11 +79,7 @@ def by_hand(folder, **settings):
         watchdog._count(seconds)
         return watchdog._left()
 
-    return here.heartbeat, left_after
-
-
-def test_only_the_first_step_may_take_longer_and_time_counts_from_its_beat_on(tmp_path):
-    heartbeat, left_after = by_hand(tmp_path)
+    # Time counts from the first beat on.
     assert left_after(100.0) == 608.0
     # Kernels may be compiled in it, and in an evaluation before it.
     heartbeat.beat("evaluating")
@@ -100,13 +88,6 @@ def test_only_the_first_step_may_take_longer_and_time_counts_from_its_beat_on(tm
     assert left_after(5.0) == 603.0
     heartbeat.beat("computing", 8)
     assert left_after(5.0) == 3.0
-
-
-@pytest.mark.parametrize("slow, limit", [(300.0, 300.0), (2.0, 8.0)])
-def test_the_longer_time_counts_in_a_slow_stage(tmp_path, slow, limit):
-    heartbeat, left_after = by_hand(tmp_path, slow_hang_seconds=slow)
-    for step in (1, 2):
-        heartbeat.beat("computing", step)
     with heartbeat.slowly("saving"):
         assert left_after(1.0) == limit - 1.0
     assert left_after(1.0) == 7.0

@@ -10,6 +10,8 @@ from stampede.engine.job import _speed_of_bf16, choose_precision, compile_networ
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small
 
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
 
 @pytest.fixture
 def afresh():
@@ -55,13 +57,10 @@ def test_cuda_graphs_are_for_gpus():
         def compile(self, **options):
             asked.update(options)
 
-    compile_network(Network(), "cuda_graphs", torch.device("cuda"))
+    compile_network(Network(), "cuda_graphs", GPU)
     assert asked == {"dynamic": False, "mode": "reduce-overhead"}
     with pytest.raises(SettingsError, match=r"train.compile: found 'cuda_graphs'.* write "):
-        compile_network(Network(), "cuda_graphs", torch.device("cpu"))
-
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+        compile_network(Network(), "cuda_graphs", CPU)
 
 
 @pytest.mark.parametrize("speed, is_bf16", [(2.5, True), (0.4, False)])
@@ -75,18 +74,16 @@ def test_bf16_is_taken_where_it_is_faster(monkeypatch, speed, is_bf16):
     assert product.dtype == (torch.bfloat16 if is_bf16 else torch.float32)
 
 
-def test_an_old_gpu_computes_in_fp32(monkeypatch):
+def test_what_gpus_compute_in(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     for asked in ("tf32", "bf16"):
         chosen = choose_precision(asked, GPU)
         assert not (chosen.is_bf16 or chosen.is_tf32)
         assert chosen.reason == f"fp32 instead of {asked}, which this GPU does not support"
-
-
-def test_tf32_is_for_gpus_and_does_not_stay(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert not choose_precision("tf32", CPU).is_tf32
     chosen = choose_precision("tf32", GPU)
+    # It does not stay.
     before = torch.get_float32_matmul_precision()
     with chosen.computing(CPU):
         assert torch.get_float32_matmul_precision() == "high"

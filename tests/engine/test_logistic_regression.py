@@ -76,7 +76,7 @@ def test_rows_that_are_not_kept_are_read_again_and_give_the_same(tmp_path, monke
 
 
 def test_one_class_is_refused(tmp_path):
-    parts = {"train": drawn(300, 0), "test": drawn(300, 1)}
-    parts["train"]["label"][:] = 1
+    train = drawn(300, 0)
+    train["label"][:] = 1
     with pytest.raises(ValueError, match="one class"):
-        logistic_regression(opened(tmp_path, parts))
+        logistic_regression(opened(tmp_path, {"train": train, "test": train}))

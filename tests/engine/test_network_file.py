@@ -55,18 +55,14 @@ def job(tmp_path):
     return folder / "job.yaml"
 
 
-def load(job, *overrides):
-    return load_config(job, list(overrides))
-
-
 def mistake(job, *overrides):
     with pytest.raises(SettingsError) as failure:
-        load(job, *overrides)
+        load_config(job, overrides)
     return str(failure.value)
 
 
 def test_its_networks_are_known_with_their_options(job):
-    config = load(job, "model.options.power=2")
+    config = load_config(job, ["model.options.power=2"])
     assert config.model.options.power == 2
     assert config.model.import_file == str(job.parent / "own.py")
     assert network("own").module.__name__ == "Own"
@@ -76,18 +72,15 @@ def test_its_networks_are_known_with_their_options(job):
     assert "model.options.power: found 0; write a number greater than or equal to 1" in said
     # A changed file is executed again.
     (job.parent / "own.py").write_text(OWN.replace("Field(1", "Field(7"))
-    assert load(job).model.options.power == 7
+    assert load_config(job).model.options.power == 7
 
 
-def test_the_working_folder_comes_before_that_of_the_configuration(job, tmp_path, monkeypatch):
+def test_which_file_is_taken_and_which_do_not_go_together(job, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load(job).model.import_file == str(job.parent / "own.py")
+    assert load_config(job).model.import_file == str(job.parent / "own.py")
+    # The working folder comes before that of the configuration.
     (tmp_path / "own.py").write_text(OWN)
-    assert load(job).model.import_file == str(tmp_path / "own.py")
-
-
-def test_keys_and_files_that_do_not_go_together(job):
-    load(job)
+    assert load_config(job).model.import_file == str(tmp_path / "own.py")
     (job.parent / "other.py").write_text(OWN + "# another one")
     said = mistake(job, "model.import=other.py")
     assert "own.py has a network of that name; choose another" in said

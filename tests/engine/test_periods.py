@@ -92,7 +92,7 @@ def three(tmp_path_factory):
     return folder
 
 
-def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, capsys):
+def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "grown"
     path = write_logs(folder, [0, 30])
     train(path)
@@ -109,8 +109,13 @@ def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, ca
     assert [line["step"] for line in found] == [7, 14, 21]
     assert [line["auc"] is None for line in found] == [True, False, False]
     assert (folder / "runs/ads/periods.png").read_bytes()[:4] == b"\x89PNG"
-    train(path)
-    assert "no new file for" in capsys.readouterr().out and lines(folder) == found
+    capsys.readouterr()
+    # A file is recognised by any path.
+    monkeypatch.chdir(period(folder, 1))
+    (tmp_path / "linked").symlink_to(folder)
+    for where in (folder, "../../..", tmp_path / "linked"):
+        train(path, [f"data.path={where}/log*.csv"])
+    assert capsys.readouterr().out.count("no new file for") == 3 and lines(folder) == found
     # The rows of old periods are not needed any more, nor are all of their checkpoints.
     assert not (folder / "runs/ads/cache").exists()
     kept = [number for number in (1, 2, 3) if (period(folder, number) / "checkpoints").exists()]
@@ -171,11 +176,8 @@ def test_a_new_row_depends_only_on_its_id(tmp_path):
     for folder, starts, most in ((capped, [0, 60], 60), (free, [0, 60], "null"), (early, [60], 60)):
         train(write_logs(folder, starts), [*STILL, f"data.max_rows={most}"])
     found, expected, first = tensors(capped, 2), tensors(free, 2), tensors(early, 1)
-    kept, every, alone = (
-        ids_of(capped, 2, "user"),
-        ids_of(free, 2, "user"),
-        ids_of(early, 1, "user"),
-    )
+    kept, every = ids_of(capped, 2, "user"), ids_of(free, 2, "user")
+    alone = ids_of(early, 1, "user")
     assert len(kept) == 60 < len(every)
     new = kept.keys() - ids_of(capped, 1, "user").keys()
     assert len(new) > 20
@@ -293,22 +295,18 @@ def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
     ):
         assert incremental.main([*map(str, arguments)]) == 2
         assert said in capsys.readouterr().err
-    damaged = shutil.copytree(three, tmp_path / "damaged")
-    ledger = damaged / "runs/ads/periods.json"
-    whole = ledger.read_text()
-    ledger.write_text("{")
-    with pytest.raises(RunFolderError, match=r"periods\.json: damaged .* another run\.name"):
-        train(damaged / "ads.yaml", [f"run.dir={damaged}/runs"])
-    ledger.write_text(whole)
-    with (damaged / "runs/ads/metrics.jsonl").open("a") as file:
-        file.write("{no json}\n")
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: damaged \(line 4: .* that line"):
-        train(damaged / "ads.yaml", [f"run.dir={damaged}/runs"])
-    of_train = tmp_path / "of_train/ads"
-    (of_train / "checkpoints").mkdir(parents=True)
-    (of_train / "config.yaml").write_text("")
-    with pytest.raises(RunFolderError, match="holds a run of `train`"):
-        train(path, [f"run.dir={tmp_path}/of_train"])
+    for file, text, said in (
+        ("periods.json", "{", r"periods\.json: damaged .* another run\.name"),
+        ("metrics.jsonl", "{no json}\n", r"metrics\.jsonl: damaged \(line 4: .* that line"),
+        ("checkpoints", "of a run that has no periods", "holds a run of `train`"),
+    ):
+        runs = shutil.copytree(three / "runs", tmp_path / file)
+        with (runs / "ads" / file).open("a" if file == "metrics.jsonl" else "w") as damaged:
+            damaged.write(text)
+        if file == "checkpoints":
+            (runs / "ads/periods.json").unlink()
+        with pytest.raises(RunFolderError, match=said):
+            train(three / "ads.yaml", [f"run.dir={runs}"])
 
 
 def test_a_checkpoint_in_use_is_kept_with_its_vocabularies(tmp_path):
@@ -327,18 +325,6 @@ def test_a_checkpoint_in_use_is_kept_with_its_vocabularies(tmp_path):
     words = r"period_0001: its checkpoint was deleted, .*checkpoint.keep.*; there are: period_0003$"
     with pytest.raises(RunFolderError, match=words):
         open_trained(period(folder, 1))
-
-
-def test_a_file_is_recognised_by_any_path(tmp_path, monkeypatch):
-    folder = tmp_path / "names"
-    path = write_logs(folder, [0])
-    (folder / "below").mkdir()
-    monkeypatch.chdir(folder / "below")
-    train(path, ["data.path=../log*.csv"])
-    train(path)
-    (tmp_path / "linked").symlink_to(folder)
-    train(path, [f"data.path={tmp_path}/linked/log*.csv"])
-    assert len(lines(folder)) == 1
 
 
 def append_before(patch, owner, name, file):
@@ -450,8 +436,7 @@ def test_keys_that_may_change_are_taken_and_others_refused(tmp_path, monkeypatch
 
 def _open_files(path):
     """Files that this rank has open after each period."""
-    counts = []
-    is_trained = periods._Periods._is_trained
+    counts, is_trained = [], periods._Periods._is_trained
 
     def counting(*arguments):
         done = is_trained(*arguments)

@@ -25,14 +25,10 @@ def rows_read(batches):
     return [row for batch in batches for row in batch.dense[:, 0].tolist()]
 
 
-def order_of(batches):
-    return batches.state_dict()["order"]
-
-
 def test_training_is_shuffled_and_evaluation_is_not(tmp_path):
     reader = reader_of(prepared_config(tmp_path, prepared(tmp_path / "data"), "run.seed=4"))
     training = reader.training()
-    assert order_of(training)["seed"] == 4
+    assert training.state_dict()["order"]["seed"] == 4
     first, second = rows_read(training), rows_read(training)
     assert first != second and sorted(first) == sorted(second) == list(range(333))
     assert rows_read(reader.evaluation(reader.dataset.test)) == list(range(67))
@@ -51,7 +47,8 @@ def test_training_is_shuffled_and_evaluation_is_not(tmp_path):
 )
 def test_what_auto_chooses(tmp_path, overrides, shuffle, residence):
     reader = reader_of(prepared_config(tmp_path, prepared(tmp_path / "data"), *overrides))
-    assert (order_of(reader.training())["shuffle"], reader.residence) == (shuffle, residence)
+    order = reader.training().state_dict()["order"]
+    assert (order["shuffle"], reader.residence) == (shuffle, residence)
 
 
 def test_data_that_do_not_fit_on_the_device(tmp_path, monkeypatch):

@@ -77,13 +77,19 @@ def test_an_existing_run_is_not_overwritten_silently(tmp_path, monkeypatch):
     assert metrics.read_bytes() != before
 
 
-def test_a_folder_that_is_no_run_is_never_deleted(tmp_path):
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small/thesis.txt").write_text("years of work")
-    for override in ("run.overwrite=true", "checkpoint.resume=auto"):
-        with pytest.raises(RunFolderError, match="not a run folder"):
-            run_small(tmp_path, [override])
-    assert (tmp_path / "small/thesis.txt").exists()
+def test_a_folder_of_something_else_or_of_another_process_is_never_deleted(tmp_path):
+    thesis = tmp_path / "other/thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("years of work")
+    with RunFolder(tmp_path / "small") as first:
+        first.reserve(small_config(tmp_path))
+        for override in ("run.overwrite=true", "checkpoint.resume=auto"):
+            with pytest.raises(RunFolderError, match="not a run folder"):
+                run_small(tmp_path, ["run.name=other", override])
+            with pytest.raises(RunFolderError, match=rf"another run \(process {os.getpid()}\)"):
+                run_small(tmp_path, [override])
+    assert thesis.exists()
+    run_small(tmp_path, [])
 
 
 def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path, capsys):
@@ -102,15 +108,6 @@ def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
                              "evaluate.select_on=test", "optim.dense.lr=1e30",
                              "optim.dense.schedule.warmup=0"])  # fmt: skip
     assert list((tmp_path / "small/checkpoints").iterdir()) == []
-
-
-def test_two_runs_do_not_write_one_folder(tmp_path):
-    with RunFolder(tmp_path / "small") as first:
-        first.reserve(small_config(tmp_path))
-        for override in ("run.overwrite=true", "checkpoint.resume=auto"):
-            with pytest.raises(RunFolderError, match=rf"another run \(process {os.getpid()}\)"):
-                run_small(tmp_path, [override])
-    run_small(tmp_path, [])
 
 
 def test_a_validation_part_without_rows_is_refused(tmp_path):

@@ -1,7 +1,10 @@
-"""Starts of the same torchrun find each other, and continue what they began."""
+"""How processes start: they find each other, continue what they began, keep freed memory."""
 
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -10,6 +13,7 @@ from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import agree_on_name, start_ranks
 from stampede.engine.run_folder import RunFolder
 from support.jobs import small_config
+from support.paths import ROOT
 
 
 def test_each_start_gets_a_new_name():
@@ -103,3 +107,50 @@ def test_ranks_end_with_the_first_that_fails(tmp_path):
     program = "import os, sys, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); " \
               "time.sleep(100_000)"  # fmt: skip
     assert start_ranks(2, [sys.executable, "-c", program], tmp_path / "log") == -9
+
+
+# Page faults of a block that is taken again and again.
+FAULTS = """
+import resource, sys
+from stampede.engine.start_up import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+assert "torch" not in sys.modules
+import torch
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def use():
+    torch.ones(1 << 24)
+use()
+before = faults()
+for _ in range(4):
+    use()
+print(faults() - before)
+"""
+# Of 64 MB. Huge ones take 32 faults, where the system has them.
+PAGES = (1 << 26) // 4096
+
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def printed(program, *arguments, **environment):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "THP_", "GLIBC_"))}
+    command = [sys.executable, "-c", program, *arguments]
+    environment = {**kept, **environment}
+    return int(subprocess.check_output(command, cwd=ROOT, env=environment))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not HUGE.exists() or "[always]" in HUGE.read_text() or not os.confstr("CS_GNU_LIBC_VERSION"),
+    reason="not glibc, or all pages are huge anyway",
+)
+def test_a_block_that_was_freed_needs_no_new_pages():
+    assert printed(FAULTS, "left alone") > 2 * PAGES
+    assert printed(FAULTS, "kept") < PAGES / 2
+    # What the environment says stays.
+    own = {"MALLOC_MMAP_THRESHOLD_": "65536", "THP_MEM_ALLOC_ENABLE": "0"}
+    assert printed(FAULTS, "kept", **own) > 2 * PAGES
+    launched = "import launch, os; launch.main(['absent.yaml'])"
+    assert printed(f"{launched}; print(os.environ['THP_MEM_ALLOC_ENABLE'])") == 1
