@@ -23,7 +23,6 @@ from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_ma
 from stampede.data.schema.schema import (
     IdField,
     Integers,
-    Label,
     Quantiles,
     Schema,
     TimePart,
@@ -268,7 +267,16 @@ class _Typed(NamedTuple):
 
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
-    columns = [] if schema.label is None else [_label(schema.label, types)]
+    columns = []
+    if (label := schema.label) is not None:
+        value = _float(label.column, types)
+        if label.at_least is None:
+            bad = ~value.is_in([0.0, 1.0]).fill_null(False)
+            remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
+        else:
+            bad = ~value.is_finite().fill_null(False)
+            value, remedy = value >= label.at_least, "write a number"
+        columns.append(_Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy))
     for name, field in schema.numbers.items():
         columns.append(_number(name, field.column or name, types))
     for name, field in schema.ids.items():
@@ -307,17 +315,6 @@ def _seconds(schema: Schema, types: pl.Schema) -> pl.Expr:
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
     """Whether a cell has a value, and a bad one."""
     return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
-
-
-def _label(label: Label, types: pl.Schema) -> _Typed:
-    value = _float(label.column, types)
-    if label.at_least is None:
-        bad = ~value.is_in([0.0, 1.0]).fill_null(False)
-        remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
-    else:
-        bad = ~value.is_finite().fill_null(False)
-        value, remedy = value >= label.at_least, "write a number"
-    return _Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy)
 
 
 def _number(name: str, column: str, types: pl.Schema) -> _Typed:
