@@ -67,8 +67,7 @@ def apply_learned(
     return make_folder(folder, make, DataError)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede apply",
         description="Turn new files into arrays with the ids and ranges of a prepared folder.\n"
@@ -81,6 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("files", nargs="+", metavar="FILE", help="with the same columns; .gz, .zst; or a glob")
     add("--out", required=True, metavar="FOLDER", help="new folder for the result")
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="see below")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = _parser()
     given = parser.parse_intermixed_args(arguments)
 
     def run() -> None:

@@ -45,8 +45,7 @@ _TOP = 3
 _MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {key.path} = {yaml_value(key.default)}" for key in all_keys(Split))
     parser = argparse.ArgumentParser(
         prog="stampede describe",
@@ -63,6 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--on-bad-row", choices=get_args(OnBadRow), default="error", help="default: error")
     split = "how to divide a log into parts, such as -s split=random"
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=split)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = _parser()
     options = parser.parse_args(arguments)
 
     def run() -> None:

@@ -223,8 +223,7 @@ class Spool:
             yield RowsOfParts(rows, frame[_PART].to_numpy(), position, distinct)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede prepare",
         description="Turn a raw click log into arrays to train on.\nIds and ranges are learned "
@@ -243,6 +242,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hour = "avazu: hour of the day and weekday as ids instead of the hour"
     add("--split-hour", action="store_true", help=hour)
     add("--verify", metavar="PREPARED", help="only check the files of a prepared folder")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = _parser()
     # Intermixed: files may come before and after the options.
     given = parser.parse_intermixed_args(arguments)
     if given.verify is None:

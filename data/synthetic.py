@@ -269,8 +269,7 @@ def _hex(ids: np.ndarray, field: int) -> pl.Series:
     return pl.from_arrow(text)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a user's mistake."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede synthetic",
         description="Write synthetic clicks as a log in Criteo's layout, a file for each day. From "
@@ -288,6 +287,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--drift", type=float, default=0.05, metavar="X", help=drift)
     add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
     add("--seed", type=int, default=0, help="seed of the hidden model and the rows; default 0")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 2 for a user's mistake."""
+    parser = _parser()
     given = parser.parse_args(arguments)
 
     def run() -> None:
