@@ -67,20 +67,6 @@ def apply_learned(
     return make_folder(folder, make, DataError)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    given = _parser().parse_intermixed_args(arguments)
-
-    def run() -> None:
-        folder = Path(given.out)
-        options = from_key_values(given.set, WritingOptions, "--set")
-        if not apply_learned(Path(given.prepared), given.files, options, folder):
-            raise DataError(f"{folder}: already exists; delete it, or choose another --out")
-        print(prepared_summary(folder))
-
-    return exit_status(run)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede apply",
@@ -95,6 +81,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", required=True, metavar="FOLDER", help="new folder for the result")
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="see below")
     return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = _parser()
+    given = parser.parse_intermixed_args(arguments)
+
+    def run() -> None:
+        folder = Path(given.out)
+        options = from_key_values(given.set, WritingOptions, "--set")
+        if not apply_learned(Path(given.prepared), given.files, options, folder):
+            raise DataError(f"{folder}: already exists; delete it, or choose another --out")
+        print(prepared_summary(folder))
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -106,12 +106,9 @@ def import_criteo_npy(
         manifest = Manifest(
             version=metadata.version("stampede"),
             fields=[
-                FieldEntry(
-                    name=f"C{i + 1}",
-                    rows=size,
-                    unseen_row=_RARE if contiguous and size > _RARE else None,
-                )
-                for i, size in enumerate(rows)
+                FieldEntry(name=f"C{i}", rows=size, unseen_row=_RARE if rare else None)
+                for i, size in enumerate(rows, 1)
+                for rare in [contiguous and size > _RARE]
             ],
             numbers=[f"I{i + 1}" for i in range(numbers)],
             ids_dtype=ids_dtype,
@@ -134,37 +131,34 @@ def _open_sets(folder: Path) -> dict[str, _Arrays]:
         other = paths.setdefault(named["set"], {}).setdefault(named["array"], path)
         if other != path:
             raise DataError(f"{path}: {other.name} holds the same rows; keep one of the two")
-    return {name: _open(folder, name, found) for name, found in paths.items()}
-
-
-def _open(folder: Path, name: str, paths: dict[str, Path]) -> _Arrays:
-    arrays = {}
-    for array in _TYPES:
-        if array not in paths:
-            raise DataError(f"{folder}: {name}_{array}.npy is missing; {_EXPECTED}")
-        try:
-            arrays[array] = np.load(paths[array], mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as failure:
-            raise DataError(f"{paths[array]}: cannot be read as an array ({failure})") from None
-    dense, sparse, labels = arrays.values()
-    same_rows = len(dense) == len(sparse) == len(labels) == labels.size > 0
-    fits = all(np.can_cast(arrays[array].dtype, widest) for array, widest in _TYPES.items())
-    if not (same_rows and fits and dense.ndim == sparse.ndim == 2 and sparse.shape[1]):
-        shapes = ", ".join(f"{a} {x.dtype} {list(x.shape)}" for a, x in arrays.items())
-        raise DataError(
-            f"{folder}: {name}_*.npy hold {shapes}; write dense float32 [rows, numbers], sparse "
-            "int32 or int64 [rows, fields], labels int32 [rows, 1], all of the same rows"
-        )
-    return arrays | {"labels": labels.reshape(-1)}
+    sets = {}
+    for name, found in paths.items():
+        arrays = {}
+        for array in _TYPES:
+            if array not in found:
+                raise DataError(f"{folder}: {name}_{array}.npy is missing; {_EXPECTED}")
+            try:
+                arrays[array] = np.load(found[array], mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as failure:
+                raise DataError(f"{found[array]}: cannot be read as an array ({failure})") from None
+        dense, sparse, labels = arrays.values()
+        same_rows = len(dense) == len(sparse) == len(labels) == labels.size > 0
+        fits = all(np.can_cast(arrays[array].dtype, widest) for array, widest in _TYPES.items())
+        if not (same_rows and fits and dense.ndim == sparse.ndim == 2 and sparse.shape[1]):
+            shapes = ", ".join(f"{a} {x.dtype} {list(x.shape)}" for a, x in arrays.items())
+            raise DataError(
+                f"{folder}: {name}_*.npy hold {shapes}; write dense float32 [rows, numbers], "
+                "sparse int32 or int64 [rows, fields], labels int32 [rows, 1], all of the same rows"
+            )
+        sets[name] = arrays | {"labels": labels.reshape(-1)}
+    return sets
 
 
 def _path(folder: Path, name: str, array: str) -> Path:
-    """The file, which may be a link to one of another name."""
     return next(folder.glob(f"{name}_{array}*.npy"))
 
 
 def _parts(folder: Path, sets: dict[str, _Arrays]) -> dict[PartName, list[_Arrays]]:
-    """The sets of each part, days in order."""
     widths = sorted({(one["dense"].shape[1], one["sparse"].shape[1]) for one in sets.values()})
     if len(widths) > 1:
         raise DataError(
@@ -228,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("folder", type=Path, metavar="FOLDER", help="with the .npy files")
     add("out", type=Path, metavar="OUT", help="new folder")
     sizes = "rows of the tables; default: the largest id of each field plus one"
-    add("--sizes", type=_whole_numbers, metavar="N[,N...]", help=sizes)
+    add("--sizes", metavar="N[,N...]", type=_whole_numbers, help=sizes)
     add("--modulo", action="store_true", help="take ids modulo the sizes")
     given = parser.parse_args(arguments)
 

@@ -30,8 +30,7 @@ from stampede.data.options import Split
 from stampede.data.prepared.manifest import BAD_ROWS, MANIFEST, PARTS
 from stampede.data.raw.files import expand
 from stampede.data.raw.rows import BadRows
-from stampede.data.schema.schema import Schema
-from stampede.data.sources import TEST, TRAIN, VALIDATION, Kind, Source, open_source
+from stampede.data.sources import TEST, TRAIN, VALIDATION, Kind, open_source
 from stampede.settings import SettingsError, all_keys, from_key_values, yaml_value
 
 TEXT, PICTURE, SCHEMA = "description.txt", "description.png", "schema.yaml"
@@ -44,12 +43,6 @@ _TOP = 3
 
 # Shares and AUCs from which a column or a slice gets advice.
 _MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return exit_status(lambda: _describe(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,39 +65,68 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _describe(options: argparse.Namespace) -> None:
-    out = Path(options.out or f"{_stem(options.path[0])}-description")
-    try:
-        # All files are copied at the end, or none.
-        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as spool:
-            made = Path(folder)
-            text = _described(options, out, made, Path(spool))
-            written = sorted(file.name for file in made.iterdir())
-            shutil.copytree(made, out, copy_function=shutil.copyfile, dirs_exist_ok=True)
-            if BAD_ROWS not in written:
-                (out / BAD_ROWS).unlink(missing_ok=True)
-    except OSError as failure:
-        raise DataError(
-            f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
-            "with --out (temporary files are in TMPDIR)"
-        ) from None
-    print(text)
-    print(f"wrote to {out}: {', '.join(written)}")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+
+    def run() -> None:
+        # `train` for `/data/train.tsv.gz`; for a glob, its letters and digits.
+        name = Path(options.path[0]).resolve().name.split(".")[0]
+        stem = "".join(c for c in name if c.isalnum() or c in "-_") or "data"
+        out = Path(options.out or f"{stem}-description")
+        try:
+            # All files are copied at the end, or none.
+            with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as spool:
+                made = Path(folder)
+                text = _described(options, out, made, Path(spool))
+                written = sorted(file.name for file in made.iterdir())
+                shutil.copytree(made, out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+                if BAD_ROWS not in written:
+                    (out / BAD_ROWS).unlink(missing_ok=True)
+        except OSError as failure:
+            raise DataError(
+                f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
+                "with --out (temporary files are in TMPDIR)"
+            ) from None
+        print(text)
+        print(f"wrote to {out}: {', '.join(written)}")
+
+    return exit_status(run)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; write a whole number of 1 or more")
+    return int(text)
 
 
 def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
     """Write all files of `out` to `made`; returns the text."""
     if (Path(options.path[0]) / MANIFEST).exists():
         raise SettingsError(f"{options.path[0]} is a prepared folder; describe the log's files")
-    source, left_open, notes = _source(options, out, made)
-    bad_rows = BadRows(
-        options.on_bad_row, made / BAD_ROWS, "--on-bad-row skip to leave such rows out"
+    split = from_key_values(options.set, Split, "--set")
+    if options.schema and options.kind not in (None, "table"):
+        raise SettingsError(f"--schema belongs to --kind table; found --kind {options.kind}")
+    kind, schema, notes = "table" if options.schema else options.kind, options.schema, []
+    if kind is None:
+        kind, guessed, notes = guess(expand(options.path))
+        if guessed is not None:
+            schema = str(made / SCHEMA)
+            text = yaml.safe_dump(guessed, sort_keys=False, allow_unicode=True)
+            Path(schema).write_text(text, encoding="utf-8")
+            notes.append(f"the guessed schema is in {out / SCHEMA}; correct it and use --schema")
+    source, auto = (
+        open_source(kind, options.path, split, schema=schema or "", features=features)
+        for features in ("paper", "auto")
     )
+    remedy = "--on-bad-row skip to leave such rows out"
+    bad_rows = BadRows(options.on_bad_row, made / BAD_ROWS, remedy)
     rows = read_rows(source, bad_rows, options.rows, spool)
-    chosen, statistics = chosen_features(left_open, rows), collect(rows)
+    chosen, statistics = chosen_features(auto.log.schema, rows), collect(rows)
     more = len(options.path) - 1
     title = options.path[0] + f" and {more} more" * (more > 0)
-    text = described(title, statistics, [*notes, *rows.notes], chosen)
+    text = _text(title, statistics, [*notes, *rows.notes], chosen)
     if (made / SCHEMA).exists():
         said = f"data.features=auto, where a key is absent here: {chosen}"
         comments = "".join(f"# {line}\n" for line in textwrap.wrap(said, WIDTH))
@@ -117,43 +139,14 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
     return text
 
 
-def _source(options: argparse.Namespace, out: Path, made: Path) -> tuple[Source, Schema, list[str]]:
-    """The log, its schema with the features that `data.features: auto` adds, and notes."""
-    split = from_key_values(options.set, Split, "--set")
-    if options.schema and options.kind not in (None, "table"):
-        raise SettingsError(f"--schema belongs to --kind table; found --kind {options.kind}")
-    kind, schema, notes = "table" if options.schema else options.kind, options.schema, []
-    if kind is None:
-        guessed = guess(expand(options.path))
-        kind, notes = guessed.kind, guessed.reason
-        if guessed.schema is not None:
-            schema = str(made / SCHEMA)
-            text = yaml.safe_dump(guessed.schema, sort_keys=False, allow_unicode=True)
-            Path(schema).write_text(text, encoding="utf-8")
-            notes.append(f"the guessed schema is in {out / SCHEMA}; correct it and use --schema")
-    plain, auto = (
-        open_source(kind, options.path, split, schema=schema or "", features=features)
-        for features in ("paper", "auto")
-    )
-    return plain, auto.log.schema, notes
-
-
-def described(title: str, statistics: Statistics, notes: Sequence[str], features: str = "") -> str:
-    """All tables.
-
-    Args:
-        notes: sentences below the title.
-        features: what `data.features: auto` will choose.
-    """
+def _text(title: str, statistics: Statistics, notes: Sequence[str], features: str) -> str:
     blocks = [[*_wrapped(title, ""), *_indented(notes)], _parts(statistics), _slices(statistics)]
     if statistics.ids:
         blocks += [_ids(statistics), _top_ids(statistics)]
     if statistics.numbers:
         blocks += [_numbers(statistics), _quarters(statistics)]
-    blocks.append(_between_parts(statistics))
-    if features:
-        heading = "chosen by data.features=auto; a schema that has the key decides otherwise"
-        blocks.append([heading, *_indented([features])])
+    heading = "chosen by data.features=auto; a schema that has the key decides otherwise"
+    blocks += [_between_parts(statistics), [heading, *_indented([features])]]
     if sentences := _advice(statistics):
         blocks.append(["advice", *_indented(sentences)])
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
@@ -305,18 +298,6 @@ def _percent(share: float | None) -> str:
 
 def _rate(rows: int, clicks: int) -> str:
     return f"{clicks / rows:.4f}" if rows else "-"
-
-
-def _stem(path: str) -> str:
-    """`train` for `/data/train.tsv.gz`; for a glob, its letters and digits."""
-    name = Path(path).resolve().name.split(".")[0]
-    return "".join(c for c in name if c.isalnum() or c in "-_") or "data"
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a whole number of 1 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -138,10 +138,6 @@ def bucket(ids: pl.Series, buckets: int, seed: int) -> np.ndarray:
 
 def stable_hashes(texts: pl.Series, seed: int = 0) -> np.ndarray:
     """A hash of each text that is the same in every version: `[n]` uint64, see `bucket`."""
-    return _splitmix(_fnv(texts, seed))
-
-
-def _fnv(texts: pl.Series, seed: int) -> np.ndarray:
     data = np.frombuffer("".join(texts.to_list()).encode(), dtype=np.uint8)
     lengths = texts.str.len_bytes().to_numpy().astype(np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -155,7 +151,7 @@ def _fnv(texts: pl.Series, seed: int) -> np.ndarray:
         hashes[:longer] = (hashes[:longer] ^ data[starts[:longer] + place]) * _FNV_PRIME
     found = np.empty_like(hashes)
     found[order] = hashes
-    return found
+    return _splitmix(found)
 
 
 def _splitmix(hashes: np.ndarray) -> np.ndarray:

@@ -172,8 +172,11 @@ class GlobalBatches:
         read = self._part.read(self._rows(epoch, start + first, start + last, stretch))
         padding = local - len(read.label)
         weight, probability = read.weight, read.true_probability
-        if weight is None:
-            weight = _ones(len(read.label), self._part.device)
+        if weight is None and self._part.device.type == "cpu":
+            # With numpy: torch's threads would spin while others gather.
+            weight = torch.from_numpy(np.ones(len(read.label), dtype=np.float32))
+        elif weight is None:
+            weight = torch.ones(len(read.label), device=self._part.device)
         batch = Batch(
             sparse=self._jagged(read, padding),
             dense=aligned(_padded(read.dense, padding)),
@@ -241,14 +244,6 @@ class GlobalBatches:
             # Without it, TorchRec would wait for the GPU to count them.
             length_per_key=[rows] * len(ids) + [len(bag.values) for bag in read.bags],
         )
-
-
-def _ones(count: int, device: torch.device) -> Tensor:
-    """`[count]` float32."""
-    if device.type == "cpu":
-        # With numpy: torch's threads would spin while others gather.
-        return torch.from_numpy(np.ones(count, dtype=np.float32))
-    return torch.ones(count, device=device)
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:

@@ -52,10 +52,12 @@ class Permutation:
             positions: `[n]` int64, each 0 to `size - 1`; an array, or a tensor on any device.
         """
         bits = max(self.size - 1, 1).bit_length()
-        keys = self._round_keys(bits)
+        rounds = max(_ROUNDS, _KEY_BITS // (2 * bits))
+        # With the length, keys that differ only in trailing zeros draw different numbers.
+        entropy = [*self.key, len(self.key)]
+        drawn = np.random.SeedSequence(entropy).generate_state(2 * rounds, np.uint64)
+        keys = [(int(flip), int(factor) | 1) for flip, factor in drawn.reshape(rounds, 2)]
         mixed = _mixed(positions + 0, keys, bits)
-        if self.size == 1 << bits:
-            return mixed
         walking = (mixed >= self.size).nonzero()
         # numpy's nonzero gives a tuple of one array, torch's a matrix of one column.
         outside = walking[0] if isinstance(mixed, np.ndarray) else walking[:, 0]
@@ -65,23 +67,13 @@ class Permutation:
             outside = outside[again >= self.size]
         return mixed
 
-    def _round_keys(self, bits: int) -> list[tuple[int, int]]:
-        rounds = max(_ROUNDS, _KEY_BITS // (2 * bits))
-        # With the length, keys that differ only in trailing zeros draw different numbers.
-        entropy = [*self.key, len(self.key)]
-        drawn = np.random.SeedSequence(entropy).generate_state(2 * rounds, np.uint64)
-        mask = (1 << bits) - 1
-        return [
-            (int(flip) & mask, int(factor) & mask | 1) for flip, factor in drawn.reshape(rounds, 2)
-        ]
-
 
 def _mixed(numbers: Integers, keys: list[tuple[int, int]], bits: int) -> Integers:
     """Permute 0 to 2^bits - 1, in place."""
     mask, shift = (1 << bits) - 1, (bits + 1) // 2
     for flip, factor in keys:
-        numbers ^= flip
-        numbers *= factor
+        numbers ^= flip & mask
+        numbers *= factor & mask
         numbers &= mask  # also drops what overflowed, and the sign
         numbers ^= numbers >> shift
     return numbers
@@ -176,12 +168,9 @@ class Order:
         return position // self.window
 
     def window_ranges(self, epoch: int, window: int) -> np.ndarray:
-        """The rows that a window reads, as ranges `[n, 2]` of first row and one past the last.
-
-        There is no range for a window past the end.
-        """
+        """The rows that a window reads, as ranges `[n, 2]` of first row and one past the last."""
         start, stop = window * self.window, min((window + 1) * self.window, self.rows)
-        if start >= stop:
+        if start >= stop:  # past the end
             return np.empty((0, 2), np.int64)
         if self.shuffle == "global":
             return np.array([[start, stop]])

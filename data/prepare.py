@@ -223,19 +223,6 @@ class Spool:
             yield RowsOfParts(rows, frame[_PART].to_numpy(), position, distinct)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    # Intermixed: files may come before and after the options.
-    parser = _parser()
-    given = parser.parse_intermixed_args(arguments)
-    if given.verify is None:
-        if given.kind is None or not given.files or given.out is None:
-            parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
-        if given.kind not in get_args(Kind):
-            parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
-    return exit_status(lambda: _run(given))
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede prepare",
@@ -249,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     add("kind", nargs="?", metavar="KIND", help=kinds)
     add("files", nargs="*", metavar="FILE", help="csv, tsv or parquet; .gz, .zst; or a glob")
     add("--out", metavar="FOLDER", help="new folder for the prepared data")
-    add("--schema", metavar="FILE.yaml", help="what the columns of a table mean")
+    add("--schema", default="", metavar="FILE.yaml", help="what the columns of a table mean")
     option = "an option, see below; may be repeated"
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=option)
     hour = "avazu: hour of the day and weekday as ids instead of the hour"
@@ -258,25 +245,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> None:
-    if given.verify is not None:
-        verify(Path(given.verify))
-        print(f"{given.verify}: all files are unchanged and valid")
-        return
-    options = from_key_values(given.set, PreparationOptions, "--set")
-    source = open_source(
-        given.kind,
-        given.files,
-        options,
-        schema=given.schema or "",
-        split_hour=given.split_hour or None,
-        features=options.features,
-        growth=options,
-        period_before=options.period_before,
-    )
-    if not prepare(source, options, Path(given.out)):
-        raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
-    print(prepared_summary(Path(given.out)))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = _parser()
+    # Intermixed: files may come before and after the options.
+    given = parser.parse_intermixed_args(arguments)
+    if given.verify is None:
+        if given.kind is None or not given.files or given.out is None:
+            parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
+        if given.kind not in get_args(Kind):
+            parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
+
+    def run() -> None:
+        if given.verify is not None:
+            verify(Path(given.verify))
+            print(f"{given.verify}: all files are unchanged and valid")
+            return
+        options = from_key_values(given.set, PreparationOptions, "--set")
+        source = open_source(
+            given.kind,
+            given.files,
+            options,
+            schema=given.schema,
+            split_hour=given.split_hour or None,
+            features=options.features,
+            growth=options,
+            period_before=options.period_before,
+        )
+        if not prepare(source, options, Path(given.out)):
+            raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
+        print(prepared_summary(Path(given.out)))
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from stampede.data.order import BLOCK_ROWS, Order, Shuffle
-from stampede.data.prepared.reader import Shard, ShardedPart
+from stampede.data.prepared.reader import ShardedPart
 from stampede.data.prepared.verify import damaged
 from stampede.data.samples import Dataset, Part
 
@@ -74,8 +73,15 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
     """
     parts = {n: p for n, p in dataset.parts().items() if isinstance(p, ShardedPart)}
     if residence == "memory":
-        for part in parts.values():
-            _read_once(part)
+        buffer = bytearray(_CHUNK)
+        for array in (a for part in parts.values() for s in part.shards for a in s.maps.values()):
+            try:
+                with open(array.filename, "rb", buffering=0) as file:
+                    while file.readinto(buffer):
+                        pass
+            except OSError as failure:
+                said = f"cannot be read ({failure.strerror})"
+                raise damaged(Path(array.filename), said) from None
     if residence != "device":
         return dataset
     return replace(dataset, **{name: part.resident(device) for name, part in parts.items()})
@@ -99,45 +105,37 @@ class Readahead:
 
     def __call__(self, epoch: int, position: int) -> None:
         """Prepare for the batch at this position of the epoch."""
-        number = self._order.window_at(position)
+        order = self._order
+        number = order.window_at(position)
         if (epoch, number) not in self._used[-1:]:
-            self._enter(epoch, number)
+            if len(self._used) > 1:
+                # Unmap first: the kernel does not drop mapped pages.
+                for shard in self._part.shards:
+                    for array in shard.maps.values():
+                        array.base.madvise(mmap.MADV_DONTNEED)
+                forgotten = order.window_ranges(*self._used.pop(0))
+                self._advise(forgotten, os.POSIX_FADV_DONTNEED)
+            self._used.append((epoch, number))
+            # Request the rest; in the first window that is everything.
+            self._advise(order.window_ranges(epoch, number), os.POSIX_FADV_WILLNEED)
+            last = order.window_at(order.rows - 1)
+            after = (epoch, number + 1) if number < last else (epoch + 1, 0)
+            self._next, self._asked = order.window_ranges(*after), 0
         # Little by little: a long queue of requests would block this process.
-        share = _LEAD * (position / self._order.window - number)
+        share = _LEAD * (position / order.window - number)
         wanted = min(math.ceil(share * len(self._next)), len(self._next))
         self._advise(self._next[self._asked : wanted], os.POSIX_FADV_WILLNEED)
         self._asked = max(self._asked, wanted)
 
-    def _enter(self, epoch: int, number: int) -> None:
-        if len(self._used) > 1:
-            # Unmap first: the kernel does not drop mapped pages.
-            for shard in self._part.shards:
-                for array in shard.maps.values():
-                    array.base.madvise(mmap.MADV_DONTNEED)
-            forgotten = self._order.window_ranges(*self._used.pop(0))
-            self._advise(forgotten, os.POSIX_FADV_DONTNEED)
-        self._used.append((epoch, number))
-        # Request the rest; in the first window that is everything.
-        self._advise(self._order.window_ranges(epoch, number), os.POSIX_FADV_WILLNEED)
-        last = self._order.window_at(self._order.rows - 1)
-        after = (epoch, number + 1) if number < last else (epoch + 1, 0)
-        self._next, self._asked = self._order.window_ranges(*after), 0
-
     def _advise(self, ranges: np.ndarray, advice: int) -> None:
         for first, last in ranges.tolist():
             for shard, start, stop in self._part.shards_between(first, last):
-                for array, begin, end in _array_ranges(shard, start, stop):
+                for name, array in shard.maps.items():
+                    begin, end = start, stop + name.startswith("offsets_")
+                    if name.startswith("values_"):
+                        offsets = shard.maps[name.replace("values_", "offsets_")]
+                        begin, end = int(offsets[start]), int(offsets[stop])
                     _advise_file(array, begin, end, advice)
-
-
-def _array_ranges(shard: Shard, start: int, stop: int) -> Iterator[tuple[np.memmap, int, int]]:
-    """The array elements, along the first dimension, that rows of a shard need."""
-    for name, array in shard.maps.items():
-        if name.startswith("values_"):
-            offsets = shard.maps[f"offsets_{name.split('_')[1]}"]
-            yield array, int(offsets[start]), int(offsets[stop])
-        else:
-            yield array, start, stop + name.startswith("offsets_")
 
 
 def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
@@ -150,16 +148,3 @@ def _advise_file(array: np.memmap, start: int, stop: int, advice: int) -> None:
     with suppress(OSError), open(array.filename, "rb", buffering=0) as file:
         for first in range(begin, end, step):
             os.posix_fadvise(file.fileno(), first, min(step, end - first), advice)
-
-
-def _read_once(part: ShardedPart) -> None:
-    buffer = bytearray(_CHUNK)
-    for shard in part.shards:
-        for array in shard.maps.values():
-            try:
-                with open(array.filename, "rb", buffering=0) as file:
-                    while file.readinto(buffer):
-                        pass
-            except OSError as failure:
-                said = f"cannot be read ({failure.strerror})"
-                raise damaged(Path(array.filename), said) from None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import polars as pl
 
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import Growth, read_saved
@@ -157,29 +156,25 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
             f"period_before: {folder} is not a period of a log: it was prepared without split: "
             "periods, so the counts of its rare ids are not known; start from its files instead"
         )
-    merged = saved.model_copy(update={"schema_": _merged(saved.schema_, schema)})
-    return Growth(options, learned, merged)
-
-
-def _merged(then: Schema, now: Schema) -> Schema:
-    """The schema of earlier periods with the keys that this period may change."""
-    was, given = then.model_dump(), now.model_dump()
+    # The schema of earlier periods with the keys that this period may change.
+    was, given = saved.schema_.model_dump(), schema.model_dump()
     was |= {key: given[key] for key in _OF_FILES}
     for kind, key in (("ids", "min_count"), ("numbers", "transform")):
-        for name, options in given[kind].items():
+        for name, field in given[kind].items():
             # What a schema leaves open was settled in the first period.
-            if key in options and options[key] is None:
-                options[key] = was[kind].get(name, {}).get(key)
+            if key in field and field[key] is None:
+                field[key] = was[kind].get(name, {}).get(key)
     for name in given["ids"].keys() & was["ids"].keys():
-        options = given["ids"][name]
-        was["ids"][name] |= {key: options[key] for key in _OF_NEW_IDS if key in options}
+        field = given["ids"][name]
+        was["ids"][name] |= {key: field[key] for key in _OF_NEW_IDS if key in field}
     if was != given:
         raise DataError(
             f"schema: {_difference(was, given)}, and rows of earlier periods would mean something "
             f"else; write it as before (only {', '.join((*_OF_FILES, *_OF_NEW_IDS))} may change), "
             "or start over"
         )
-    return Schema.model_validate(was)
+    merged = saved.model_copy(update={"schema_": Schema.model_validate(was)})
+    return Growth(options, learned, merged)
 
 
 def _difference(was: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> str:
@@ -232,25 +227,22 @@ class Assignment:
         if split.split == "files":
             parts = np.full(len(chunk.numbers), self.source.file_parts[chunk.file], dtype=np.int8)
         else:
-            parts = self._by_column(chunk.frame[SPLIT])
+            values = chunk.frame[SPLIT]
+            if values.null_count() and split.test_from is not None:
+                values = values.fill_null("")
+            test = values.is_in(split.test_values).fill_null(False)
+            if split.test_from is not None:
+                test = test | (values >= split.test_from)
+            named = values.is_in(split.validation_values).fill_null(False)
+            parts = np.where(test.to_numpy(), TEST, np.where(named.to_numpy(), VALIDATION, TRAIN))
+            parts = parts.astype(np.int8)
         if split.needs_counts():
             held = self._shuffled(chunk) < int(split.validation_fraction * self._total())
             parts[(parts == TRAIN) & held] = VALIDATION
         return parts
 
-    def _by_column(self, values: pl.Series) -> np.ndarray:
-        split = self.source.split
-        if values.null_count() and split.test_from is not None:
-            values = values.fill_null("")
-        test = values.is_in(split.test_values).fill_null(False)
-        if split.test_from is not None:
-            test = test | (values >= split.test_from)
-        validation = values.is_in(split.validation_values).fill_null(False)
-        parts = np.where(test.to_numpy(), TEST, np.where(validation.to_numpy(), VALIDATION, TRAIN))
-        return parts.astype(np.int8)
-
     def _rows(self, chunk: Chunk) -> np.ndarray:
-        """Number of each row in the whole log, `[n]` int64."""
+        """Number of each row in the whole log."""
         return chunk.numbers + sum(self.counts[: chunk.file])
 
     def _total(self) -> int:

@@ -101,9 +101,6 @@ class _Drawn(NamedTuple):
     label: np.ndarray
     true_probability: np.ndarray
 
-    def take(self, rows: np.ndarray) -> _Drawn:
-        return _Drawn(*(array[rows] for array in self))
-
 
 class _Truth:
     """The hidden weights, and the drawing of samples from them."""
@@ -118,28 +115,25 @@ class _Truth:
         self.number_weights = draw.standard_normal(NUMBERS).astype(np.float32)
         self.weights = draw.standard_normal(total, dtype=np.float32)
         self.vectors = draw.standard_normal((total, clicks.rank), dtype=np.float32)
-        self._center_by_frequency()
-        self._calibrate()
-
-    def _center_by_frequency(self) -> None:
-        """Give each field's weights and vectors mean zero over its samples.
-
-        The interactions then have no first-order part: no sum over single fields explains them.
-        """
+        # Give each field's weights and vectors mean zero over its samples. The interactions then
+        # have no first-order part: no sum over single fields explains them.
+        exponent = 1.0 - clicks.zipf
         for size, offset in zip(self.sizes, self.offsets, strict=True):
             field = slice(offset, offset + size)
-            share = np.diff(_zipf_distribution(np.arange(size + 1), size, self.clicks.zipf))
+            # A power law `x^-zipf` over [1, size + 1), cut into ids.
+            below = (1.0 - (np.arange(size + 1) + 1.0) ** exponent) / (
+                1.0 - (size + 1.0) ** exponent
+            )
+            share = np.diff(below)
             self.weights[field] -= share @ self.weights[field]
             self.vectors[field] -= share @ self.vectors[field]
-
-    def _calibrate(self) -> None:
-        """Scale the parts of the logit to the standard deviations asked for."""
-        draw = np.random.default_rng([self.clicks.seed, _CALIBRATION])
+        # Scale the parts of the logit to the standard deviations asked for.
+        draw = np.random.default_rng([clicks.seed, _CALIBRATION])
         ids, dense = self.draw_inputs(draw, 16 * BLOCK_ROWS)
         numbers, first_order, interactions = self.parts(ids, dense)
-        self.number_weights *= self.clicks.numbers_std / numbers.std()
-        self.weights *= self.clicks.first_order_std / first_order.std()
-        self.vectors *= np.sqrt(self.clicks.interactions_std / interactions.std())
+        self.number_weights *= clicks.numbers_std / numbers.std()
+        self.weights *= clicks.first_order_std / first_order.std()
+        self.vectors *= np.sqrt(clicks.interactions_std / interactions.std())
         self.number_mean = self.parts(ids, dense)[0].mean()
 
     def drifted(self, replaced: float) -> tuple[_Truth, np.ndarray]:
@@ -163,7 +157,10 @@ class _Truth:
     def draw_inputs(self, draw: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids `[rows, fields]` int64 and numbers `[rows, 13]` float32 in [0, 1]."""
         uniform = draw.random((rows, len(self.sizes)), dtype=np.float64)
-        ids = _zipf_quantile(uniform, self.sizes, self.clicks.zipf)
+        # The inverse of the power law; 0 is the most frequent id.
+        exponent = 1.0 - self.clicks.zipf
+        x = (1.0 - uniform * (1.0 - (self.sizes + 1.0) ** exponent)) ** (1.0 / exponent)
+        ids = np.minimum(x.astype(np.int64) - 1, self.sizes - 1)
         # Counts in click logs are mostly small; min-max scaling leaves them skewed to 0.
         dense = draw.random((rows, NUMBERS), dtype=np.float32) ** 3
         return ids, dense
@@ -212,13 +209,13 @@ class _SyntheticPart:
 
     def _drawn(self, rows: np.ndarray) -> _Drawn:
         blocks, of_row = np.unique(rows // BLOCK_ROWS, return_inverse=True)
-        drawn = [self._block(block) for block in (blocks.tolist() or [0])]
-        joined = _Drawn(*map(np.concatenate, zip(*drawn, strict=True)))
-        return joined.take(of_row * BLOCK_ROWS + rows % BLOCK_ROWS)
-
-    def _block(self, block: int) -> _Drawn:
-        key = np.random.SeedSequence([self.truth.clicks.seed, self.stream, block])
-        return self.truth.draw_samples(np.random.Generator(np.random.Philox(key)), BLOCK_ROWS)
+        drawn = []
+        for block in blocks.tolist() or [0]:
+            key = np.random.SeedSequence([self.truth.clicks.seed, self.stream, block])
+            draw = np.random.Generator(np.random.Philox(key))
+            drawn.append(self.truth.draw_samples(draw, BLOCK_ROWS))
+        places = of_row * BLOCK_ROWS + rows % BLOCK_ROWS
+        return _Drawn(*(np.concatenate(one)[places] for one in zip(*drawn, strict=True)))
 
 
 def write_criteo_log(
@@ -272,25 +269,6 @@ def _hex(ids: np.ndarray, field: int) -> pl.Series:
     return pl.from_arrow(text)
 
 
-def _zipf_distribution(ids: np.ndarray, size: np.ndarray | int, zipf: float) -> np.ndarray:
-    """Share of samples below each id: a power law `x^-zipf` over [1, size + 1), cut into ids."""
-    exponent = 1.0 - zipf
-    return (1.0 - (ids + 1.0) ** exponent) / (1.0 - (size + 1.0) ** exponent)
-
-
-def _zipf_quantile(uniform: np.ndarray, size: np.ndarray, zipf: float) -> np.ndarray:
-    """The inverse of `_zipf_distribution`: ids 0 to size - 1, 0 the most frequent."""
-    exponent = 1.0 - zipf
-    x = (1.0 - uniform * (1.0 - (size + 1.0) ** exponent)) ** (1.0 / exponent)
-    return np.minimum(x.astype(np.int64) - 1, size - 1)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a user's mistake."""
-    given = _parser().parse_args(arguments)
-    return exit_status(lambda: _write(given))
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede synthetic",
@@ -312,24 +290,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _write(given: argparse.Namespace) -> None:
-    wrong = min(given.files, given.rows) < 1 or given.drift < 0 or not 0 < given.scale <= 1
-    if wrong or given.seed < 0:
-        raise DataError(
-            f"found --files {given.files} --rows {given.rows} --drift {given.drift:g} --scale "
-            f"{given.scale:g} --seed {given.seed}; write --files and --rows of 1 or more, --drift "
-            "and --seed of 0 or more, and --scale above 0 and at most 1"
-        )
-    clicks = SyntheticClicks(seed=given.seed, scale=given.scale)
-    try:
-        given.folder.mkdir(parents=True, exist_ok=True)
-        for number in range(given.files):
-            path = given.folder / f"day_{number + 1}.tsv"
-            if not path.exists():
-                write_criteo_log(path, given.rows, clicks, number, given.drift)
-    except OSError as failure:
-        raise DataError(f"{given.folder}: cannot be written ({failure.strerror})") from None
-    print(f"{given.files} files of {given.rows:,} rows in {given.folder}")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 2 for a user's mistake."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+
+    def run() -> None:
+        wrong = min(given.files, given.rows) < 1 or given.drift < 0 or not 0 < given.scale <= 1
+        if wrong or given.seed < 0:
+            raise DataError(
+                f"found --files {given.files} --rows {given.rows} --drift {given.drift:g} --scale "
+                f"{given.scale:g} --seed {given.seed}; write --files and --rows of 1 or more, "
+                "--drift and --seed of 0 or more, and --scale above 0 and at most 1"
+            )
+        clicks = SyntheticClicks(seed=given.seed, scale=given.scale)
+        try:
+            given.folder.mkdir(parents=True, exist_ok=True)
+            for number in range(given.files):
+                path = given.folder / f"day_{number + 1}.tsv"
+                if not path.exists():
+                    write_criteo_log(path, given.rows, clicks, number, given.drift)
+        except OSError as failure:
+            raise DataError(f"{given.folder}: cannot be written ({failure.strerror})") from None
+        print(f"{given.files} files of {given.rows:,} rows in {given.folder}")
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -302,9 +302,14 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
         if having:
             key = chosen.partition(":")[0]
             return f"{path}: not for {chosen}, only for {key}: {', '.join(having)}; leave it out"
-        return f"{path}: unknown key{f' with {chosen}' if chosen else ''}; " + (
-            _allowed_instead(path, list(model.model_fields), root)
-        )
+        siblings = list(model.model_fields)
+        near = difflib.get_close_matches(keys[-1], siblings, n=1, cutoff=0.5)
+        # Or a key of another section.
+        near = near or [k.path for k in all_keys(root) if k.path.split(".")[-1] == keys[-1]]
+        instead = f"allowed here: {', '.join(siblings) or 'none'}"
+        if near and path not in near:
+            instead = f"did you mean {near[0]!r}?"
+        return f"{path}: unknown key{f' with {chosen}' if chosen else ''}; {instead}"
     if kind == "missing":
         return f"{path}: not given"
     if kind == "value_error":
@@ -326,17 +331,6 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
     near = difflib.get_close_matches(str(found), re.findall(r"'([^']*)'", options), n=1)
     meant = f"; did you mean {near[0]!r}?" if near and isinstance(found, str) else ""
     return f"{path}: found {shown(found)}; write {expected}{meant}"
-
-
-def _allowed_instead(path: str, siblings: list[str], root: type[BaseModel]) -> str:
-    """What to write instead of an unknown key."""
-    unknown = path.rpartition(".")[2]
-    near = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.5)
-    # Or a key of another section.
-    near = near or [k.path for k in all_keys(root) if k.path.split(".")[-1] == unknown]
-    if near and path not in near:
-        return f"did you mean {near[0]!r}?"
-    return f"allowed here: {', '.join(siblings) or 'none'}"
 
 
 # The keys of a model, for the help.

@@ -42,8 +42,14 @@ def guess(files: Sequence[Path]) -> Guess:
     """What a log seems to be. Raises a `DataError` if the user has to write a schema."""
     path = files[0]
     if any(suffix in (".parquet", ".pq") for suffix in path.suffixes):
-        return _table(path, _parquet_head(path), {})
-    head = _head(path)
+        with open_parquet(path) as file:
+            rows = next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table())
+        return _table(path, pl.from_arrow(rows), {})
+    block = next(read_blocks(path), None)
+    if block is None:
+        raise DataError(f"{path}: is empty; write the path of the click log")
+    end = block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1
+    head = block.data[: end or _HEAD_BYTES].decode("utf-8", "replace")
     line = head.split("\n", 1)[0].rstrip("\r")
     if line.count("\t") == len(CRITEO.columns) - 1 and line.split("\t", 1)[0] in ("0", "1"):
         days = len(files) > 1 and all(re.search(r"day_?\d+", file.name) for file in files)
@@ -76,7 +82,11 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
         elif series.dtype.is_float():
             numbers[name] = options
         else:
-            ids[name] = {**options, **_separator(series, written.get("separator", ""))}
+            # Cells that hold several ids.
+            bars = series.dtype == pl.String and series.str.contains(r"\|").any()
+            if series.dtype == pl.List or (bars and written.get("separator") != "|"):
+                options["separator"] = "|"
+            ids[name] = options
     if not ids:
         raise DataError(
             f"{path}: found no column of ids (texts or whole numbers) besides the label {label!r}; "
@@ -93,15 +103,6 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
         reason.append("found no time; if a column is one, write it as `time` of the schema")
     schema = {**written, "label": label, "ids": ids, "numbers": numbers}
     return Guess("table", {**schema, "time": time} if time else schema, reason)
-
-
-def _head(path: Path) -> str:
-    """The first lines of a file."""
-    block = next(read_blocks(path), None)
-    if block is None:
-        raise DataError(f"{path}: is empty; write the path of the click log")
-    end = block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1
-    return block.data[: end or _HEAD_BYTES].decode("utf-8", "replace")
 
 
 def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
@@ -123,11 +124,6 @@ def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
         ) from None
 
 
-def _parquet_head(path: Path) -> pl.DataFrame:
-    with open_parquet(path) as file:
-        return pl.from_arrow(next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table()))
-
-
 def _time(head: pl.DataFrame) -> dict[str, str] | None:
     """The section `time` of a schema."""
     for series in head:
@@ -144,14 +140,6 @@ def _time(head: pl.DataFrame) -> dict[str, str] | None:
                 if not present.str.strptime(kind, format, strict=False).null_count():
                     return {"column": series.name, "format": format}
     return None
-
-
-def _separator(series: pl.Series, between_columns: str) -> dict[str, str]:
-    """The separator of cells that hold several ids."""
-    holds_bars = series.dtype == pl.String and series.str.contains(r"\|").any()
-    if series.dtype == pl.List or (holds_bars and between_columns != "|"):
-        return {"separator": "|"}
-    return {}
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
 from stampede.data.description.statistics import Column, Statistics, short
@@ -47,8 +46,19 @@ def draw(title: str, statistics: Statistics, path: Path) -> None:
     figure.suptitle(title, fontsize=13)
     over_time, *strips = figure.subfigures(len(heights), 1, False, height_ratios=heights).ravel()
     _over_time(over_time.subplots(), statistics)
-    for strip, (heading, columns, one) in zip(strips, panels, strict=True):
-        _panels(strip, columns, heading, one)
+    for strip, (heading, columns, draw_panel) in zip(strips, panels, strict=True):
+        if len(columns) > _MOST_PANELS:
+            heading += f"; first {_MOST_PANELS} of {len(columns)} columns"
+        shown = columns[:_MOST_PANELS]
+        across = min(_PER_ROW, len(shown))
+        axes = strip.subplots(-(-len(shown) // across), across, squeeze=False).ravel()
+        strip.suptitle(heading, fontsize=11, x=0.01, ha="left")
+        for panel, column in zip(axes, shown, strict=False):
+            panel.set_title(short(column.name, 14), fontsize=7.5, pad=2)
+            draw_panel(panel, column)
+            panel.tick_params(labelsize=7, pad=1.5, length=2)
+        for panel in axes[len(shown) :]:
+            panel.set_axis_off()
     figure.savefig(path, dpi=100)
 
 
@@ -81,24 +91,6 @@ def _over_time(axes: Axes, statistics: Statistics) -> None:
         f"dashed: all rows, {mean:.4f}"
     )
     axes.set_title(heading, loc="left", fontsize=11)
-
-
-def _panels(
-    strip: SubFigure, columns: Sequence[Column], heading: str, one: Callable[[Axes, Column], None]
-) -> None:
-    """A small panel for each column."""
-    if len(columns) > _MOST_PANELS:
-        heading += f"; first {_MOST_PANELS} of {len(columns)} columns"
-    shown = columns[:_MOST_PANELS]
-    across = min(_PER_ROW, len(shown))
-    panels = strip.subplots(-(-len(shown) // across), across, squeeze=False).ravel()
-    strip.suptitle(heading, fontsize=11, x=0.01, ha="left")
-    for panel, column in zip(panels, shown, strict=False):
-        panel.set_title(short(column.name, 14), fontsize=7.5, pad=2)
-        one(panel, column)
-        panel.tick_params(labelsize=7, pad=1.5, length=2)
-    for panel in panels[len(shown) :]:
-        panel.set_axis_off()
 
 
 def _coverage(axes: Axes, column: Column) -> None:

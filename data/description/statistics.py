@@ -233,6 +233,11 @@ def _ids(rows: Rows, name: str) -> Column:
     known = totals.drop_nulls(_VALUE)
     top = known.top_k(_TOP_IDS, by=["rows", _VALUE], reverse=[False, True])
     top = top.sort(["rows", _VALUE], descending=[True, False])
+    # Coverage of the first k ids, for log-spaced k and those of `TOPS`.
+    ordered, most = known["rows"].sort(descending=True).to_numpy(), len(known)
+    points = np.geomspace(1, most, _CURVE_POINTS).astype(np.int64) if most else []
+    places = np.unique([*points, *(top for top in TOPS if top <= most), most]).astype(np.int64)
+    places = places[places > 0]
     return Column(
         name=name,
         values=counts[..., 0].sum(0),
@@ -242,19 +247,10 @@ def _ids(rows: Rows, name: str) -> Column:
         rates=counts[top["at"].to_numpy()].sum(1),
         kind=rows.ids[name],
         distinct=len(known),
-        curve=_curve(known["rows"].sort(descending=True).to_numpy()),
+        curve=(places, np.cumsum(ordered)[places - 1] / ordered.sum()),
         # On one line.
         top=[x if x.isprintable() else repr(x) for x in map(str, top[_VALUE])],
     )
-
-
-def _curve(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage of the first k `ordered` counts, for log-spaced k and those of `TOPS`."""
-    most = len(ordered)
-    points = np.geomspace(1, most, _CURVE_POINTS).astype(np.int64) if most else []
-    places = np.unique([*points, *(top for top in TOPS if top <= most), most])
-    places = places[places > 0]
-    return places, np.cumsum(ordered)[places - 1] / ordered.sum()
 
 
 def _number(rows: Rows, name: str) -> Column:

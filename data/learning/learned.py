@@ -157,21 +157,21 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
             missing = field.buckets
         else:
             missing = field.size if isinstance(field, Integers) else _PARTS_OF_TIME[field.encode]
-        rows, encode = missing + 1, partial(_fixed_rows, field=field, missing=missing)
+        rows = missing + 1
+
+        def encode(values: pl.Series) -> np.ndarray:
+            if isinstance(field, Hashed):
+                found = bucket(values, field.buckets, field.seed)
+            else:
+                found = values.fill_null(0).cast(pl.Int64).to_numpy().copy()
+            if values.null_count():
+                found[values.is_null().to_numpy()] = missing
+            return found
+
     entry = FieldEntry(
         name=name, rows=rows, missing_row=missing, unseen_row=unseen, multi=is_multi(field)
     )
     return Encoder(entry, encode)
-
-
-def _fixed_rows(values: pl.Series, field: IdField, missing: int) -> np.ndarray:
-    if isinstance(field, Hashed):
-        found = bucket(values, field.buckets, field.seed)
-    else:
-        found = values.fill_null(0).cast(pl.Int64).to_numpy().copy()
-    if values.null_count():
-        found[values.is_null().to_numpy()] = missing
-    return found
 
 
 class Learned:
@@ -226,22 +226,18 @@ class Learned:
         numbers = np.empty((len(frame), 0), dtype=np.float32)
         if self._numbers:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
-        numbers = self._narrowed(numbers, numbers_dtype)
-        return {"ids": np.ascontiguousarray(ids.T), "numbers": numbers}, bags
-
-    def _narrowed(self, numbers: np.ndarray, dtype: str) -> np.ndarray:
         with np.errstate(over="ignore"):
-            narrowed = np.ascontiguousarray(numbers, dtype=dtype)
+            narrowed = np.ascontiguousarray(numbers, dtype=numbers_dtype)
         infinite = np.isinf(narrowed).any(0)
         if infinite.any():
             name = list(self.schema.numbers)[int(infinite.argmax())]
             largest = np.abs(numbers[:, infinite.argmax()]).max()
             raise DataError(
-                f"number {name}: found {largest:g} after its transforms, too large for {dtype}; "
-                "write data.numbers_dtype=float32 (--set numbers_dtype=float32 to prepare by "
-                "hand), or a transform such as minmax in the schema"
+                f"number {name}: found {largest:g} after its transforms, too large for "
+                f"{numbers_dtype}; write data.numbers_dtype=float32 (--set numbers_dtype=float32 "
+                "to prepare by hand), or a transform such as minmax in the schema"
             )
-        return narrowed
+        return {"ids": np.ascontiguousarray(ids.T), "numbers": narrowed}, bags
 
 
 @dataclass(frozen=True)
@@ -321,7 +317,25 @@ class Learner:
     def save(self, folder: Path) -> Learned:
         """Write what was learned into a new folder, and load it."""
         folder.mkdir(parents=True)
-        saved = self._before or self._settled()
+        saved = self._before
+        if saved is None:
+            # Everything learned except the vocabularies.
+            seen = self._ranges
+            tails = {n: (seen[n].low, seen[n].high, seen[n].mean) for n in self._log1p}
+            schema = settled(self._schema, self.rows, tails)
+            chosen = {
+                name: found
+                for name, found in self._ranges_of_log1p.items()
+                if "log1p" in schema.numbers[name].transform
+            }
+            quantiles = {
+                name: edges_of_quantiles(self.counts.tables(name), field.buckets)
+                for name, field in schema.ids.items()
+                if isinstance(field, Quantiles)
+            }
+            saved = Saved(
+                schema_=schema, ranges={**seen, **chosen}, quantiles=quantiles, vocabularies={}
+            )
         ids = saved.schema_.ids
         files = {name: f"{name}.parquet" for name, f in ids.items() if isinstance(f, Vocabulary)}
         waiting = {name: f"{name}.waiting.parquet" for name in files if self._growth is not None}
@@ -345,24 +359,6 @@ class Learner:
         text = saved.model_copy(update=update).model_dump_json(indent=1)
         (folder / LEARNED).write_text(text, encoding="utf-8")
         return load(folder)
-
-    def _settled(self) -> Saved:
-        """Everything learned except the vocabularies."""
-        seen = self._ranges
-        tails = {name: (seen[name].low, seen[name].high, seen[name].mean) for name in self._log1p}
-        schema = settled(self._schema, self.rows, tails)
-        chosen = {
-            name: found
-            for name, found in self._ranges_of_log1p.items()
-            if "log1p" in schema.numbers[name].transform
-        }
-        quantiles = {
-            name: edges_of_quantiles(self.counts.tables(name), field.buckets)
-            for name, field in schema.ids.items()
-            if isinstance(field, Quantiles)
-        }
-        ranges = {**self._ranges, **chosen}
-        return Saved(schema_=schema, ranges=ranges, quantiles=quantiles, vocabularies={})
 
 
 class Saved(Section):

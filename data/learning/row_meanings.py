@@ -139,10 +139,17 @@ def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
     """
     meanings = row_meanings(folder, remedy).values()
     manifest, saved = _read(folder, remedy)
+    fields = []
+    for found in meanings:
+        rule, field = None, found.field
+        if field is not None:
+            hidden = _SHOWS_IN_THE_IDS if isinstance(field, Vocabulary) else set()
+            # Without defaults, so that options added later do not change it. `encode` may be one.
+            rule = field.model_dump(mode="json", exclude=hidden, exclude_defaults=True)
+            rule["encode"] = field.encode
+        fields.append([found.entry.model_dump(exclude_defaults=True), rule, found.edges])
     described = {
-        "fields": [
-            [f.entry.model_dump(exclude_defaults=True), _rule(f.field), f.edges] for f in meanings
-        ],
+        "fields": fields,
         "numbers": manifest.numbers if saved is None else _numbers(saved),
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
@@ -156,15 +163,6 @@ def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
             digest.update(piece.str.len_bytes().to_numpy().astype("<u8").tobytes())
             digest.update(piece.str.join("").item().encode())
     return digest.hexdigest()
-
-
-def _rule(field: IdField | None) -> dict[str, Any] | None:
-    if field is None:
-        return None
-    hidden = _SHOWS_IN_THE_IDS if isinstance(field, Vocabulary) else set()
-    # Without defaults, so that options added later do not change it. `encode` may be a default.
-    told = field.model_dump(mode="json", exclude=hidden, exclude_defaults=True)
-    return {**told, "encode": field.encode}
 
 
 def _numbers(saved: Saved) -> list[Any]:

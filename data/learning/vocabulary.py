@@ -78,10 +78,14 @@ class ValueCounts:
 
         Lists count value by value.
         """
+        columns = {n: pl.col(n) for n in self._tables if n not in distinct}
         counted = chunk.select(
-            _values(chunk, name).drop_nulls().value_counts(name=COUNT).implode().alias(name)
-            for name in self._tables
-            if name not in distinct
+            (one.explode() if isinstance(chunk.schema[name], pl.List) else one)
+            .drop_nulls()
+            .value_counts(name=COUNT)
+            .implode()
+            .alias(name)
+            for name, one in columns.items()
         )
         for name, tables in self._tables.items():
             if name in distinct:
@@ -97,8 +101,15 @@ class ValueCounts:
             newer = sum(map(len, tables[1:]))
             if newer > _PENDING_ROWS and newer > len(tables[0]):
                 self._append(name, self._release(name))
-        if sum(self._bytes.values()) > self._budget:
-            self._shrink()
+        if sum(self._bytes.values()) <= self._budget:
+            return
+        # Halve the memory: merge tables, then move the largest columns to disk.
+        for name in sorted(self._bytes, key=self._bytes.__getitem__, reverse=True):
+            if self._tables[name]:
+                self._append(name, self._release(name))
+            if sum(self._bytes.values()) <= self._budget // 2:
+                return
+            self._spill(name)
 
     def tables(self, name: str) -> Iterator[pl.DataFrame]:
         """A column's counts, released from memory: tables of `value` and `count`.
@@ -126,15 +137,6 @@ class ValueCounts:
         self._bytes[name] = 0
         return found
 
-    def _shrink(self) -> None:
-        """Halve the memory: merge tables, then move the largest columns to disk."""
-        for name in sorted(self._bytes, key=self._bytes.__getitem__, reverse=True):
-            if self._tables[name]:
-                self._append(name, self._release(name))
-            if sum(self._bytes.values()) <= self._budget // 2:
-                return
-            self._spill(name)
-
     def _spill(self, name: str) -> None:
         if not self._tables[name]:
             return
@@ -146,11 +148,6 @@ class ValueCounts:
             path = folder / f"{number}-{self._spilled[name]:06d}.parquet"
             rows.drop("part").write_parquet(path, compression="lz4")
         self._spilled[name] += 1
-
-
-def _values(chunk: pl.DataFrame, name: str) -> pl.Expr:
-    column = pl.col(name)
-    return column.explode() if isinstance(chunk.schema[name], pl.List) else column
 
 
 def _summed(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -235,34 +232,24 @@ def grown(
         .with_columns(pl.lit(period, pl.Int32).alias(ROW_SINCE))
     )
     most = min((limit for limit in (options.max_rows, max_size) if limit is not None), default=None)
-    given_up = pl.DataFrame(schema={"place": pl.UInt32})
+    placed = kept.with_row_index("place")
+    free = pl.Series("place", [], pl.UInt32)
     if most is not None and len(kept) + len(admitted) > most:
         room = max(most - len(kept), 0)
-        given_up = _given_up(kept, period, options).head(len(admitted) - room)
-        admitted = admitted.head(room + len(given_up))
-    vocabulary = _placed(kept, admitted, given_up["place"])
+        # Ids absent from the period lose their rows. Among equals, the largest text goes first: it
+        # got its row last.
+        by = [SEEN, COUNT] if options.evict == "lru" else [COUNT, SEEN]
+        absent = placed.filter(pl.col(SEEN) < period)
+        given_up = absent.sort([*by, VALUE], descending=[False, False, True])
+        free = given_up["place"].head(len(admitted) - room)
+        admitted = admitted.head(room + len(free))
+    # New ids take the free places in turn, then new places.
+    new_places = pl.int_range(len(kept), len(kept) + len(admitted), dtype=pl.UInt32, eager=True)
+    places = pl.concat([free, new_places.alias("place")]).head(len(admitted))
+    kept = placed.filter(~pl.col("place").is_in(free.implode()))
+    vocabulary = pl.concat([kept, admitted.with_columns(places).select(kept.columns)])
+    vocabulary = vocabulary.sort("place").drop("place")
     return Grown(vocabulary, waiting.join(admitted, on=VALUE, how="anti").sort([PERIOD, VALUE]))
-
-
-def _given_up(kept: pl.DataFrame, period: int, options: GrowthOptions) -> pl.DataFrame:
-    """Places of the ids absent from the period, in the order in which they lose their rows."""
-    by = [SEEN, COUNT] if options.evict == "lru" else [COUNT, SEEN]
-    absent = kept.with_row_index("place").filter(pl.col(SEEN) < period)
-    # Among equals, the largest text goes first: it got its row last.
-    return absent.sort([*by, VALUE], descending=[False, False, True])
-
-
-def _placed(kept: pl.DataFrame, admitted: pl.DataFrame, free: pl.Series) -> pl.DataFrame:
-    """All ids by row: new ones take the free places in turn, then new places."""
-    places = pl.concat(
-        [
-            free.cast(pl.UInt32),
-            pl.int_range(len(kept), len(kept) + len(admitted), eager=True).cast(pl.UInt32),
-        ]
-    ).head(len(admitted))
-    kept = kept.with_row_index("place").filter(~pl.col("place").is_in(free.implode()))
-    both = [kept, admitted.with_columns(places.alias("place")).select(kept.columns)]
-    return pl.concat(both).sort("place").drop("place")
 
 
 def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFrame:

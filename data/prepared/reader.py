@@ -24,7 +24,6 @@ from stampede.data.prepared.manifest import (
     FieldEntry,
     Manifest,
     PartName,
-    ShardEntry,
     read_manifest,
 )
 from stampede.data.prepared.verify import map_shard
@@ -82,20 +81,17 @@ def open_prepared(folder: Path) -> Dataset:
 
 def open_part(folder: Path, manifest: Manifest, part: PartName) -> ShardedPart:
     """A part of a prepared folder, memory-mapped; raises as `open_prepared`."""
-    return ShardedPart(
-        tuple(_open_shard(folder, manifest, shard) for shard in manifest.parts[part])
-    )
-
-
-def _open_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> Shard:
     # A batch needs no time.
     names = [name for name in manifest.arrays() if name != "time"]
-    maps = map_shard(folder, shard, names)
-    with warnings.catch_warnings():
-        # The maps are read-only, and nothing here writes to them.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        arrays = {name: torch.from_numpy(a) for name, a in maps.items()}
-        return Shard(shard.rows, arrays, maps)
+    shards = []
+    for entry in manifest.parts[part]:
+        maps = map_shard(folder, entry, names)
+        with warnings.catch_warnings():
+            # The maps are read-only, and nothing here writes to them.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            arrays = {name: torch.from_numpy(a) for name, a in maps.items()}
+        shards.append(Shard(entry.rows, arrays, maps))
+    return ShardedPart(tuple(shards))
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,13 @@ class BeforePeriod:
         self.rows, self.device = part.rows, part.device
         self.label, self.weight = part.label, part.weight
         # By field, the earlier row of each row; None if the field has no vocabulary.
-        before = [_row_before(entry, new.get(entry.name)) for entry in fields]
+        before: list[Tensor | None] = []
+        for entry in fields:
+            earlier = None
+            if entry.name in new and entry.unseen_row is not None:
+                earlier = torch.arange(entry.rows)
+                earlier[torch.from_numpy(new[entry.name])] = entry.unseen_row
+            before.append(earlier)
         single = sum(not entry.multi for entry in fields)
         self._single, self._multi = before[:single], before[single:]
 
@@ -137,14 +139,6 @@ class BeforePeriod:
             for bag, before in zip(samples.bags, self._multi, strict=True)
         ]
         return replace(samples, bags=tuple(bags))
-
-
-def _row_before(entry: FieldEntry, new: np.ndarray | None) -> Tensor | None:
-    if new is None or entry.unseen_row is None:
-        return None
-    before = torch.arange(entry.rows)
-    before[torch.from_numpy(new)] = entry.unseen_row
-    return before
 
 
 class _Piece(NamedTuple):
@@ -217,12 +211,22 @@ class ShardedPart:
 
     def resident(self, device: torch.device) -> ShardedPart:
         """The same rows with all arrays copied to `device`, in one shard."""
-        joined = {
-            name: self._joined_offsets(name, device)
-            if name.startswith("offsets_")
-            else self._joined(name, device)
-            for name in self.shards[0].arrays
-        }
+        joined = {}
+        for name in self.shards[0].arrays:
+            arrays = [shard.arrays[name] for shard in self.shards]
+            if name.startswith("offsets_"):
+                ends, end = [torch.zeros(1, dtype=torch.int64, device=device)], 0
+                for offsets in arrays:
+                    ends.append(offsets[1:].to(device) + end)
+                    end += int(offsets[-1])
+                joined[name] = torch.cat(ends)
+                continue
+            # Joined on the device, to save memory on the host.
+            rows = [len(array) for array in arrays]
+            shape = (sum(rows), *arrays[0].shape[1:])
+            joined[name] = torch.empty(shape, dtype=arrays[0].dtype, device=device)
+            for here, array in zip(joined[name].split(rows), arrays, strict=True):
+                here.copy_(array)
         return ShardedPart((Shard(self.rows, joined),))
 
     @cached_property
@@ -272,13 +276,21 @@ class ShardedPart:
     def _bags(self, pieces: list[_Piece]) -> tuple[Bag, ...]:
         """Ids of every multi-valued field."""
         names = [name for name in self.shards[0].arrays if name.startswith("offsets_")]
-        found = [[_bounds(name, piece) for piece in pieces] for name in names]
+        found = []
+        for name in names:
+            # Start and number of each row's ids.
+            bounds = []
+            for shard, rows, _ in pieces:
+                first = shard.arrays[name].index_select(0, rows)
+                bounds.append((first, shard.arrays[name].index_select(0, rows + 1) - first))
+            found.append(bounds)
         # The host has to know how many ids there are: one wait for a device instead of many.
         counts = [length.sum() for bounds in found for _, length in bounds]
         left = iter(torch.stack(counts).tolist() if counts else [])
         bags = []
         for name, bounds in zip(names, found, strict=True):
-            like = self.shards[0].arrays[values_of(name)]
+            ids = name.replace("offsets_", "values_")
+            like = self.shards[0].arrays[ids]
             # There must be tensors to join even without rows.
             values = [like[:0]]
             lengths = [torch.empty(0, dtype=torch.int64, device=like.device)]
@@ -287,40 +299,10 @@ class ShardedPart:
                 count = next(left)
                 wanted = torch.repeat_interleave(first - before, length, output_size=count)
                 wanted += torch.arange(count, device=like.device)
-                values.append(piece.shard.arrays[values_of(name)].index_select(0, wanted))
+                values.append(piece.shard.arrays[ids].index_select(0, wanted))
                 lengths.append(length)
             bags.append(Bag(torch.cat(values), torch.cat(lengths)))
         return tuple(bags)
-
-    def _joined(self, name: str, device: torch.device) -> Tensor:
-        """An array of all shards on `device`, joined there to save memory on the host."""
-        arrays = [shard.arrays[name] for shard in self.shards]
-        rows = [len(array) for array in arrays]
-        shape = (sum(rows), *arrays[0].shape[1:])
-        joined = torch.empty(shape, dtype=arrays[0].dtype, device=device)
-        for here, array in zip(joined.split(rows), arrays, strict=True):
-            here.copy_(array)
-        return joined
-
-    def _joined_offsets(self, name: str, device: torch.device) -> Tensor:
-        joined, end = [torch.zeros(1, dtype=torch.int64, device=device)], 0
-        for shard in self.shards:
-            offsets = shard.arrays[name]
-            joined.append(offsets[1:].to(device) + end)
-            end += int(offsets[-1])
-        return torch.cat(joined)
-
-
-def _bounds(name: str, piece: _Piece) -> tuple[Tensor, Tensor]:
-    """Start and number of each row's ids."""
-    offsets = piece.shard.arrays[name]
-    first = offsets.index_select(0, piece.rows)
-    return first, offsets.index_select(0, piece.rows + 1) - first
-
-
-def values_of(offsets: str) -> str:
-    """Name of the array that an array of offsets points into."""
-    return offsets.replace("offsets_", "values_")
 
 
 def _fill(gathered: Mapping[str, Tensor], piece: _Piece) -> None:

@@ -68,22 +68,18 @@ def write_rows(
     for some, arrays, bags in computed_ahead(encode, rows, 2, threads=2):
         for number, part in enumerate(PARTS):
             mask = some.parts == number
-            if mask.any():
-                writers[part].append(*_masked(arrays, bags, mask))
+            if mask.all():
+                writers[part].append(arrays, bags)
+            elif mask.any():
+                writers[part].append(
+                    {name: array[mask] for name, array in arrays.items()},
+                    [(lengths[mask], ids[np.repeat(mask, lengths)]) for lengths, ids in bags],
+                )
         progress.advance_to(some.position, len(some.parts))
     # The disk then writes for all of them while their checksums are computed.
     for writer in writers.values():
         writer.close()
     return {part: writer.finish() for part, writer in writers.items()}
-
-
-def _masked(arrays: _Arrays, bags: _Bags, mask: np.ndarray) -> tuple[_Arrays, _Bags]:
-    if mask.all():
-        return arrays, bags
-    return (
-        {name: array[mask] for name, array in arrays.items()},
-        [(lengths[mask], values[np.repeat(mask, lengths)]) for lengths, values in bags],
-    )
 
 
 def write_manifest(
@@ -158,7 +154,12 @@ class PartWriter:
             for name, array in arrays.items():
                 self._file(name, array).append(array[done:stop])
             for i, (_, values) in enumerate(bags):
-                self._append_bag(i, starts[i][done : stop + 1], values)
+                ends = starts[i][done : stop + 1]
+                offsets, ids = self._file(f"offsets_{i}", ends), self._file(f"values_{i}", values)
+                if not offsets.rows:
+                    offsets.append(np.zeros(1, dtype=np.int64))
+                offsets.append(ends[1:] - ends[0] + ids.rows)
+                ids.append(values[ends[0] : ends[-1]])
             self._rows += stop - done
             done = stop
             if self._rows == self._shard_rows:
@@ -184,14 +185,6 @@ class PartWriter:
         ]
         self._threads.shutdown()
         return shards
-
-    def _append_bag(self, i: int, starts: np.ndarray, values: np.ndarray) -> None:
-        """Add values `starts[0]` to `starts[-1]`, and the end of each row's values in the shard."""
-        offsets, written = self._file(f"offsets_{i}", starts), self._file(f"values_{i}", values)
-        if not offsets.rows:
-            offsets.append(np.zeros(1, dtype=np.int64))
-        offsets.append(starts[1:] - starts[0] + written.rows)
-        written.append(values[starts[0] : starts[-1]])
 
     def _file(self, name: str, array: np.ndarray) -> _NpyFile:
         if name not in self._files:

@@ -81,7 +81,12 @@ def read_blocks(path: Path) -> Iterator[Block]:
     blanks = b""  # Empty lines, perhaps at the end of the file.
     try:
         with path.open("rb") as on_disk:
-            content = _decompressed(on_disk, path.suffix.lower())
+            content: BinaryIO = on_disk
+            if path.suffix.lower() == ".gz":
+                content = gzip.GzipFile(fileobj=on_disk)
+            elif path.suffix.lower() == ".zst":
+                stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(on_disk), "zstd")
+                content = io.BufferedReader(stream, 1 << 20)
 
             def whole_lines(size: int) -> tuple[bytes, int]:
                 data = content.read(size)
@@ -110,16 +115,6 @@ def read_blocks(path: Path) -> Iterator[Block]:
             f"{path}: damaged or truncated after line {lines:,}, or not compressed as its name "
             f"says ({failure}); copy or download it again"
         ) from None
-
-
-def _decompressed(on_disk: BinaryIO, suffix: str) -> BinaryIO:
-    """The content of a plain, `.gz` or `.zst` file."""
-    if suffix == ".gz":
-        return gzip.GzipFile(fileobj=on_disk)
-    if suffix == ".zst":
-        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(on_disk), "zstd")
-        return io.BufferedReader(stream, 1 << 20)
-    return on_disk
 
 
 def count_bytes(data: bytes, value: int) -> int:

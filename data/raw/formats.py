@@ -56,7 +56,7 @@ class Delimited:
         if not self.columns:
             return [] if first is None else self._header(path, first)[0]
         without = [name for name in self.columns if name != optional]
-        line = b"" if first is None else _first_line(first)
+        line = b"" if first is None else first.data.partition(b"\n")[0].rstrip(b"\r")
         cells = self._cells(line.decode("utf-8", "replace"))
         return without if len(cells) == len(without) else list(self.columns)
 
@@ -107,9 +107,9 @@ class Delimited:
         return RawRows(frame, str(path), lines, numbers, text, block.position, bad, marks)
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
-        rest = block.data.partition(b"\n")[2]
+        line, _, rest = block.data.partition(b"\n")
         try:
-            columns = self._cells(_first_line(block).decode("utf-8"))
+            columns = self._cells(line.rstrip(b"\r").decode("utf-8"))
         except UnicodeDecodeError:
             raise DataError(
                 f"{path}: line 1: the header is not UTF-8 text; save the file as UTF-8"
@@ -198,10 +198,6 @@ class Delimited:
         if not self.quote or self.quote not in line:
             return line.split(self.separator)
         return next(csv.reader([line], delimiter=self.separator, quotechar=self.quote), [""])
-
-
-def _first_line(block: Block) -> bytes:
-    return block.data.partition(b"\n")[0].rstrip(b"\r")
 
 
 _BATCH_ROWS = 1 << 18

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_ma
 from stampede.data.schema.schema import (
     IdField,
     Integers,
-    Label,
     Quantiles,
     Schema,
     TimePart,
@@ -90,7 +89,8 @@ class RawLog:
             with RowProgress("counting rows", self.bytes) as progress:
                 for number, (file, size) in enumerate(zip(self.files, self._sizes, strict=True)):
                     left = math.inf if most is None else most - sum(counts)
-                    for rows, position in self._format(file).count(file):
+                    kind = _format_of(self.schema, file, self._split_column)
+                    for rows, position in kind.count(file):
                         counts[number] = min(rows, left)
                         progress.advance_to(before + position)
                         if rows >= left:
@@ -131,7 +131,7 @@ class RawLog:
         """
         before = 0
         for number, file in enumerate(self.files):
-            kind = self._format(file)
+            kind = _format_of(self.schema, file, self._split_column)
 
             def convert(piece: Any, kind: Delimited | Parquet = kind) -> RawRows:
                 return self._typed(kind.rows(piece, self._used))
@@ -148,9 +148,6 @@ class RawLog:
                     bad_rows.report(rows.bad)
                     yield Chunk(rows.frame, number, rows.numbers, before + rows.position)
             before += self._sizes[number]
-
-    def _format(self, file: Path) -> Delimited | Parquet:
-        return _format_of(self.schema, file, self._split_column)
 
     def _typed(self, raw: RawRows) -> RawRows:
         """Convert the good rows to the types of the schema; see `Chunk`.
@@ -270,7 +267,16 @@ class _Typed(NamedTuple):
 
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
-    columns = [] if schema.label is None else [_label(schema.label, types)]
+    columns = []
+    if (label := schema.label) is not None:
+        value = _float(label.column, types)
+        if label.at_least is None:
+            bad = ~value.is_in([0.0, 1.0]).fill_null(False)
+            remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
+        else:
+            bad = ~value.is_finite().fill_null(False)
+            value, remedy = value >= label.at_least, "write a number"
+        columns.append(_Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy))
     for name, field in schema.numbers.items():
         columns.append(_number(name, field.column or name, types))
     for name, field in schema.ids.items():
@@ -294,34 +300,21 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
 
 def _float(column: str, types: pl.Schema) -> pl.Expr:
     """Float64; null for empty cells and for text that is not a number."""
-    _check_type(column, types, "a number", _is_numeric)
+    _check_type(column, types[column], "a number", _is_numeric(types[column]))
     return stripped(column, types[column]).cast(pl.Float64, strict=False)
 
 
 def _seconds(schema: Schema, types: pl.Schema) -> pl.Expr:
     column = schema.time.column
-
-    def is_time(kind: pl.DataType) -> bool:
-        return kind in (pl.Date, pl.Datetime, pl.String) or kind.is_integer()
-
-    _check_type(column, types, "a time", is_time)
-    return seconds_of_time(column, types[column], schema.time.format)
+    kind = types[column]
+    serves = kind in (pl.Date, pl.Datetime, pl.String) or kind.is_integer()
+    _check_type(column, kind, "a time", serves)
+    return seconds_of_time(column, kind, schema.time.format)
 
 
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
     """Whether a cell has a value, and a bad one."""
     return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
-
-
-def _label(label: Label, types: pl.Schema) -> _Typed:
-    value = _float(label.column, types)
-    if label.at_least is None:
-        bad = ~value.is_in([0.0, 1.0]).fill_null(False)
-        remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
-    else:
-        bad = ~value.is_finite().fill_null(False)
-        value, remedy = value >= label.at_least, "write a number"
-    return _Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy)
 
 
 def _number(name: str, column: str, types: pl.Schema) -> _Typed:
@@ -339,11 +332,12 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
     column = field.column or name
     if isinstance(field, Quantiles):
         return _number(name, column, types)
-    if field.separator is None:
-        _check_type(column, types, f"an id (lists need ids.{name}.separator)", _is_scalar)
-    else:
-        _check_type(column, types, "ids", _is_list)
-    cells = id_texts(column, types[column], field.separator, field.max_ids, schema.missing)
+    kind, purpose = types[column], f"an id (lists need ids.{name}.separator)"
+    one = kind
+    if field.separator is not None:
+        one, purpose = kind.inner if isinstance(kind, pl.List | pl.Array) else kind, "ids"
+    _check_type(column, kind, purpose, _is_numeric(one) or one.is_temporal())
+    cells = id_texts(column, kind, field.separator, field.max_ids, schema.missing)
     if not isinstance(field, Integers):
         return _Typed(name, column, cells, None, "")
     remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"
@@ -368,20 +362,10 @@ def _is_numeric(kind: pl.DataType) -> bool:
     return kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Null)
 
 
-def _is_scalar(kind: pl.DataType) -> bool:
-    return _is_numeric(kind) or kind.is_temporal()
-
-
-def _is_list(kind: pl.DataType) -> bool:
-    return _is_scalar(kind.inner if isinstance(kind, pl.List | pl.Array) else kind)
-
-
-def _check_type(
-    column: str, types: pl.Schema, purpose: str, serves: Callable[[pl.DataType], bool]
-) -> None:
-    """Refuse a column whose type does not fit its purpose."""
-    if not serves(types[column]):
+def _check_type(column: str, kind: pl.DataType, purpose: str, serves: bool) -> None:
+    """Refuse a column whose type does not serve its purpose."""
+    if not serves:
         raise DataError(
-            f"column {column} is stored as {types[column]}, which is not {purpose}; convert it, or "
+            f"column {column} is stored as {kind}, which is not {purpose}; convert it, or "
             "name another column in the schema"
         )

@@ -31,12 +31,6 @@ class BadRow:
     remedy: str
     text: str  # the whole row
 
-    def sentence(self) -> str:
-        """Place, finding and remedy."""
-        where = f"{self.file}: line {self.line}" + f", column {self.column}" * bool(self.column)
-        found = self.found if len(self.found) <= 200 else self.found[:200] + "..."
-        return f"{where}: found {found}; {self.remedy}"
-
 
 class BadRows:
     """Raises at a bad row, or counts and lists bad rows.
@@ -65,8 +59,10 @@ class BadRows:
             return
         rows = sorted(rows, key=lambda row: row.line)
         if self._policy == "error":
-            remedy = f" (or {self._remedy})" if self._remedy else ""
-            raise DataError(rows[0].sentence() + remedy)
+            bad, remedy = rows[0], f" (or {self._remedy})" if self._remedy else ""
+            where = f"{bad.file}: line {bad.line}" + f", column {bad.column}" * bool(bad.column)
+            found = bad.found if len(bad.found) <= 200 else bad.found[:200] + "..."
+            raise DataError(f"{where}: found {found}; {bad.remedy}{remedy}")
         self.count += len(rows)
         if self._aside is not None:
             with self._aside.open("a", encoding="utf-8") as file:

@@ -332,12 +332,14 @@ def settled(schema: Schema, rows: int, tails: dict[str, tuple[float, float, floa
     """
     least = next(count for most, count in _MIN_COUNTS if rows < most)
     ids = {name: _with_min_count(field, least) for name, field in schema.ids.items()}
-    numbers = {
-        name: field
-        if field.transform is not None
-        else field.model_copy(update={"transform": _transform(*tails[name])})
-        for name, field in schema.numbers.items()
-    }
+    numbers = dict(schema.numbers)
+    for name, field in numbers.items():
+        if field.transform is None:
+            low, high, mean = tails[name]
+            # log1p maps negative numbers to 0, so they must be small compared with the rest.
+            is_skewed = mean > 0 and low > -mean and high - mean > _SKEWED * (mean - low)
+            transform = ["log1p", "standard"] if is_skewed else ["standard"]
+            numbers[name] = field.model_copy(update={"transform": transform})
     return schema.model_copy(update={"ids": ids, "numbers": numbers})
 
 
@@ -370,9 +372,3 @@ def _with_min_count(field: IdField, least: int) -> IdField:
     if not isinstance(field, Vocabulary) or field.min_count is not None:
         return field
     return field.model_copy(update={"min_count": least})
-
-
-def _transform(low: float, high: float, mean: float) -> list[Transform]:
-    # log1p maps negative numbers to 0, so they must be small compared with the rest.
-    is_skewed = mean > 0 and low > -mean and high - mean > _SKEWED * (mean - low)
-    return ["log1p", "standard"] if is_skewed else ["standard"]
