@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -20,15 +21,10 @@ from stampede.engine.errors import RunFolderError  # noqa: E402
 from stampede.engine.inference.prediction import (  # noqa: E402
     OWN_DATA,
     OnBadValue,
-    Prediction,
     PredictionOptions,
     predict,
 )
-from stampede.engine.inference.trained import (  # noqa: E402
-    Trained,
-    add_checkpoint_arguments,
-    open_trained,
-)
+from stampede.engine.inference.trained import add_checkpoint_arguments, open_trained  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,26 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _predict(given: argparse.Namespace) -> None:
     trained = open_trained(Path(given.checkpoint), given.epoch, allow_import=given.allow_import)
     options = PredictionOptions(
-        part=given.part,
-        on_bad_row=given.on_bad_row,
-        on_bad_value=given.on_bad_value,
-        with_label=not given.ignore_label,
-        batch_size=given.batch_size,
-        device=given.device,
-        overwrite=given.overwrite,
+        **{field.name: getattr(given, field.name) for field in fields(PredictionOptions)}
     )
     output = Path(given.output)
-    print(_described(predict(trained, given.inputs, output, options), trained, output))
-
-
-def _described(done: Prediction, trained: Trained, output: Path) -> str:
+    done = predict(trained, given.inputs, output, options)
     rate = done.rows / max(done.seconds, 1e-9)
     rows = [
         ("scores", str(output)),
         ("model", f"{trained.run}, epoch {trained.epoch}"),
         ("rows", f"{done.rows:,}, {rate:,.0f} rows/s"),
     ]
-    if done.bad_rows_file is not None:
+    if done.bad_rows:
         rows.append(("bad rows", f"{done.bad_rows:,} left out, see {done.bad_rows_file}"))
     if done.bad_values:
         told = ", ".join(f"{column} {count:,}" for column, count in done.bad_values.items())
@@ -72,7 +59,7 @@ def _described(done: Prediction, trained: Trained, output: Path) -> str:
         logloss = done.metrics["logloss"]
         # NaN if all weights are 0.
         rows.append(("logloss", "undefined" if math.isnan(logloss) else f"{logloss:.4f}"))
-    return table(rows)
+    print(table(rows))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -32,12 +32,7 @@ from stampede.data.samples import Slice
 from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.kept import (
-    check_trained_with,
-    inputs_folder,
-    own_folder,
-    remedy,
-)
+from stampede.engine.inference.kept import check_trained_with, inputs_folder, own_folder, remedy
 from stampede.engine.inference.trained import Scored, Trained, new_output, scored, whole_model
 from stampede.engine.metrics import PartMetrics, probability
 from stampede.engine.processes import choose_device
@@ -50,28 +45,18 @@ OnBadValue = Literal["error", "missing"]
 # Means the data that the run was trained and tested on.
 OWN_DATA = "@run"
 
-# Of prepared data: the default part, and rows per piece.
-_PART: PartName = "test"
+# Rows of a piece of prepared data.
 _PIECE = 1 << 18
-
-_FILE = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """How rows are scored; see `stampede predict --help`.
-
-    Attributes:
-        part: of prepared data; None: the test part. Raw files have no parts.
-        on_bad_value: of raw files; `missing` treats a bad input value as missing, so its row is
-            scored.
-        with_label: whether label and weight are read if present.
-    """
+    """How rows are scored; see `stampede predict --help`."""
 
     part: PartName | None = None
     on_bad_row: OnBadRow = "error"
     on_bad_value: OnBadValue = "error"
-    with_label: bool = True
+    ignore_label: bool = False
     batch_size: int = 8192
     device: str = "auto"
     overwrite: bool = False
@@ -81,16 +66,15 @@ class Prediction(NamedTuple):
     """A summary of what was scored.
 
     Attributes:
-        bad_rows: number of rows left out.
-        bad_rows_file: with these rows; None if there are none.
+        bad_rows: number of rows left out; they are in `bad_rows_file` if there are any.
         bad_values: numbers of values treated as missing, by column.
         seconds: of scoring, without loading the model.
-        metrics: `auc` and `logloss` if there are labels; a value is None if undefined.
+        metrics: of `PartMetrics`, if there are labels.
     """
 
     rows: int
     bad_rows: int
-    bad_rows_file: Path | None
+    bad_rows_file: Path
     bad_values: dict[str, int]
     seconds: float
     metrics: dict[str, Any]
@@ -141,14 +125,8 @@ def predict(
                 os.replace(aside, bad_rows_file)
     finally:
         remove(aside)
-    return Prediction(
-        rows=count,
-        bad_rows=bad_rows.count,
-        bad_rows_file=bad_rows_file if bad_rows.count else None,
-        bad_values=dict(bad_rows.values),
-        seconds=seconds,
-        metrics={name: metrics[name] for name in ("auc", "logloss") if name in metrics},
-    )
+    values = dict(bad_rows.values)
+    return Prediction(count, bad_rows.count, bad_rows_file, values, seconds, metrics)
 
 
 def _write(
@@ -156,7 +134,7 @@ def _write(
 ) -> tuple[int, dict[str, Any]]:
     """Write the scores, row group by row group; returns their number and the metrics."""
     files = pyarrow.array(rows.files, pyarrow.string())
-    columns = [("file", _FILE)] if rows.files else []
+    columns = [("file", pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))] * bool(rows.files)
     columns += [("row", pyarrow.int64()), ("score", pyarrow.float64())]
     columns += [("label", pyarrow.float32())] * rows.has_label
     columns += [("weight", pyarrow.float32())] * rows.has_weight
@@ -198,17 +176,19 @@ def score(
     Raises:
         DataError, RunFolderError: as for `predict`.
     """
-    options = PredictionOptions(with_label=False, on_bad_value=on_bad_value)
-    if not isinstance(data, list):
-        bad_rows = BadRows("error", remedy='on_bad_value="missing" to treat it as missing')
-        return _score_frame(trained, model, data, batch_size, bad_rows, options)
-    bad_rows = BadRows(
-        "error",
-        remedy='on_bad_value="missing" to treat bad values as missing, or `stampede predict '
-        "--on-bad-row skip` to leave such rows out",
-    )
-    pieces = _with_progress(_rows(trained, data, options, bad_rows))
-    return _probabilities(model, pieces, batch_size), dict(bad_rows.values)
+    options = PredictionOptions(ignore_label=True, on_bad_value=on_bad_value)
+    advice = 'on_bad_value="missing" to treat it as missing'
+    if isinstance(data, list):
+        advice = (
+            'on_bad_value="missing" to treat bad values as missing, or `stampede predict '
+            "--on-bad-row skip` to leave such rows out"
+        )
+    bad_rows = BadRows("error", remedy=advice)
+    if isinstance(data, list):
+        found = _probabilities(model, _rows(trained, data, options, bad_rows), batch_size)
+    else:
+        found = _score_frame(trained, model, data, batch_size, bad_rows, options)
+    return found, dict(bad_rows.values)
 
 
 def _score_frame(
@@ -218,7 +198,7 @@ def _score_frame(
     batch_size: int,
     bad_rows: BadRows,
     options: PredictionOptions,
-) -> tuple[np.ndarray, dict[str, int]]:
+) -> np.ndarray:
     """Score a frame by way of a Parquet file, so that its values are read like a log's."""
     learned, manifest = _learned(trained, "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
@@ -227,13 +207,13 @@ def _score_frame(
         _check_ids(frame, schema)
         frame = pl.from_pandas(frame[used])
     if not len(frame):
-        return np.zeros(0), {}
+        return np.zeros(0)
     with tempfile.TemporaryDirectory(prefix="stampede-") as folder:
         file = Path(folder) / "frame.parquet"
         try:
             frame.select(used).write_parquet(file)
             rows = _rows_of_files([str(file)], learned, manifest.numbers_dtype, bad_rows, options)
-            return _probabilities(model, rows.pieces, batch_size), dict(bad_rows.values)
+            return _probabilities(model, rows, batch_size)
         except DataError as failure:
             said = str(failure).replace(f"{file}: line", "the frame: row")
             raise DataError(said.replace(str(file), "the frame")) from None
@@ -291,7 +271,8 @@ def _with_progress(rows: Rows) -> Iterator[Piece]:
             progress.advance_to(piece.position, len(piece.rows))
 
 
-def _probabilities(model: CTRModel, pieces: Iterator[Piece], batch_size: int) -> np.ndarray:
+def _probabilities(model: CTRModel, rows: Rows, batch_size: int) -> np.ndarray:
+    pieces = _with_progress(rows)
     batches = (batch for piece in pieces for batch in scored(model, piece.part, batch_size))
     return np.concatenate([np.zeros(0), *(probability(batch.logits) for batch in batches)])
 
@@ -299,22 +280,38 @@ def _probabilities(model: CTRModel, pieces: Iterator[Piece], batch_size: int) ->
 def _rows(
     trained: Trained, inputs: list[str], options: PredictionOptions, bad_rows: BadRows
 ) -> Rows:
-    if OWN_DATA in inputs and len(inputs) > 1:
+    """The rows of raw files, of one prepared folder, or of the run's own data."""
+    is_own = OWN_DATA in inputs
+    if is_own and len(inputs) > 1:
         raise DataError(f"{OWN_DATA}: is the run's own data; write it alone, or write files")
-    if inputs == [OWN_DATA]:
-        return _own_rows(trained, options)
-    folders = [Path(name) for name in inputs if os.path.isdir(name)]
+    folders = [Path(name) for name in inputs if not is_own and os.path.isdir(name)]
     if folders and len(inputs) > 1:
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder alone, or files")
-    if folders and (folders[0] / MANIFEST).exists():
-        return _rows_of_folder(trained, folders[0], options)
-    learned, manifest = _learned(trained, inputs[0])
-    if options.part is not None:
-        raise DataError(
-            f"--part {options.part}: raw files such as {inputs[0]} have no parts; leave it out, or "
-            f"write a prepared folder or {OWN_DATA}"
-        )
-    return _rows_of_files(inputs, learned, manifest.numbers_dtype, bad_rows, options)
+    part = options.part or "test"
+    if is_own and isinstance(trained.config.data, SyntheticSection):
+        dataset = open_dataset(trained.config, None)
+        opened, has_weight = getattr(dataset, part), dataset.has_weight
+        if opened is None:
+            raise DataError(f"the run's data have no {part} part; write another --part")
+    elif is_own or (folders and (folders[0] / MANIFEST).exists()):
+        folder = own_folder(trained.config, trained.run) if is_own else folders[0]
+        other = "score raw files, or prepare them with `stampede apply`"
+        manifest = check_trained_with(folder, trained.data, trained.checkpoint, other)
+        if not manifest.rows(part):
+            raise DataError(f"{folder}: the {part} part has no rows; write another --part")
+        opened, has_weight = open_part(folder, manifest, part), manifest.has_weight
+    else:
+        learned, manifest = _learned(trained, inputs[0])
+        if options.part is not None:
+            raise DataError(
+                f"--part {options.part}: raw files such as {inputs[0]} have no parts; leave it "
+                f"out, or write a prepared folder or {OWN_DATA}"
+            )
+        return _rows_of_files(inputs, learned, manifest.numbers_dtype, bad_rows, options)
+    bounds = ((at, min(at + _PIECE, opened.rows)) for at in range(0, opened.rows, _PIECE))
+    pieces = (Piece(Slice(opened, *both), np.arange(*both), 0, both[1]) for both in bounds)
+    with_label = not options.ignore_label
+    return Rows(pieces, opened.rows, (), with_label, with_label and has_weight)
 
 
 def _learned(trained: Trained, asked: str) -> tuple[Learned, Manifest]:
@@ -330,30 +327,6 @@ def _learned(trained: Trained, asked: str) -> tuple[Learned, Manifest]:
     )
 
 
-def _own_rows(trained: Trained, options: PredictionOptions) -> Rows:
-    if not isinstance(trained.config.data, SyntheticSection):
-        return _rows_of_folder(trained, own_folder(trained.config, trained.run), options)
-    dataset, part = open_dataset(trained.config, None), options.part or _PART
-    if getattr(dataset, part) is None:
-        raise DataError(f"the run's data have no {part} part; write another --part")
-    return _rows_of_part(getattr(dataset, part), options.with_label, dataset.has_weight)
-
-
-def _rows_of_folder(trained: Trained, folder: Path, options: PredictionOptions) -> Rows:
-    other = "score raw files, or prepare them with `stampede apply`"
-    manifest = check_trained_with(folder, trained.data, trained.checkpoint, other)
-    part = options.part or _PART
-    if not manifest.rows(part):
-        raise DataError(f"{folder}: the {part} part has no rows; write another --part")
-    return _rows_of_part(open_part(folder, manifest, part), options.with_label, manifest.has_weight)
-
-
-def _rows_of_part(part: Part, with_label: bool, has_weight: bool) -> Rows:
-    bounds = ((at, min(at + _PIECE, part.rows)) for at in range(0, part.rows, _PIECE))
-    pieces = (Piece(Slice(part, *both), np.arange(*both), 0, both[1]) for both in bounds)
-    return Rows(pieces, part.rows, (), with_label, with_label and has_weight)
-
-
 def _rows_of_files(
     patterns: list[str],
     learned: Learned,
@@ -362,7 +335,10 @@ def _rows_of_files(
     options: PredictionOptions,
 ) -> Rows:
     log = scoring_log(
-        learned.schema, expand(patterns), options.with_label, options.on_bad_value == "missing"
+        learned.schema,
+        expand(patterns),
+        not options.ignore_label,
+        options.on_bad_value == "missing",
     )
     encode = partial(_encoded, learned=learned, numbers_dtype=numbers_dtype)
     chunks = (chunk for chunk in log.chunks(bad_rows) if len(chunk.numbers))
