@@ -58,7 +58,7 @@ def test_a_file_has_the_scores_of_its_rows_in_whatever_pieces(trained_run, tmp_p
 @pytest.mark.parametrize("world_size, plan", [(2, "data_parallel"), (4, "grid_shard")])
 def test_checkpoints_of_several_ranks(tmp_path, world_size, plan):
     prepare_movies(tmp_path)
-    run_ranks(world_size, train_as_ranks, str(tmp_path), plan, world_size, ranks_per_node=2)
+    run_ranks(world_size, train_as_ranks, tmp_path, plan, world_size, ranks_per_node=2)
     run = tmp_path / "movies"
     # The data may be gone.
     shutil.rmtree(tmp_path / "cache")
