@@ -307,7 +307,8 @@ class Field(nn.Module):
         if about["encode"] == "hour_of_day":
             value = value % DAY // HOUR
         elif about["encode"] == "weekday":
-            value = (value // DAY + THURSDAY) % WEEK
+            # Exported, `//` divides in float32, in which whole times are too coarse.
+            value = (value % (WEEK * DAY) // DAY + THURSDAY) % WEEK
         # Without a row for missing values, use a row past the end, which the runtime refuses.
         return torch.where(is_row, value, about["rows"] if missing is None else missing)
 

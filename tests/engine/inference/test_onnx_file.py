@@ -9,7 +9,7 @@ import onnx
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnxruntime import InferenceSession
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
@@ -177,10 +177,15 @@ SAMPLES = st.lists(
     min_size=1,
     max_size=9,
 )
+LAST_SECOND_OF_A_DAY = {
+    **dict.fromkeys(("user", "movie", "genres", "city", "slot", "age")),
+    "when": "2004-02-01 23:59:59",
+}
 
 
 @settings(max_examples=50, deadline=None)
 @given(samples=SAMPLES)
+@example(samples=[LAST_SECOND_OF_A_DAY])
 def test_any_values_are_scored_as_by_the_package(session, model, samples):
     """A value that cannot be used is a missing one, as with `--on-bad-value missing`."""
     columns = {name: [sample[name] for sample in samples] for name in samples[0]}
