@@ -130,6 +130,7 @@ def test_tables_that_get_no_memory(tmp_path):
         (torch.cuda.OutOfMemoryError(ON_GPU), ON_GPU),
         (RuntimeError(OF_TORCH), OF_TORCH.partition("err == 0. ")[2]),
         (RuntimeError("CUDA error: out of memory\nmore"), "CUDA error: out of memory"),
+        (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
     ],
 )

@@ -150,6 +150,17 @@ def test_one_that_is_deleted_meanwhile_is_neither_read_nor_the_newest(tmp_path, 
     held.close()
     assert path.name == "epoch_0002"
     assert being_read(lambda: tmp_path / "epoch_0009") == (tmp_path / "epoch_0009", None)
+    lock = retention._lock
+
+    def deleted_before_the_lock(handle, how):
+        shutil.rmtree(tmp_path / "epoch_0001", ignore_errors=True)
+        return lock(handle, how)
+
+    monkeypatch.setattr(retention, "_lock", deleted_before_the_lock)
+    choices = iter(["epoch_0001", "epoch_0002"])
+    path, held = being_read(lambda: tmp_path / next(choices))
+    held.close()
+    assert path.name == "epoch_0002"
 
     def deleted_meanwhile(path):
         if path.name == "step_00000003":
