@@ -72,4 +72,4 @@ def test_the_notebook_runs_and_shows_no_warnings(tmp_path):
             assert kinds == [one.output_type for one in shown.outputs]
             for told in bars:
                 assert not re.search("warning|IProgress|torchrec|Traceback", told.text, flags=re.I)
-    assert "score" in notebook.cells[-1].outputs[0].data["text/plain"]
+    assert "score" in notebook.cells[-1].outputs[-1].data["text/plain"]
