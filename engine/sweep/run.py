@@ -58,17 +58,18 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(
+                    f"{folder} is in use by another sweep; end it first, or write another --out"
+                ) from None
             outcomes = _run_all(sweep, _Runner(sweep, start, retry_failed))
             found = results(sweep, outcomes)
             tables = {"results.csv": to_csv, "results.md": to_markdown}
             for name, table in tables.items():
                 write_file(folder / name, table(sweep, found))
             pictures = draw(sweep, found, folder)
-    except BlockingIOError:
-        raise RunFolderError(
-            f"{folder} is in use by another sweep; end it first, or write another --out"
-        ) from None
     except OSError as failure:
         raise RunFolderError(
             f"{failure.filename or folder}: cannot be written ({failure.strerror or failure}); "
