@@ -30,8 +30,8 @@ _L2, _FIRST_ORDER_SCALE = 4.0, 4.0
 LARGE_LOG = 10_000_000
 
 # On smaller logs, batches of this many hundredths of the log and more get settings of their own,
-# found with Adam on Criteo's sample and on synthetic clicks (docs/experiments.md): more epochs,
-# beyond 8 hundredths even more, lower betas, and multiples of the rate of dense layers.
+# found with Adam on Criteo's sample and on synthetic clicks (docs/experiments.md): more epochs
+# and lower betas, both more so beyond 8 hundredths, and multiples of the rate of dense layers.
 _LARGE, _FEW_STEPS = 2, 8
 _MORE_EPOCHS = 4
 _TABLES_FASTER, _DENSE_SLOWER = 2.0, 0.5
@@ -183,9 +183,11 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
     betas = ([0.9, 0.999], "Adam's")
     if is_large:
         # Averages over fewer steps, as the gradients of larger batches are less noisy. After arXiv
-        # 2205.10287: 1 - beta grows with the batch.
-        first = 1 - round(0.1 * (4 * hundredths) ** (1 / 3), 1)
-        second = 1 - float(f"{0.004 * hundredths:.2g}")
+        # 2205.10287: 1 - beta grows with the batch. Batches of fewer than _FEW_STEPS hundredths are
+        # better with the betas of that many.
+        at_least = max(hundredths, _FEW_STEPS)
+        first = 1 - round(0.1 * (4 * at_least) ** (1 / 3), 1)
+        second = 1 - float(f"{0.004 * at_least:.2g}")
         betas = ([max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps")
     decay = ("polynomial", "a straight line to 0 at the end of training")
     if periodic:

@@ -69,7 +69,7 @@ IN_STEPS = "optim.dense.schedule.unit=steps"
         (2_500_000, [], {BATCH: 4096, BASE: 1024, EPOCHS: 3, PATIENCE: 2}),
         (41_000_000, [], {BATCH: 8192, BASE: 1024, EPOCHS: 2}),
         # Large batches of a small log.
-        (ROWS, [f"{BATCH}=2048"], {EPOCHS: 24, BETAS: [0.8, 0.992], WARMUP: 1.0}),
+        (ROWS, [f"{BATCH}=2048"], {EPOCHS: 24, BETAS: [0.7, 0.968], WARMUP: 1.0}),
         (ROWS, [f"{BATCH}=32768"], {EPOCHS: 48, BETAS: [0.5, 0.87], WARMUP: 2.0, PATIENCE: 16}),
         (ROWS, [f"{BATCH}=65536"], {EPOCHS: 68, BETAS: [0.4, 0.74], WARMUP: 2.83}),
         (ROWS, [f"{BATCH}=32768", "evaluate.every_epochs=2"], {PATIENCE: 8}),
