@@ -8,7 +8,6 @@ loss; the second, taken there, updates the original weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from stampede.optim.row_gradients import (
     row_gradients,
 )
 from stampede.optim.rows import RowGradients
+from stampede.optim.rules import check_number
 from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, state_dtype
 from stampede.optim.update import update_
@@ -109,8 +109,7 @@ class Helen(TableOptimizer):
         """Add a group, checking its settings as the constructor does."""
         group = {**self.defaults, **param_group}
         _settings_of(group)
-        if not (math.isfinite(group["lr"]) and group["lr"] >= 0):
-            raise ValueError(f"Helen: lr is {group['lr']!r}; write a number of at least 0")
+        check_number("Helen: lr", group["lr"])
         super().add_param_group(param_group)
 
     @classmethod

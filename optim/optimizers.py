@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, TypeAlias
@@ -14,7 +13,16 @@ from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate, TorchBackend
 from stampede.optim.clip import CowClip
 from stampede.optim.row_gradients import TableOptimizer, padding_of, row_gradients
-from stampede.optim.rules import SGD, Adagrad, Adam, EpsPlacement, RowWiseAdagrad, RowWiseAdam, Rule
+from stampede.optim.rules import (
+    SGD,
+    Adagrad,
+    Adam,
+    EpsPlacement,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    Rule,
+    check_number,
+)
 from stampede.optim.settings import OnNonfinite, Rows, UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.update import update_
@@ -101,8 +109,7 @@ class CowClipOptimizer(TableOptimizer):
     def update_settings(cls, group: Mapping[str, Any]) -> UpdateSettings:
         """The settings of a param group, checked together with its learning rate."""
         try:
-            if not (math.isfinite(group["lr"]) and group["lr"] >= 0):
-                raise ValueError(f"lr is {group['lr']!r}; write a number of at least 0")
+            check_number("lr", group["lr"])
             own = {field.name: group[field.name] for field in fields(cls.rule_type)}
             if "betas" in own:
                 # A loaded list could not be hashed.

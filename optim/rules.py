@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -97,7 +98,8 @@ class Adam(Rule):
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas is {self.betas!r}; write two numbers in [0, 1)")
-        check_eps(self.eps)
+        # 0 would divide 0 by 0 for a row that never had a gradient.
+        check_number("eps", self.eps, "above 0")
         if self.eps_placement not in ("keras", "torch"):
             raise ValueError(f"eps_placement is {self.eps_placement!r}; write 'keras' or 'torch'")
 
@@ -183,7 +185,7 @@ class Adagrad(Rule):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        check_eps(self.eps)
+        check_number("eps", self.eps, "above 0")
 
     def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
@@ -235,11 +237,12 @@ class SGD(Rule):
         rows.weights.add_(grads, alpha=-rows.lr)
 
 
-def check_eps(eps: float) -> None:
-    """Raise ValueError unless `eps` is finite and above 0."""
-    # 0 would divide 0 by 0 for a row that never had a gradient.
-    if not (math.isfinite(eps) and eps > 0):
-        raise ValueError(f"eps is {eps!r}; write a number above 0")
+def check_number(name: str, value: float, least: str = "of at least 0") -> None:
+    """Raise ValueError unless a setting is finite and `of at least 0`, or `above 0`."""
+    # YAML reads `1e-4`, which has no point, as text.
+    is_number = isinstance(value, Real | Tensor) and 0 <= value < math.inf
+    if not is_number or (value == 0 and least == "above 0"):
+        raise ValueError(f"{name} is {value!r}; write a number {least}")
 
 
 def step_constants(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stampede.optim.clip import CowClip
-from stampede.optim.rules import Adam, Rule
+from stampede.optim.rules import Adam, Rule, check_number
 
 Rows = Literal["all", "touched"]
 OnNonfinite = Literal["error", "skip_row"]
@@ -57,9 +56,9 @@ class UpdateSettings:
 
     def __post_init__(self) -> None:
         for name in ("l2", "weight_decay", "ar_alpha"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is {value!r}; write a number of at least 0")
+            check_number(name, getattr(self, name))
+        if not isinstance(self.clip, CowClip):
+            raise ValueError(f"clip is {self.clip!r}; write a CowClip(...), or None for no clip")
         for name, allowed in (("rows", Rows), ("on_nonfinite", OnNonfinite)):
             if getattr(self, name) not in get_args(allowed):
                 one, other = get_args(allowed)
@@ -124,9 +123,7 @@ class HelenSettings:
 
     def __post_init__(self) -> None:
         for name in ("rho", "weight_decay", "l2"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"Helen: {name} is {value!r}; write a number of at least 0")
+            check_number(f"Helen: {name}", getattr(self, name))
         if not 0.0 <= self.bound <= 1.0:
             raise ValueError(f"Helen: bound is {self.bound!r}; write a number from 0 to 1")
         Adam(self.betas, self.eps)

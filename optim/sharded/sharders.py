@@ -233,6 +233,11 @@ class _CowClipSharder(_InDeviceMemory):
         check_environment(env)
         for name, parameter in chosen.items():
             check_table(configs[name], plan[name], is_weighted, self.qcomm_codecs_registry)
+            if not parameter.requires_grad:
+                raise ValueError(
+                    f"table {name!r} with CowClip has requires_grad=False, which sharded tables do "
+                    "not heed; to freeze it, give its optimizer lr=0"
+                )
             # Each of two modules would get its own copy.
             if getattr(parameter, "_stampede_module", lambda: None)() is not None:
                 raise ValueError(

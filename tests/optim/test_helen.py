@@ -100,6 +100,7 @@ SETTINGS = dict(lr=1e-2, rho=0.3, bound=0.4, weight_decay=1e-2)
     "arguments, words",
     [
         ({"lr": -1}, "lr is -1"),
+        ({"lr": "1e-4"}, "lr is '1e-4'"),
         ({"rho": float("nan")}, "rho is nan"),
         ({"bound": 1.5}, "bound is 1.5"),
         ({"betas": (0.9, 1.0)}, "betas"),

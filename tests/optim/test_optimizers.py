@@ -59,6 +59,10 @@ def test_a_penalty_in_the_loss_reaches_rows_that_did_not_occur():
         (kind, {key: value}, words)
         for key, value, words, kinds in (
             ("lr", -1, "lr is -1", CLASSES),
+            # As YAML reads it.
+            ("lr", "1e-4", "lr is '1e-4'", CLASSES),
+            ("clip", CowClip, "clip is <class.*write a CowClip", CLASSES),
+            ("clip", "cowclip", "clip is 'cowclip'", CLASSES),
             ("l2", float("nan"), "l2 is nan", CLASSES),
             ("weight_decay", -0.1, "weight_decay", CLASSES),
             ("rows", "some", "'all' or 'touched'", CLASSES),
@@ -68,6 +72,7 @@ def test_a_penalty_in_the_loss_reaches_rows_that_did_not_occur():
             ("betas", (float("nan"), 0.9), "betas is", ("adam", "rowwise_adam")),
             ("eps", 0.0, "eps is", CLASSES.keys() - {"sgd"}),
             ("eps", float("nan"), "eps is", CLASSES.keys() - {"sgd"}),
+            ("eps", "1e-7", "eps is", CLASSES.keys() - {"sgd"}),
             ("eps_placement", "tf", "eps_placement is", ["adam"]),
             ("momentum", 1.0, "momentum is", ["sgd"]),
         )

@@ -185,6 +185,18 @@ def test_several_optimizers_on_one_table_are_refused():
             shard(model)
 
 
+def test_a_table_that_is_to_stay_as_it_is_has_a_rate_of_0():
+    model = with_cowclip(Bags(a=8, b=8), l2=0.1, weight_decay=0.1, lr=0.0)
+    model.ebc.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'a' with CowClip has requires_grad=False.*lr=0"):
+        shard(model)
+    model.ebc.requires_grad_(True)
+    model = shard(model)
+    before = weights_of(model)
+    step(model, [2, 9])
+    torch.testing.assert_close(weights_of(model), before, rtol=0, atol=0)
+
+
 def test_every_sharding_type_is_offered_with_the_kernel_of_its_update():
     sharder = cowclip_sharders()[0]
     for device in ("cpu", "cuda"):
