@@ -146,8 +146,9 @@ class Encoder(NamedTuple):
 def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str) -> Encoder:
     missing, unseen = 0, None
     if isinstance(field, Vocabulary):
-        encode = RowsOfIds(read_ids(folder, saved, name, remedy))
-        rows, missing, unseen = FIRST_ROW + encode.size, MISSING_ROW, UNSEEN_ROW
+        ids = read_ids(folder, saved, name, remedy)
+        encode = partial(_rows_of_ids, name, RowsOfIds(ids), ids.str.contains(r"^-?\d+$").all())
+        rows, missing, unseen = FIRST_ROW + len(ids), MISSING_ROW, UNSEEN_ROW
     elif isinstance(field, Quantiles):
         edges = saved.quantiles[name]
         rows, encode = len(edges) + 2, partial(bucket_rows, edges=edges)
@@ -172,6 +173,19 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
         name=name, rows=rows, missing_row=missing, unseen_row=unseen, multi=is_multi(field)
     )
     return Encoder(entry, encode)
+
+
+def _rows_of_ids(name: str, rows: RowsOfIds, are_whole: bool, values: pl.Series) -> np.ndarray:
+    """Rows of ids. Refuses floats where all known ids are whole numbers: none would be found."""
+    if are_whole and rows.size:
+        is_float = values.str.ends_with(".0")
+        if is_float.any() and is_float.all():
+            raise DataError(
+                f"field {name}: found ids such as {values.drop_nulls()[0]!r}, where those of the "
+                "training are whole numbers; pandas makes floats of whole numbers with missing "
+                "values: store the column as Int64 or as text"
+            )
+    return rows(values)
 
 
 class Learned:

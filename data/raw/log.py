@@ -293,7 +293,8 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
         remedy = "a time" if types[column].is_temporal() else remedy
         columns.append(_Typed(TIME, column, seconds, seconds.is_null(), f"write {remedy}"))
     if split_column is not None:
-        text = pl.col(split_column).cast(pl.String)
+        kind, text = types[split_column], pl.col(split_column).cast(pl.String)
+        _check_type(split_column, kind, "text", _is_text(kind))
         columns.append(_Typed(SPLIT, split_column, text, None, ""))
     return columns
 
@@ -336,7 +337,7 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
     one = kind
     if field.separator is not None:
         one, purpose = kind.inner if isinstance(kind, pl.List | pl.Array) else kind, "ids"
-    _check_type(column, kind, purpose, _is_numeric(one) or one.is_temporal())
+    _check_type(column, kind, purpose, _is_text(one))
     cells = id_texts(column, kind, field.separator, field.max_ids, schema.missing)
     if not isinstance(field, Integers):
         return _Typed(name, column, cells, None, "")
@@ -360,6 +361,11 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
 
 def _is_numeric(kind: pl.DataType) -> bool:
     return kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Null)
+
+
+def _is_text(kind: pl.DataType) -> bool:
+    """Whether all values can be written as text."""
+    return _is_numeric(kind) or kind in (pl.Date, pl.Datetime, pl.Time)
 
 
 def _check_type(column: str, kind: pl.DataType, purpose: str, serves: bool) -> None:

@@ -1,6 +1,7 @@
 """Typed rows of raw logs: bad ones, delimited text and Parquet, logs whose rows are scored."""
 
 import json
+from datetime import timedelta
 
 import polars as pl
 import pytest
@@ -132,14 +133,18 @@ def test_types_of_parquet_columns(tmp_path, column, kind):
         ("y", [[1], [0], [1]]),
         ("x", [b"1", b"2", b"3"]),
         ("user", [["a"], ["b"], []]),
+        ("user", [timedelta(1)] * 3),
+        ("day", [timedelta(1)] * 3),
+        ("day", [[1], [2], [3]]),
         ("t", [1.5, 2.5, 3.5]),
     ],
 )
 def test_types_of_parquet_columns_that_do_not_fit(tmp_path, column, values):
     path = tmp_path / "log.parquet"
     pl.DataFrame({**PARQUET, column: values}).write_parquet(path)
+    log = RawLog(log_of(path).schema, [path], split_column="day" if column == "day" else None)
     with pytest.raises(DataError, match=rf"log.parquet: column {column} is stored as"):
-        read(log_of(path))
+        read(log)
 
 
 def test_the_label_of_a_log_that_is_scored_is_read_unless_absent_or_unwanted(tmp_path):

@@ -97,6 +97,15 @@ def test_labels_and_prepared_folders_make_no_difference(trained_run, tmp_path, l
         assert pl.read_parquet(output).equals(labelled.drop("label", "weight", strict=False))
 
 
+def test_whole_numbers_that_became_floats_are_refused(trained_run, tmp_path):
+    frame = rows_of_test_part().astype({"user": "float64"})
+    frame.loc[frame.index[3], "user"] = np.nan
+    for form in ("parquet", "csv"):
+        path = write_movies(tmp_path / f"new.{form}", frame)
+        said = refused(main, tmp_path, trained_run, path, tmp_path / "scores.parquet")
+        assert "field user: found ids such as" in said and "Int64" in said
+
+
 def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch, log):
     monkeypatch.setattr(prediction, "_PIECE", 100)
     for part, rows in (("train", 432), ("validation", 108), ("test", 60)):
