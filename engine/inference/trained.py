@@ -22,6 +22,7 @@ from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_unexecuted
 from stampede.engine.job import build_model, move_dense
+from stampede.engine.processes import denormals_as_zero
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.step import TILE_ROWS
 from stampede.files import new_file
@@ -149,14 +150,15 @@ class Scored(NamedTuple):
 def scored(model: CTRModel, part: Part, batch_size: int) -> Iterator[Scored]:
     """All rows of a part, in order, batch by batch, by a model with its tables."""
     device = model.bias.device
-    for batch in GlobalBatches(part, model.front.fields, batch_size, 0, 1).epoch(0):
-        moved = batch.to(device, non_blocking=True)
-        rows = model.front.lookup(moved.sparse)
-        size = TILE_ROWS if device.type == "cpu" else max(len(rows), 1)
-        tiles = zip(rows.split(size), moved.dense.split(size), strict=True)
-        logits = torch.cat([model.logits(tile, dense).float() for tile, dense in tiles])
-        columns = (logits, batch.label, batch.weight)
-        yield Scored(*(column.cpu().numpy() for column in columns))
+    with denormals_as_zero():
+        for batch in GlobalBatches(part, model.front.fields, batch_size, 0, 1).epoch(0):
+            moved = batch.to(device, non_blocking=True)
+            rows = model.front.lookup(moved.sparse)
+            size = TILE_ROWS if device.type == "cpu" else max(len(rows), 1)
+            tiles = zip(rows.split(size), moved.dense.split(size), strict=True)
+            logits = torch.cat([model.logits(tile, dense).float() for tile, dense in tiles])
+            columns = (logits, batch.label, batch.weight)
+            yield Scored(*(column.cpu().numpy() for column in columns))
 
 
 @contextmanager

@@ -6,12 +6,14 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
 
 from stampede.data.apply import apply_learned
 from stampede.data.options import WritingOptions
 from stampede.data.raw import files as blocks
 from stampede.engine.inference import prediction
+from stampede.models import CTRModel
 from support.jobs import run_small
 from support.movie_runs import prepare_movies, rows_of_test_part, summary_of, train_on_movies
 from support.movies import write_movies
@@ -191,3 +193,16 @@ def test_bad_values_are_missing_on_request(trained_run, packages, tmp_path):
     lenient_score = model.score({**one, "genres": [[2.5, 3.0]]}, on_bad_value="missing")
     assert model.bad_values == {"genres": 1}
     np.testing.assert_array_equal(lenient_score, model.score({**one, "genres": [[3.0]]}))
+
+
+def test_scoring_treats_denormal_numbers_as_zero(trained_run, tmp_path, monkeypatch):
+    """Products of small weights would make it many times slower."""
+    seen, logits = set(), CTRModel.logits
+
+    def watched(*arguments):
+        seen.add(torch.full((), 1e-39).item())
+        return logits(*arguments)
+
+    monkeypatch.setattr(CTRModel, "logits", watched)
+    scores(trained_run, [write_movies(tmp_path / "log.csv", rows_of_test_part())], tmp_path)
+    assert seen == {0.0}
