@@ -69,6 +69,10 @@ class CowClip:
                 f"CowClip: granularity is {self.granularity!r}; write one of "
                 f"{', '.join(get_args(Granularity))}"
             )
+        for name in ("ratio", "bound", "threshold", "quantile"):
+            # YAML reads `1e-5`, which has no point, as text.
+            if isinstance(value := getattr(self, name), str):
+                raise ValueError(f"CowClip: {name} is {value!r}; write a number")
         if not (math.isfinite(self.ratio) and self.ratio > 0):
             raise ValueError(f"CowClip: ratio is {self.ratio!r}; write a number above 0")
         if not (math.isfinite(self.bound) and self.bound >= 0):

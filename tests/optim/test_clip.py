@@ -103,6 +103,7 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"bound": -1}, "bound is -1"),
         ({"bound": float("inf")}, "bound is inf"),
+        ({"bound": "1e-5"}, "bound is '1e-5'; write a number"),
         ({"variant": "tf"}, "'reference' or 'paper'"),
         ({"columns": 0}, "columns is 0"),
         ({"quantile": 0.5}, "'cowclip' has no quantile"),
