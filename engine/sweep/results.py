@@ -31,6 +31,8 @@ _HOW = {
     "validation": "the epoch that was best on the validation part",
     "test": "the best epoch, chosen on the test part itself (evaluate.select_on=test): optimistic",
 }
+# Longer labels of an axis, all together, would overlap.
+_LETTERS_ALONG = 60
 # Different in black and white too.
 _STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--", "X-.", "*:", "<-", ">--")
 
@@ -327,6 +329,8 @@ def _draw_grid(sweep: Sweep, found: Sequence[Result], shown: Sequence[str]) -> F
             errors = [error or 0.0 for error in errors]
             panel.errorbar(places, values, errors, fmt=style, capsize=3, label=title or None)
         panel.set_xticks(range(len(along)), along)
+        if sum(map(len, along)) > _LETTERS_ALONG:
+            panel.tick_params(axis="x", rotation=30)
         panel.set(xlabel=x, ylabel=_title_of(column))
         panel.grid(alpha=0.3)
     bars = any((mean := one.mean(column)) and mean.error for one in found for column in shown)

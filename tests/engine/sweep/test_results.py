@@ -164,6 +164,14 @@ grid:
     assert axes.get_xlabel() == "size_{$" and axes.get_xticklabels()[0].get_text() == "$1_{$"
 
 
+def test_long_labels_of_an_axis_are_turned_so_that_they_do_not_overlap(tmp_path, monkeypatch):
+    for labels, rotation in ((["1x", "8x"], 0), ([f"{n}x, 24 epochs" for n in range(8)], 30)):
+        batches = [f"'{text}': [train.batch_size={256 * at}]" for at, text in enumerate(labels, 1)]
+        sweep = load_sweep(write_sweep(tmp_path, f"grid: {{batch: {{{', '.join(batches)}}}}}"))
+        for axes in drawn(sweep, monkeypatch, tmp_path).axes:
+            assert {text.get_rotation() for text in axes.get_xticklabels()} == {rotation}
+
+
 def test_points_that_are_excluded_are_neither_run_nor_shown(tmp_path, monkeypatch):
     sweep = load_sweep(write_sweep(tmp_path, TEXT + "exclude: [deepfm / 256]\n"))
     assert sweep.count == len(sweep.trials(sweep.points)) == 9
