@@ -114,6 +114,8 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
         rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
     with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
         parts = write_rows(folder, rows, learned, options, progress)
+    if options.split == "by_column":
+        _check_named_parts(log, options, parts)
     shutil.rmtree(folder / "spool", ignore_errors=True)
     log.check_unchanged()
     clock()
@@ -124,6 +126,26 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
         advice = _advice_on_order(folder, parts, log.schema.time.column, options.written)
         about |= {"advice": advice} if advice else {}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth, place)
+
+
+def _check_named_parts(
+    log: RawLog, options: PreparationOptions, parts: Mapping[str, Sequence[ShardEntry]]
+) -> None:
+    """Check that rows were found for each part that values of the split column name.
+
+    Otherwise these rows, with their values spelled in another way, would be trained on.
+    """
+    for part, keys in (
+        ("test", ("test_values", "test_from")),
+        ("validation", ("validation_values",)),
+    ):
+        named = {key: getattr(options, key) for key in keys if getattr(options, key)}
+        if named and not sum(shard.rows for shard in parts[part]):
+            asked = " and ".join(f"{key}={value!r}" for key, value in named.items())
+            raise DataError(
+                f"{log.files[0]}: no row has {asked} in column {shown(options.split_column)}, so "
+                f"the {part} part has no rows; write values as the column has them"
+            )
 
 
 def _advice_on_order(

@@ -263,6 +263,25 @@ def test_values_of_a_column_are_taken_as_they_are_written(value):
     assert (split.test_from, split.test_values) == (value, [value])
 
 
+@pytest.mark.parametrize(
+    "options, asked, part",
+    [
+        ({"test_values": ["02.01.2024"]}, r"test_values=\['02.01.2024'\]", "test"),
+        ({"test_from": "2025"}, "test_from='2025'", "test"),
+        (
+            {"test_from": "2024-01-04", "validation_values": ["1"]},
+            r"validation_values=\['1'\]",
+            "validation",
+        ),
+    ],
+)
+def test_values_that_no_row_has_are_refused(tmp_path, options, asked, part):
+    message = rf"no row has {asked} in column 'day', so the {part} part has no rows"
+    with pytest.raises(DataError, match=message):
+        table(tmp_path, dated(), **BY_DAY, validation_fraction=0.0, **options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_split_by_column_with_a_share_for_validation(tmp_path):
     frame = dated(2000)
     folder = table(tmp_path, frame, **BY_DAY, test_from="2024-01-04", validation_fraction=0.2)
