@@ -181,7 +181,7 @@ def denormals_as_zero() -> Iterator[None]:
     """Let this thread, and those that torch starts meanwhile, treat numbers below 1.2e-38 as 0.
 
     Products of weights that decay become such numbers after some 1,000 steps; an x86 processor
-    takes a hundred times as long for each.
+    takes a hundred times as long for each. Those other threads may keep it afterwards.
     """
     before = torch.full((), 1e-39).item() == 0
     torch.set_flush_denormal(True)
