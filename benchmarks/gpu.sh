@@ -18,13 +18,8 @@ if [ "$package" != - ]; then
     environment=$(sh "$package/unpack.sh" "${TMPDIR:-/tmp}/stampede-site")
     eval "$environment"
 fi
-# The folders of the package lie side by side in the repository.
-home=$(mktemp -d)
-trap 'rm -rf "$home"' EXIT
-mkdir "$home/stampede"
-ln -s "$root"/stampede/*.py "$root"/data "$root"/engine "$root"/models "$root"/optim \
-    "$home/stampede/"
-export PYTHONPATH="$home:$root/tests:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}"
+# stampede/ at the root is the package; its links lead to the other folders.
+export PYTHONPATH="$root:$root/tests:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}"
 
 mkdir -p "$(dirname "$out")"
 "${PYTHON:-python3}" "$root/benchmarks/gpu/run.py" "$part" --out "$out" ${GPU_OPTIONS:-}

@@ -1,0 +1,47 @@
+"""The wheel: plain folders that train where only they are installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from support.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+PROGRAM = """
+import stampede
+
+data = {"rows": 2000, "test_rows": 500, "scale": 1e-4}
+run = stampede.train(
+    data=data, model={"hidden": [8]}, train={"batch_size": 500, "epochs": 1}, run={"dir": "runs"}
+)
+print(stampede.__file__, run.metrics["test"]["auc"])
+"""
+
+
+def test_an_installed_wheel_trains(tmp_path):
+    source, wheels, site = tmp_path / "source", tmp_path / "wheels", tmp_path / "site"
+    source.mkdir()
+    for folder in ("stampede", "data", "engine", "models", "optim"):
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--no-input"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(wheels), str(source)], check=True)
+    [wheel] = wheels.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"stampede/py.typed", "stampede/engine/inference/package/load.py"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {"stampede", "stampede-0.1.0.dist-info"}
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    where, auc = done.stdout.split()[-2:]
+    assert where.startswith(str(site)) and 0 < float(auc) < 1
