@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -35,7 +35,11 @@ from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.reduction import blocks_split_by_columns
-from stampede.optim.sharded.supported import check_width, keeps_gradient_of_weights
+from stampede.optim.sharded.supported import (
+    check_weights,
+    check_width,
+    keeps_gradient_of_weights,
+)
 from stampede.optim.sharded.tables import (
     NOT_COMPILED,
     CowClipTables,
@@ -139,10 +143,7 @@ class CowClipCollection:
         """Give all tables their initial values; TorchRec calls it when everything is built."""
         super().reset_parameters()
         init = self._table_init
-        # TorchRec's name for them is not the same in both kinds of collections.
-        pooled = hasattr(self, "_embedding_bag_configs")
-        configs = self._embedding_bag_configs if pooled else self._embedding_configs
-        of_default = {config.name for config in configs if _is_default_init(config)}
+        of_default = {config.name for config in self._configs() if _is_default_init(config)}
         for kernel in self._kernels():
             of_ours = isinstance(kernel.emb_module, CowClipTables)
             if not (isinstance(kernel, _Fused) or of_ours) or (init is None and not of_ours):
@@ -179,6 +180,11 @@ class CowClipCollection:
         if not (self._settings and isinstance(features, KeyedJaggedTensor)):
             return super().input_dist(ctx, features, *rest)
         weights = features.weights_or_none()
+        if weights is not None:
+            check_weights(
+                (config for config in self._configs() if config.name in self._settings),
+                self.module_sharding_plan,
+            )
         if weights is not None and weights.requires_grad:
             order = [name for sharding in self._shardings() for name in sharding.feature_names()]
             plans = {plan.sharding_type for plan in self.module_sharding_plan.values()}
@@ -286,12 +292,18 @@ class CowClipShardedEmbeddingBagCollection(CowClipCollection, ShardedEmbeddingBa
     def _shardings(self) -> list[Any]:
         return self._embedding_shardings
 
+    def _configs(self) -> Sequence[BaseEmbeddingConfig]:
+        return self._embedding_bag_configs
+
 
 class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingCollection):
     """A sharded `EmbeddingCollection`."""
 
     def _shardings(self) -> list[Any]:
         return list(self._sharding_type_to_sharding.values())
+
+    def _configs(self) -> Sequence[BaseEmbeddingConfig]:
+        return self._embedding_configs
 
 
 @torch.compiler.disable(reason=NOT_COMPILED)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchrec import KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor, PoolingType
+from torchrec.distributed.sharding_plan import row_wise, table_row_wise
 from torchrec.distributed.train_pipeline import TrainPipelineBase
 from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
@@ -19,6 +20,7 @@ from torchrec.distributed.train_pipeline.gradient_accumulation import (
 )
 
 from stampede.optim import NonFiniteGradientError, TableInit, cowclip_sharders, local_cowclip_tables
+from support import bags
 from support.gathering import tables_of, whole_tables
 from support.parity import (
     Case,
@@ -316,3 +318,32 @@ def test_a_lookup_may_be_recomputed():
     (recomputed + model(features(2)).sum()).backward()
     (other(features(1)).sum() + other(features(2)).sum()).backward()
     assert torch.equal(weights_of(model), weights_of(other))
+
+
+def weights_for_the_mean(plan):
+    """Mean pooling, `is_weighted=False`, and a batch that brings weights; three steps.
+
+    Returns:
+        The first output in float64, as it should be, and as it is; the trained table.
+    """
+    model = bags.with_cowclip(bags.Bags(pooling=PoolingType.MEAN, a=8))
+    model = bags.shard(model, plan, cowclip_sharders(TableInit(std=0.1, seed=1)))
+    table = bags.weights_of(model)["a"].double()
+    ids, weights = torch.tensor([1, 6, 1, 3, 6]), torch.tensor([0.5, 2.0, 1.0, 1.0, 3.0])
+    batch = KeyedJaggedTensor(["f_a"], ids, weights, lengths=torch.tensor([2, 3]))
+    bag = (table[ids] * weights[:, None]).split([2, 3])
+    expected = torch.stack([rows.mean(0) for rows in bag])
+    found = model(batch)["f_a"].detach().double()
+    for _ in range(3):
+        model(batch)["f_a"].square().sum().backward()
+    return expected, found, bags.weights_of(model)["a"]
+
+
+def test_weights_that_a_collection_does_not_announce_have_one_meaning_or_are_refused():
+    results = [weights_for_the_mean(plan) for plan in bags.PLANS.values()]
+    for expected, found, table in results:
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(table, results[0][2], rtol=1e-6, atol=1e-8)
+    for plan in (row_wise(), table_row_wise(host_index=0)):
+        with pytest.raises(ValueError, match=r"'a'.*mean pooling with per-sample weights.*leave"):
+            weights_for_the_mean(plan)
