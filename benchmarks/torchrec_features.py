@@ -252,8 +252,10 @@ def _accumulation() -> None:
 def _scaler() -> None:
     model = two.shard(two.Model())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale(model(two.features()).sum()).backward()
-    scaler.step(two.dense_optimizer(model))
+    dense = two.dense_optimizer(model)
+    for _ in range(2):
+        scaler.scale(model(two.features()).sum()).backward()
+        scaler.step(dense)
 
 
 def _late_lookup() -> None:

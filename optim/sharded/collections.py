@@ -94,6 +94,7 @@ class CowClipCollection:
             )
             settle = partial(owner.check_queued, up_to_now=True)
             flag = owner.queue_of(number)
+            self._optim.register_step_post_hook(lambda *_: owner.after_step())
             for tbe in self.cowclip_tables():
                 tbe.settle = settle
                 # Helen moves rows between two lookups of a step.

@@ -97,8 +97,9 @@ def cowclip_sharders(
         fused_params: of the lookups, passed on to TorchRec's sharders. With CowClip, settings of
             the update are refused here: give them to `apply_optimizer_in_backward`.
         backwards_per_step: for gradient accumulation, how many backward passes make one step of the
-            tables. Their gradients and counts add up. If the program's optimizer steps earlier,
-            fewer passes make the step; more are refused. None: each pass is a step.
+            tables. Their gradients and counts add up. If the model's dense optimizer or its
+            `fused_optimizer` steps earlier, fewer passes make the step; more are refused. None:
+            each pass is a step.
         qcomm_codecs_registry: from TorchRec's `get_qcomm_codecs_registry`: embeddings and their
             gradients are sent in lower precision. Ids are not, so counts stay exact.
 

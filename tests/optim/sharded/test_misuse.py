@@ -137,6 +137,103 @@ def test_several_backwards_can_be_allowed():
         assert_trains(model)
 
 
+def stepper(module, loss_of):
+    """What takes a step of an optimizer of its own when called."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        loss_of(module).backward()
+        optimizer.step()
+
+    return step
+
+
+def unrelated():
+    return stepper(nn.Linear(4, 1), lambda critic: critic(torch.ones(1, 4)).sum())
+
+
+def accumulated(passes, others):
+    """The tables after passes that were announced in threes, and how often they stepped."""
+    torch.manual_seed(0)
+    model = shard(Model(), cowclip_sharders(TableInit(std=0.1), backwards_per_step=3))
+    judge = nn.Linear(16, 1)
+    for parameter in judge.parameters():
+        nn.init.constant_(parameter, 0.1)
+    look_up = model.module.tables
+    teach = stepper(judge, lambda judge: judge(look_up(features()).values().detach()).sum())
+    dense = dense_optimizer(model)
+    for number in range(1, passes + 1):
+        # The judge's parameters get a gradient too.
+        loss = model(features(number)).square().sum() + judge(look_up(features()).values()).sum()
+        loss.backward()
+        if others:
+            teach()
+            nn.init.constant_(judge.weight, 0.1)
+            unrelated()()
+        if number % 3 == 0 or number == passes:
+            dense.step()
+            dense.zero_grad()
+    return weights_of(model), steps_of(model)
+
+
+@pytest.mark.parametrize("passes, steps", [(6, 2), (8, 3)])
+def test_optimizers_of_other_networks_do_not_end_an_accumulation(passes, steps):
+    expected, counted = accumulated(passes, others=False)
+    found, also = accumulated(passes, others=True)
+    assert counted == also == [steps]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_optimizers_of_other_networks_do_not_excuse_accumulation():
+    model = shard(Model())
+    dense, other = dense_optimizer(model), unrelated()
+    for _ in range(10):
+        assert_trains(model)
+        dense.step()
+        other()
+    assert_trains(model)
+    other()
+    with pytest.raises(ValueError, match="second update"):
+        model(features()).sum().backward()
+
+
+def test_tables_step_early_with_their_own_optimizer():
+    model = shard(Model(), cowclip_sharders(backwards_per_step=3))
+    for passes in (2, 3, 1):
+        for _ in range(passes):
+            model(features()).sum().backward()
+        model.fused_optimizer.step()
+    assert steps_of(model) == [3]
+    for _ in range(3):
+        model(features()).sum().backward()
+    with pytest.raises(ValueError, match="second update"):
+        model(features()).sum().backward()
+
+
+def test_heads_may_train_in_turn_each_with_an_optimizer():
+    model = shard(Model())
+    heads = [nn.Linear(16, 1) for _ in range(3)]
+    optimizers = [torch.optim.SGD(head.parameters(), lr=0.1) for head in heads]
+    for number in range(12):
+        head, optimizer = heads[number % 3], optimizers[number % 3]
+        head(model.module.tables(features()).values()).sum().backward()
+        optimizer.step()
+    assert steps_of(model) == [12]
+
+
+def test_a_first_step_before_all_announced_passes_is_told(caplog):
+    model = shard(Model(), cowclip_sharders(backwards_per_step=3))
+    dense = dense_optimizer(model)
+    for _ in range(2):
+        model(features()).sum().backward()
+    dense.step()
+    model(features()).sum().backward()
+    assert steps_of(model) == [1]
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "stampede.optim"]
+    assert "before all 3 announced" in told and "model.fused_optimizer" in told
+
+
 def test_a_model_that_is_gone_leaves_no_hook_behind():
     from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
