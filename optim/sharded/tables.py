@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -60,6 +61,20 @@ def tables_of_any_width() -> Iterator[None]:
     finally:
         fbgemm.construct_split_state = split
         torchrec_kernels._assert_local_cols_divisible_by_4 = check
+
+
+def _refuse_gradient(names: list[str], sizes: list[int], weights: Tensor) -> None:
+    """Refuse a gradient that autograd has left at the weights of a TBE's tables."""
+    grad, weights.grad = weights.grad, None
+    for name, part in zip(names, grad.split(sizes), strict=True):
+        # Some programs add 0 times every parameter to the loss.
+        if part.any():
+            raise ValueError(
+                f"table {name!r} with CowClip: a gradient reached its weights outside of the "
+                "lookup (a tied softmax, a penalty in the loss), where its optimizer does not see "
+                "it; look the rows up by their ids, write l2 in the optimizer's arguments instead "
+                "of a penalty, or detach() the weights"
+            )
 
 
 class ArrayPlace(NamedTuple):
@@ -209,6 +224,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             first_rows = tbe.hash_size_cumsum[features] - tbe.hash_size_cumsum[feature]
             tbe.places.append(ArrayPlace(features, slice(column, stop), first_rows))
             feature, column = features.stop, stop
+        if tbe._stored().requires_grad:
+            names = [shard.table.rpartition(".")[2] for shard in shards]
+            sizes = [shard.rows * width for shard, width in zip(shards, widths, strict=True)]
+            tbe._stored().register_post_accumulate_grad_hook(
+                partial(_refuse_gradient, names, sizes)
+            )
         tbe.backends, tbe.gradients = [], []
         tbe.is_replicated = is_replicated
         tbe.step_count = torch.zeros((), dtype=torch.int64)

@@ -444,3 +444,33 @@ def test_weights_that_a_collection_does_not_announce_have_one_meaning_or_are_ref
     for plan in (row_wise(), table_row_wise(host_index=0)):
         with pytest.raises(ValueError, match=r"'a'.*mean pooling with per-sample weights.*leave"):
             weights_for_the_mean(plan)
+
+
+@pytest.mark.parametrize("plan", [*bags.PLANS.values(), row_wise()], ids=[*bags.PLANS, "by rows"])
+@pytest.mark.parametrize("use", ["tied softmax", "penalty", "nothing", "reading"])
+def test_a_gradient_that_reaches_a_table_outside_of_its_lookup_is_refused(plan, use):
+    model = bags.shard(bags.with_cowclip(bags.Bags(a=8, b=8), l2=0.0, rows="touched"), plan)
+    before = bags.weights_of(model)
+    # A table split into two parts is one parameter of half the width.
+    table = dict(model.named_parameters())["ebc.embedding_bags.b.weight"]
+    found = model(bags.jagged(["f_a", "f_b"], torch.tensor([[1, 2]])))
+    loss = sum(values.square().sum() for values in found.values())
+    if use == "reading":
+        loss = loss + (loss.detach() * table.detach()).sum()
+    elif use == "tied softmax":
+        loss = loss + (found["f_b"][:, : table.shape[1]] @ table.T).logsumexp(1).sum()
+    else:
+        loss = loss + (0.1 if use == "penalty" else 0.0) * table.square().sum()
+    if use in ("nothing", "reading"):
+        loss.backward()
+        for name, after in bags.weights_of(model).items():
+            assert (after != before[name]).any(1).nonzero().flatten().tolist() == [1, 2]
+    else:
+        with pytest.raises(ValueError, match="'b' with CowClip: a gradient reached its weights"):
+            loss.backward()
+        after = bags.weights_of(model)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        # The next batch trains as ever.
+        bags.step(model, (1, 2))
+        for name, after in bags.weights_of(model).items():
+            assert (after != before[name]).any(1).nonzero().flatten().tolist() == [1, 2]
