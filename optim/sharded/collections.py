@@ -25,7 +25,9 @@ from torchrec.distributed.model_tracker.model_delta_tracker import (
     ModelDeltaTrackerTrec,
 )
 from torchrec.distributed.model_tracker.types import TrackingMode
-from torchrec.distributed.types import Awaitable
+from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
+from torchrec.distributed.sharding.twrw_sharding import TwRwSparseFeaturesDist
+from torchrec.distributed.types import Awaitable, BoundsCheckMode
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -33,6 +35,7 @@ from stampede.optim.backends import choose_backend
 from stampede.optim.rules import SGD, RowWiseAdagrad
 from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.id_check import CheckBeforeSending, Use
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.reduction import blocks_split_by_columns
 from stampede.optim.sharded.supported import (
@@ -78,6 +81,8 @@ class CowClipCollection:
         self._settings = settings
         self._table_init = init
         self.owner = owner
+        given = (arguments["fused_params"] or {}).get("bounds_check_mode", BoundsCheckMode.WARNING)
+        self._bounds_check = BoundsCheckMode[given.name.removeprefix("V2_")]
         self._names = {table: f"{arguments['module_fqn'] or ''}.{table}" for table in settings}
         with ddp_without_cowclip():
             super().__init__(**arguments)
@@ -138,7 +143,22 @@ class CowClipCollection:
                     dim = kernel.config.embedding_tables[0].embedding_dim
                     tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
                     kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
+                kernel.emb_module.features = kernel.config.feature_names()
                 kernel.named_parameters_by_table = partial(_current_parameters, kernel)
+
+    def _create_input_dist(self, *arguments: Any, **named: Any) -> None:
+        super()._create_input_dist(*arguments, **named)
+        is_on_gpu = self._device is not None and self._device.type == "cuda"
+        if is_on_gpu or self._env.world_size == 1 or self._bounds_check == BoundsCheckMode.NONE:
+            return
+        configs = sorted(self._configs(), key=lambda config: -config.num_embeddings)
+        # Of the tables of one feature, the smallest.
+        uses = {f: Use(f, c.name, c.num_embeddings) for c in configs for f in c.feature_names}
+        for sharding, input_dist in zip(self._shardings(), self._input_dists, strict=True):
+            if isinstance(input_dist, RwSparseFeaturesDist | TwRwSparseFeaturesDist):
+                of_sharding = [uses[name] for name in sharding.feature_names()]
+                check = CheckBeforeSending(of_sharding, self._bounds_check)
+                input_dist.register_forward_pre_hook(check)
 
     def reset_parameters(self) -> None:
         """Give all tables their initial values; TorchRec calls it when everything is built."""

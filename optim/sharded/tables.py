@@ -20,10 +20,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torchrec.distributed import batched_embedding_kernel as torchrec_kernels
 
+from stampede.optim import triton
 from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.id_check import Use, refuse_no_id
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.table_array import TableArray, TableShard
 
@@ -133,11 +135,8 @@ class _LookUp(torch.autograd.Function):
         ctx.version = tbe.version
         ctx.is_within_backward = torch._C._current_graph_task_id() != -1
         if tbe.is_checked_first:
-            # Ids are sorted before FBGEMM's own lookup would check them. On a GPU its check
-            # replaces ids outside their table by 0, and says so.
-            indices, offsets, per_sample_weights = tbe.prepare_inputs(
-                indices, offsets, per_sample_weights
-            )[:3]
+            # Ids are sorted before FBGEMM's own lookup would check them.
+            indices, offsets, per_sample_weights = tbe.checked(indices, offsets, per_sample_weights)
         # Saved so that autograd notices if they are overwritten before backward.
         ctx.save_for_backward(indices, offsets, per_sample_weights)
         ctx.parts = tbe.parts(indices, offsets, per_sample_weights)
@@ -185,6 +184,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     """
 
     arrays: list[TableArray]
+    features: list[str]  # Names of the features, for messages.
     places: list[ArrayPlace]
     backends: list[TorchBackend]  # Kernels of each array, chosen when the collection is sharded.
     gradients: list[LookupGradient]  # Left by backward passes for the update.
@@ -230,6 +230,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             tbe._stored().register_post_accumulate_grad_hook(
                 partial(_refuse_gradient, names, sizes)
             )
+        tbe.features = [str(number) for number in range(len(tbe.feature_table_map))]
         tbe.backends, tbe.gradients = [], []
         tbe.is_replicated = is_replicated
         tbe.step_count = torch.zeros((), dtype=torch.int64)
@@ -286,7 +287,36 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     @property
     def is_checked_first(self) -> bool:
         """Whether ids are checked before their rows are brought up to date."""
-        return any(backend.needs_checked_ids for backend in self.backends)
+        return self.is_on_gpu or any(backend.needs_checked_ids for backend in self.backends)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether reading a value from the device is to be avoided."""
+        # Triton's interpreter stands for a GPU.
+        return self.row_counts.is_cuda or triton.handles(self.row_counts)
+
+    def checked(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The inputs after FBGEMM's check, which replaces ids outside their table and says so.
+
+        Raises:
+            IndexError: an id is -1, which FBGEMM's check lets pass; on a CPU.
+        """
+        is_to_check = self.bounds_check_mode_int != BoundsCheckMode.NONE.value
+        if is_to_check and self.is_on_gpu:
+            # To look for -1 would wait; any other number is replaced.
+            indices = indices.masked_fill(indices == -1, -2)
+        inputs = self.prepare_inputs(indices, offsets, per_sample_weights)[:3]
+        if is_to_check and not self.is_on_gpu:
+            shards = [shard for array in self.arrays for shard in array.shards]
+            uses = [
+                Use(feature, shards[table].table.rpartition(".")[2], shards[table].rows)
+                for feature, table in zip(self.features, self.feature_table_map, strict=True)
+            ]
+            batch = (len(offsets) - 1) // len(uses)
+            refuse_no_id(inputs[0], offsets[:: batch or 1].tolist(), uses)
+        return inputs
 
     @torch.no_grad()
     def lookup(
@@ -306,15 +336,15 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         is_to_check = mode != BoundsCheckMode.NONE.value and not self.is_checked_first
         inputs = indices, offsets, per_sample_weights
         if not self._is_pooled_here():
-            if not is_to_check:
-                self.bounds_check_mode_int = BoundsCheckMode.NONE.value
+            inputs = self.checked(*inputs) if is_to_check else inputs
+            self.bounds_check_mode_int = BoundsCheckMode.NONE.value
             try:
                 return super().forward(*inputs)
             finally:
                 self.bounds_check_mode_int = mode
         # FBGEMM's check is slower, but reports errors, and refuses or repairs.
         if is_to_check and not all(part.backend.is_sound(part.lookup) for part in parts):
-            self.prepare_inputs(*inputs)
+            self.checked(*inputs)
             if not all(part.backend.is_sound(part.lookup) for part in parts):
                 raise IndexError(
                     "the offsets of a lookup do not ascend from 0 to the number of its ids"
