@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
@@ -28,6 +28,9 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.id_check import Use, refuse_no_id
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.table_array import TableArray, TableShard
+
+if TYPE_CHECKING:
+    from stampede.optim.sharded.torchrec_optimizer import CowClipFusedOptimizer
 
 NOT_COMPILED = (
     "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
@@ -189,6 +192,9 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     backends: list[TorchBackend]  # Kernels of each array, chosen when the collection is sharded.
     gradients: list[LookupGradient]  # Left by backward passes for the update.
     is_replicated: bool  # Whether every rank holds a copy, and gradients must be exchanged.
+    # Their optimizer in TorchRec, and the rate that was last found there.
+    of_torchrec: Callable[[], CowClipFusedOptimizer | None] = staticmethod(lambda: None)
+    seen_rate: float | None = None
     step_count: Tensor
     version: int = 0  # Number of updates; a lookup with an older one is out of date.
     updated: torch.cuda.Event | None = None  # On a GPU, the end of the last update.
@@ -236,6 +242,33 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         tbe.step_count = torch.zeros((), dtype=torch.int64)
         tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
         return tbe
+
+    def get_learning_rate(self) -> float:
+        """The rate of the next step: the optimizer's, if a schedule has changed it there.
+
+        TorchRec hands it over only in `fused_optimizer.step()` and `zero_grad()`.
+        """
+        optimizer = self.of_torchrec()
+        if optimizer is not None:
+            rate = float(optimizer.param_groups[0]["lr"])
+            if rate != self.seen_rate:
+                self.set_learning_rate(rate)
+                self.seen_rate = rate
+        return super().get_learning_rate()
+
+    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
+        """Set the learning rate, `lr`; see FBGEMM's class.
+
+        Raises:
+            ValueError: another setting is given, which would have no effect.
+        """
+        others = sorted(set(params_dict) - {"lr"})
+        if others:
+            raise ValueError(
+                f"tables with CowClip: update_hyper_parameters got {', '.join(others)}, but only "
+                "lr can be changed after sharding; give others to apply_optimizer_in_backward"
+            )
+        super().update_hyper_parameters(params_dict)
 
     def rewind(self, step: int) -> None:
         """Undo the count of steps after `step`, which were queued but not taken."""
