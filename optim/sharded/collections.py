@@ -55,6 +55,7 @@ from stampede.optim.sharded.torchrec_optimizer import (
     ReplicatedEmbeddingBag,
     ddp_without_cowclip,
 )
+from stampede.optim.sharded.variable_batch import repeat_bags
 from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
 
@@ -218,10 +219,7 @@ class CowClipCollection:
                     "FeatureProcessedEmbeddingBagCollection"
                 )
         if features.variable_stride_per_key():
-            raise ValueError(
-                "tables with CowClip: variable batch size per feature is not supported; give every "
-                "feature the same batch size"
-            )
+            features = self._with_one_batch_size(features)
         return super().input_dist(ctx, features, *rest)
 
     def update_shards(self, *_: Any, **__: Any) -> None:
@@ -310,6 +308,9 @@ class CowClipCollection:
 class CowClipShardedEmbeddingBagCollection(CowClipCollection, ShardedEmbeddingBagCollection):
     """A sharded `EmbeddingBagCollection`."""
 
+    def _with_one_batch_size(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return repeat_bags(features)
+
     def _shardings(self) -> list[Any]:
         return self._embedding_shardings
 
@@ -319,6 +320,12 @@ class CowClipShardedEmbeddingBagCollection(CowClipCollection, ShardedEmbeddingBa
 
 class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingCollection):
     """A sharded `EmbeddingCollection`."""
+
+    def _with_one_batch_size(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        raise ValueError(
+            "tables with CowClip: a variable batch size per feature is not supported in an "
+            "EmbeddingCollection; give every feature the same batch size"
+        )
 
     def _shardings(self) -> list[Any]:
         return list(self._sharding_type_to_sharding.values())
