@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -158,3 +159,13 @@ def check_collection(
             "table's sums too. Plan all tables of the collection by rows, or no table with mean "
             "pooling"
         )
+    for one, other in combinations(by_rows, 2) if means else ():
+        shared = set(configs[one].feature_names) & set(configs[other].feature_names)
+        if shared and {configs[one].pooling, configs[other].pooling} != {PoolingType.MEAN}:
+            raise ValueError(
+                f"tables {one!r} and {other!r} have the feature {min(shared)!r} in common under "
+                f"sharding type {plan[one].sharding_type!r}, and table {means[0]!r} of the "
+                "collection has mean pooling: TorchRec then divides by the lengths of other bags. "
+                "Plan the tables as table_wise, column_wise or data_parallel, or give those with "
+                "mean pooling a collection of their own"
+            )

@@ -69,9 +69,10 @@ class Program(Case):
         """Whether TorchRec would not give one result, so that the manual says it is refused."""
         kinds = [self.sharding_of(table) for table in self.names]
         means = [k for k, spec in zip(kinds, self.tables, strict=True) if spec.mean]
-        by_rows = [kind in BY_ROWS for kind in kinds]
+        is_by_rows = all(kind in BY_ROWS for kind in kinds)
+        is_shared_sum = self.shared and not (self.tables[0].mean and self.tables[-1].mean)
         return "grid_shard" in means or any(
-            kind in BY_ROWS and (self.weighted or not all(by_rows)) for kind in means
+            kind in BY_ROWS and (self.weighted or not is_by_rows or is_shared_sum) for kind in means
         )
 
 
