@@ -45,8 +45,8 @@ class _ModelSection(Section):
     )
     normalization: Normalization = Field(
         "none",
-        description="layer: layer norm before the ReLU of each hidden layer of the MLP; with it or "
-        "with dropout, plain torch computes these layers, which is slower on a CPU",
+        description="layer: layer norm before the ReLU of each hidden layer of the MLP; plain torch "
+        "then computes these layers, which is slower on a CPU",
     )
     initial_bias: Literal["log_odds", "zero"] = Field(
         "log_odds",
