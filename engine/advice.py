@@ -207,7 +207,7 @@ def compare_with_lr(
                 earlier = read_json(folder.summary)["logistic_regression"]
                 if earlier is not None:
                     return earlier
-        bar = progress_bar(None, 0, True, "logistic regression", "chunks", delay=5.0)
+        bar = progress_bar(None, 0, True, "logistic regression", "fits", delay=5.0)
         # One class only: the run said so before training.
         with bar, suppress(ValueError):
             return logistic_regression(dataset, bar.update)
