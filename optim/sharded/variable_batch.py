@@ -6,6 +6,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
+@torch.compiler.disable(reason="bags are repeated outside compiled graphs")
 def repeat_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Give every feature one bag for each sample of the batch.
 
