@@ -82,8 +82,8 @@ class CowClipCollection:
         self._settings = settings
         self._table_init = init
         self.owner = owner
-        given = (arguments["fused_params"] or {}).get("bounds_check_mode", BoundsCheckMode.WARNING)
-        self._bounds_check = BoundsCheckMode[given.name.removeprefix("V2_")]
+        given = arguments["fused_params"] or {}
+        self._bounds_check = given.get("bounds_check_mode", BoundsCheckMode.WARNING)
         self._names = {table: f"{arguments['module_fqn'] or ''}.{table}" for table in settings}
         with ddp_without_cowclip():
             super().__init__(**arguments)
@@ -149,8 +149,7 @@ class CowClipCollection:
 
     def _create_input_dist(self, *arguments: Any, **named: Any) -> None:
         super()._create_input_dist(*arguments, **named)
-        is_on_gpu = self._device is not None and self._device.type == "cuda"
-        if is_on_gpu or self._env.world_size == 1 or self._bounds_check == BoundsCheckMode.NONE:
+        if self._env.world_size == 1 or (self._device and self._device.type == "cuda"):
             return
         configs = sorted(self._configs(), key=lambda config: -config.num_embeddings)
         # Of the tables of one feature, the smallest.
@@ -158,8 +157,13 @@ class CowClipCollection:
         for sharding, input_dist in zip(self._shardings(), self._input_dists, strict=True):
             if isinstance(input_dist, RwSparseFeaturesDist | TwRwSparseFeaturesDist):
                 of_sharding = [uses[name] for name in sharding.feature_names()]
-                check = CheckBeforeSending(of_sharding, self._bounds_check)
-                input_dist.register_forward_pre_hook(check)
+                plans = [self.module_sharding_plan[use.table] for use in of_sharding]
+                # FATAL is 0.
+                modes = [
+                    self._bounds_check if plan.bounds_check_mode is None else plan.bounds_check_mode
+                    for plan in plans
+                ]
+                input_dist.register_forward_pre_hook(CheckBeforeSending(of_sharding, modes))
 
     def reset_parameters(self) -> None:
         """Give all tables their initial values; TorchRec calls it when everything is built."""

@@ -95,13 +95,26 @@ def test_ids_are_checked_before_they_are_sent_by_rows():
 
 
 @process_group()
-def fatal():
-    model = sharded(row_wise(), BoundsCheckMode.FATAL)
-    if dist.get_rank():
-        with pytest.raises(RuntimeError, match="idx < num_rows"):
-            model(batch(25))
+def refused_by(modes):
+    for of_sharder, of_plan in modes:
+        model = sharded(replace_mode(row_wise(), of_plan), of_sharder)
+        if dist.get_rank():
+            with pytest.raises(RuntimeError, match="idx < num_rows"):
+                model(batch(25))
+
+
+def replace_mode(plan, mode):
+    """A plan whose parameters name a mode."""
+
+    def generate(*arguments):
+        sharding = plan(*arguments)
+        sharding.bounds_check_mode = mode
+        return sharding
+
+    return generate
 
 
 @pytest.mark.slow
 def test_a_fatal_check_refuses_before_ids_are_sent_by_rows():
-    run_ranks(2, fatal)
+    fatal, warning = BoundsCheckMode.FATAL, BoundsCheckMode.WARNING
+    run_ranks(2, refused_by, [(fatal, None), (warning, fatal)])
