@@ -57,10 +57,10 @@ def why_not_trusted(array: TableArray, *, pooled: bool, mean: bool) -> str | Non
         return None
     began = time.perf_counter()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    for kernel, compare in _comparisons(array, pooled, mean):
+    for kernel, compare in comparisons(array, pooled, mean):
         try:
             for what, found, exact in compare():
-                error = _largest_error(found, exact)
+                error = largest_error(found, exact)
                 # A comparison with NaN is false.
                 if not error <= TOLERANCE:
                     return f"on {name} {kernel} computes wrong {what} (off by {error:.1e})"
@@ -90,7 +90,7 @@ def _still_works(device: torch.device) -> bool:
         return False
 
 
-def _largest_error(found: Tensor, exact: Tensor) -> float:
+def largest_error(found: Tensor, exact: Tensor) -> float:
     """Largest difference from the exact values as a share of the largest value of the row."""
     found, exact = (t.double().reshape(len(t), -1) for t in (found, exact))
     largest = exact.abs().amax(1, keepdim=True)
@@ -118,7 +118,7 @@ def _key(array: TableArray, pooled: bool, mean: bool) -> str:
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
-def _comparisons(array: TableArray, pooled: bool, mean: bool) -> Iterator[tuple[str, _Comparison]]:
+def comparisons(array: TableArray, pooled: bool, mean: bool) -> Iterator[tuple[str, _Comparison]]:
     """The kernels that lookup and update of an array use, each after those whose results it takes.
 
     Random numbers are drawn on the CPU, so that they are the same everywhere.
