@@ -197,7 +197,8 @@ def _sorts(lookup: Lookup) -> Iterator[tuple[str, Tensor, Tensor]]:
     number = int(exact.count)
     yield "counts", found.count, exact.count
     yield "rows", found.rows[:number], exact.rows[:number]
-    for what in ("starts", "ordered", "source"):
+    yield "starts", found.starts[: number + 1], exact.starts[: number + 1]
+    for what in ("ordered", "source"):
         yield what, getattr(found, what), getattr(exact, what)
     if exact.coefficient is not None:
         yield "weights", found.coefficient, exact.coefficient
