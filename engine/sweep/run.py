@@ -30,7 +30,7 @@ from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.sweep.results import Outcome, best_of, draw, results, to_csv, to_markdown
 from stampede.engine.sweep.spec import Point, Sweep, Trial, label, override, shown_as
-from stampede.files import to_json, write_file
+from stampede.files import open_inside, read_json, to_json, write_file
 from stampede.settings import SettingsError, reading
 
 # Runs a trial with these arguments, writes its output to the file, returns its exit status.
@@ -57,7 +57,7 @@ def run_sweep(sweep: Sweep, start: Start, retry_failed: bool = False) -> list[Pa
         check_files(sweep.config_of(point.trial(sweep.section.seeds[0])))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("ab") as lock:
+        with open_inside(folder, ".lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -142,7 +142,7 @@ class _Runner:
         if self._file.exists():
             remedy = "delete it to run the trials that failed again"
             with reading(self._file, RunFolderError, remedy):
-                self._failures = json.loads(self._file.read_bytes())
+                self._failures = read_json(self._file)
                 for failure in self._failures.values():
                     itemgetter("message", "config")(failure)
 
@@ -174,7 +174,7 @@ class _Runner:
         if not self._sweep.section.keep_checkpoints:
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
         with reading(folder.summary, RunFolderError, f"delete {folder.path} to train again"):
-            summary = json.loads(folder.summary.read_bytes())
+            summary = read_json(folder.summary)
             itemgetter("selected_on", "best_epoch", "rows", "train_seconds")(summary)
             needed, metrics = [("test", "auc")], selected_metrics(summary)
             if self._sweep.study is not None:
@@ -315,7 +315,7 @@ def _chosen(record: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     if not record.exists():
         return []
     with reading(record, RunFolderError, "write another --out"):
-        found = json.loads(record.read_bytes())
+        found = read_json(record)
         before, chosen = found["asked"], found["chosen"]
         changed = [key for key, value in asked.items() if before[key] != value]
     if changed:
