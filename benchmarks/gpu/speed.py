@@ -87,10 +87,14 @@ class Setting:
         return prefetch(_endless(source), job.front, self.device)
 
     def speed(
-        self, step: Callable[[], Any], flush: Callable[[], Any], batch: int
+        self,
+        step: Callable[[], Any],
+        batch: int,
+        flush: Callable[[], Any] = lambda: None,
+        warm_up: int = 8,
     ) -> dict[str, Any]:
         """Samples a second of steps that end with a flush, and the peak memory."""
-        warm_up, shortest, most = (2, 0.1, 3) if self.quick else (WARM_UP, SECONDS, MOST_STEPS)
+        warm_up, shortest, most = (2, 0.1, 3) if self.quick else (warm_up, SECONDS, MOST_STEPS)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         for _ in range(warm_up):
@@ -181,7 +185,7 @@ def _train(setting: Setting, batch: int, kind: dict[str, Any]) -> dict[str, Any]
         next(steps)
         train_step(job, next(source), next(number), setting.here)
 
-    found = kind | setting.speed(step, flush, batch)
+    found = kind | setting.speed(step, batch, flush, WARM_UP)
     # Of lookup and update: an id and a row are read and the row is written; its gradient is written
     # and read; weights and two moments of each distinct row, and of the rows that are brought up to
     # date, are read and written.
@@ -229,7 +233,7 @@ def _with_torchrec(setting: Setting, batch: int, tables: TableOptimizer) -> dict
         rows.backward(grad)
         job.dense_optimizer.step()
 
-    return {"precision": "bf16"} | setting.speed(step, lambda: None, batch)
+    return {"precision": "bf16"} | setting.speed(step, batch)
 
 
 class _SparseTable(nn.Module):
@@ -267,7 +271,7 @@ def _with_sparse(setting: Setting, batch: int) -> dict[str, Any]:
         tables.step()
         job.dense_optimizer.step()
 
-    return {"precision": "bf16"} | setting.speed(step, lambda: None, batch)
+    return {"precision": "bf16"} | setting.speed(step, batch)
 
 
 def profile(device: torch.device, quick: bool, package: Path | None) -> Iterator[Case]:
