@@ -42,9 +42,9 @@ _FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embe
          "optim.embedding.on_nonfinite", "optim.dense.lr", "optim.dense.schedule.",
          "optim.dense.plateau.", "run.name", "run.dir", "run.device", "run.kernels",
          "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds", "data.path", "data.cache",
-         "data.residence", "data.memory_gb", "train.epochs", "train.log_every", "train.clip_stats_every",
-         "train.compile", "train.on_nonfinite", "train.on_divergence.", "train.timing_every",
-         "train.profile.",
+         "data.residence", "data.memory_gb", "train.epochs", "train.log_every",
+         "train.clip_stats_every", "train.compile", "train.on_nonfinite", "train.on_divergence.",
+         "train.timing_every", "train.profile.",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
          "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_lr", "checkpoint.",
          "sharding.")  # fmt: skip
