@@ -53,6 +53,7 @@ def deepfm(
     rows: str = "all",
     hidden: Sequence[int] = HIDDEN,
     tables: TableOptimizer | None = None,
+    kernels: str = "triton",
 ) -> Job:
     """A DeepFM on one device; needs a process group of one process.
 
@@ -60,6 +61,7 @@ def deepfm(
         sizes: rows of each field's table.
         precision, compilation, rows: as in the configuration.
         tables: their optimizer; CowClip's by default.
+        kernels: as in the configuration; a wrong one shall be seen, not replaced.
     """
     vocabulary = {f"C{field + 1}": size for field, size in enumerate(sizes)}
     model = CTRModel("deepfm", vocabulary, NUMBERS, DIM, hidden, seed=0)
@@ -77,6 +79,7 @@ def deepfm(
         device,
         precision,
         compilation,
+        kernels=kernels,
     )
 
 
@@ -111,10 +114,10 @@ def _sharded(
     precision: str,
     compilation: str,
     init: TableInit | None = None,
+    kernels: str = "triton",
 ) -> Job:
     apply_optimizer_in_backward(tables[0], model.front.ebc.parameters(), tables[1])
-    # A wrong kernel shall be seen here, not replaced.
-    sharders = cowclip_sharders(init or TableInit(1e-4, DIM, 0), kernels="triton")
+    sharders = cowclip_sharders(init or TableInit(1e-4, DIM, 0), kernels=kernels)
     on_device = ParameterConstraints(
         sharding_types=["table_wise"], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
     )

@@ -167,6 +167,9 @@ def training(device: torch.device, quick: bool, package: Path | None) -> Iterato
                 kind = {"precision": precision, "rows": rows}
                 name = f"{precision}, rows {rows}, {batch:,}"
                 yield name, partial(_train, setting, setting.size(batch), kind)
+        # What a run falls back to.
+        kind = {"precision": "bf16", "rows": "all", "kernels": "torch"}
+        yield f"plain torch, {BATCH:,}", partial(_train, setting, setting.size(BATCH), kind)
 
 
 def _train(setting: Setting, batch: int, kind: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def test_first_runs_to_its_end(tmp_path):
         (precision, rows) for precision in ("bf16", "tf32") for rows in ("all", "touched")
     }
     # FBGEMM has no Adam on a CPU.
-    assert len(runs) == 8 and len(found["yardsticks"]) == 4
+    assert len(runs) == 9 and len(found["yardsticks"]) == 4
     for run in [*runs, *found["yardsticks"].values()]:
         assert run["seconds_for_413_million"] * run["samples_per_second"] == pytest.approx(413e6)
     (profile,) = found["profile"].values()
