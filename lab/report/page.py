@@ -12,26 +12,28 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from stampede.engine.config.presets import flat_keys
-from stampede.engine.console import readable_bytes
-from stampede.engine.errors import RunFolderError
-from stampede.engine.heartbeat import READING
-from stampede.engine.metrics import METRICS, PARTS
-from stampede.engine.plots import to_png
-from stampede.engine.report.pictures import Picture, all_pictures
-from stampede.engine.report.run_records import (
+from stampede import RunFolderError
+from stampede.files import write_file
+from stampede.lab.report.pictures import Picture, all_pictures, to_png
+from stampede.lab.report.records import (
+    METRICS,
+    PARTS,
     RunRecord,
     Setting,
     by_data,
     differing_keys,
+    flat_keys,
+    open_runs,
     readable,
     settings_of,
 )
-from stampede.files import write_file
 
 PAGE = "report.html"
 
 _MOST_CURVES = 20
+
+# Of the phases of a step.
+_READING = "reading the next batch"
 
 # Twice the pixels of a page, for sharp text where a screen has them.
 _DPI = 180
@@ -98,6 +100,12 @@ def write_report(
     # Most pictures that a single run lacks do not apply to it; the page names them.
     told = [one for one in every if one.figure is not None or len(runs) > 1]
     return [*notes, *(f"{one.title}: {sentence}" for one in told for sentence in one.left_out)]
+
+
+def report_on(run: Path, folder: Path) -> Path:
+    """Write the report of one run; returns its page."""
+    write_report(open_runs([run]), folder)
+    return folder / PAGE
 
 
 def _advice(runs: Sequence[RunRecord]) -> list[str]:
@@ -310,10 +318,10 @@ def step_table(runs: Sequence[RunRecord]) -> Table:
             "run": label,
             "steps": f"{line['step'] - seconds['steps'] + 1:,} to {line['step']:,}",
             **{head: f"{1e3 * seconds[key]:,.1f} ms" for head, key in percentiles.items()},
-            "reading": f"{line['phase_seconds'].get(READING, 0) / seconds['mean']:.1%}",
+            "reading": f"{line['phase_seconds'].get(_READING, 0) / seconds['mean']:.1%}",
             "communication": f"{line['communication_seconds'] / seconds['mean']:.1%}",
             "slowest rank": said if slowest["others"] else "",
-            "peak memory": readable_bytes(line["peak_memory_bytes"]),
+            "peak memory": f"{line['peak_memory_bytes'] / 1e9:.2f} GB",
         }
 
     note = "Times of steps on the slowest rank, in the longest timed stretch."
