@@ -21,12 +21,29 @@ _FIRST_BUCKET = 1
 _FNV_OFFSET, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
 
+# Up to here a float of this width represents every whole number.
+LARGEST_WHOLE = {pl.Float32: 2**24, pl.Float64: 2**53}
+
+# A whole number as text with a fraction of zeros.
+_WHOLE = r"^(-?[1-9]\d*|0)\.0+$"
+
+
 def stripped(column: str, kind: pl.DataType) -> pl.Expr:
     """Text without surrounding blanks, as the csv parser reads numbers; null if nothing is left."""
     if kind != pl.String:
         return pl.col(column)
     text = pl.col(column).str.strip_chars()
     return pl.when(text != "").then(text)
+
+
+def number_of(column: str, kind: pl.DataType, rules: int) -> pl.Expr:
+    """A column as Float64, null where it is no number, rounded to the nearest float32.
+
+    So 9.99 is the same number as text, as a float of any width and as a decimal. With `rules` 1,
+    of older versions, numbers are not rounded.
+    """
+    value = stripped(column, kind).cast(pl.Float64, strict=False)
+    return value if rules == 1 else value.cast(pl.Float32).cast(pl.Float64)
 
 
 def filled(value: pl.Expr, fill: float, transform: Sequence[str]) -> pl.Expr:
@@ -84,16 +101,65 @@ def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
     return ((seconds // DAY) + THURSDAY).mod(WEEK)
 
 
+def written_alike(ids: pl.Series) -> tuple[pl.Series, int]:
+    """Ids, or lists of them, as text that does not depend on their type.
+
+    A whole number has no fraction: 45 for the float 45.0, the decimal 45.00 and the text `45.0`,
+    which pandas writes for whole numbers with missing values. Other numbers are the shortest text
+    that gives their value, such as 45.5; other texts stay as they are.
+
+    Returns:
+        The ids, and the number of single texts that changed.
+    """
+    kind = ids.dtype
+    if isinstance(kind, pl.List | pl.Array):
+        ids = ids.arr.to_list() if isinstance(kind, pl.Array) else ids
+        return ids.list.eval(_written_alike(pl.element(), kind.inner)), 0
+    changed = 0
+    if kind == pl.String:
+        # Few ids end in 0; this is much faster than to match all of them.
+        ends = ids.filter(ids.str.ends_with("0").fill_null(False))
+        changed = int(ends.str.contains(_WHOLE).sum())
+        if not changed:
+            return ids, 0
+    value = _written_alike(pl.col(ids.name), kind)
+    return ids.to_frame().select(value).to_series(), changed
+
+
+def _written_alike(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    text = value.cast(pl.String)
+    if kind == pl.String:
+        return text.str.replace(_WHOLE, "${1}")
+    if kind.is_float():
+        is_whole = (value % 1 == 0) & (value.abs() < 2**63)
+        whole = value.cast(pl.Int64, strict=False).cast(pl.String)
+        return pl.when(is_whole).then(whole).otherwise(text)
+    if kind.is_decimal():
+        has_fraction = text.str.contains(".", literal=True)
+        return pl.when(has_fraction).then(text.str.replace(r"\.?0+$", "")).otherwise(text)
+    return text
+
+
+def too_coarse(ids: pl.Series) -> pl.Series:
+    """Whether a float is a whole number that may stand for several ids, as digits were lost."""
+    most = LARGEST_WHOLE.get(ids.dtype)
+    if most is None:
+        return pl.Series([False]).new_from_index(0, len(ids))
+    return (ids.abs() > most).fill_null(False)
+
+
 def id_texts(
     column: str,
     kind: pl.DataType,
     separator: str | None,
     max_ids: int | None,
     missing: Sequence[str],
+    rules: int,
 ) -> pl.Expr:
     """Ids as text; lists of them for multi-valued fields.
 
     Args:
+        column: with ids as `written_alike` gives them.
         missing: texts to leave out of lists; single cells with such a text are already null.
     """
     cells = pl.col(column)
@@ -105,7 +171,8 @@ def id_texts(
         cells = cells.cast(pl.List(pl.String))
     else:
         cells = cells.cast(pl.String).str.split(separator)
-    cells = cells.list.eval(pl.element().filter(~pl.element().is_in(["", *missing])))
+    texts = pl.element().filter(~pl.element().is_in(["", *missing]))
+    cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String))
     return cells if max_ids is None else cells.list.head(max_ids)
 
 

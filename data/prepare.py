@@ -113,7 +113,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
         again = log.chunks(BadRows(options.on_bad_row))
         rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
     with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
-        parts = write_rows(folder, rows, learned, options, progress)
+        parts, unknown = write_rows(folder, rows, learned, options, progress)
     if options.split == "by_column":
         _check_named_parts(log, options, parts)
     shutil.rmtree(folder / "spool", ignore_errors=True)
@@ -125,6 +125,9 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
     if options.split == "sequential" and log.schema.time is not None:
         advice = _advice_on_order(folder, parts, log.schema.time.column, options.written)
         about |= {"advice": advice} if advice else {}
+    for name, share in learner.unseen.items():
+        unknown["train"][name]["unseen"] = share
+    about |= {"notes": learner.notes, "unknown_ids": unknown}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth, place)
 
 

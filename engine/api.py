@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
@@ -230,6 +231,9 @@ class Run:
             on_bad_value: `missing` treats raw values that cannot be used as missing,
                 and warns how many there were.
 
+        Prints the shares of missing and unseen ids of raw rows, and warns if one is far above that
+        of the validation part.
+
         Raises:
             DataError: it lacks a column, or a value cannot be used.
             RunFolderError: the run has no checkpoint, or it is damaged.
@@ -244,7 +248,13 @@ class Run:
         with libraries_quiet():
             if not isinstance(data, pd.DataFrame | pl.DataFrame):
                 data = [str(name) for name in (data if isinstance(data, list | tuple) else [data])]
-            scores, missing = score(self._trained, self._model, data, batch_size, on_bad_value)
+            scores, missing, unknown = score(
+                self._trained, self._model, data, batch_size, on_bad_value
+            )
+        if unknown is not None:
+            print("; ".join(": ".join(line) for line in unknown.lines.items()), file=sys.stderr)
+            for sentence in unknown.warnings:
+                warnings.warn(sentence, stacklevel=2)
         if missing:
             told = ", ".join(f"{count:,} of {column}" for column, count in missing.items())
             warnings.warn(f"bad values treated as missing: {told}", stacklevel=2)

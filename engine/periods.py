@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stampede.data.errors import DataError, UnfinishedFileError
+from stampede.data.learning.unknown import compared
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.raw.files import expand, naturally
 from stampede.engine.checkpoint.retention import delete_all
@@ -358,6 +359,7 @@ class _Periods:
             }
             self.folder.log(line)
             print(_shown(line), flush=True)
+            self._tell_unknown(period)
         self._draw()
         shutil.rmtree(self._cache, ignore_errors=True)
         last = period.number - self.whole.checkpoint.keep
@@ -365,6 +367,20 @@ class _Periods:
             # Checkpoints that are being read, and their vocabularies, are deleted later.
             if (older / INPUTS).exists() and delete_all(older / "checkpoints"):
                 delete_folder(older / INPUTS)
+
+    def _tell_unknown(self, period: Period) -> None:
+        """Print the shares of missing and new ids of a period beside those of the one before."""
+        if period.number == 1:
+            return
+        found = read_manifest(self._run_of(period) / INPUTS).source.get("unknown_ids", {})
+        # All ids of the first period are new.
+        before = self.folder.path / period_folder(period.number - 1) / INPUTS
+        source = {} if period.number == 2 else read_manifest(before).source
+        told = compared(found.get("train", {}), source)
+        for line in told.lines.items():
+            print("  " + ": ".join(line), flush=True)
+        for sentence in told.warnings:
+            print(f"warning: {period.file}: {sentence}", file=sys.stderr, flush=True)
 
     def _lines(self) -> list[dict[str, Any]]:
         return [line for line in self.folder.lines() if line["kind"] == "period"]

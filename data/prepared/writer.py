@@ -14,6 +14,7 @@ import polars as pl
 from tqdm.auto import tqdm
 
 from stampede.data.learning.learned import Growth, Learned
+from stampede.data.learning.unknown import Shares, UnknownIds
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.options import WritingOptions
 from stampede.data.parallel import computed_ahead
@@ -26,6 +27,7 @@ from stampede.data.prepared.manifest import (
     PartName,
     ShardEntry,
     missing_marks_sentence,
+    whole_ids_sentence,
 )
 from stampede.data.prepared.verify import record_verified
 from stampede.data.progress import RowProgress
@@ -53,8 +55,13 @@ def write_rows(
     learned: Learned,
     options: WritingOptions,
     progress: RowProgress,
-) -> dict[PartName, list[ShardEntry]]:
-    """Encode rows and write each to its part; returns the manifest's entries of the files."""
+) -> tuple[dict[PartName, list[ShardEntry]], dict[PartName, Shares]]:
+    """Encode rows and write each to its part.
+
+    Returns:
+        The manifest's entries of the files; and the shares of missing and unseen ids, by part.
+    """
+    unknown = {part: UnknownIds(learned.fields) for part in PARTS}
     writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
@@ -68,18 +75,22 @@ def write_rows(
     for some, arrays, bags in computed_ahead(encode, rows, 2, threads=2):
         for number, part in enumerate(PARTS):
             mask = some.parts == number
-            if mask.all():
-                writers[part].append(arrays, bags)
-            elif mask.any():
-                writers[part].append(
+            if not mask.any():
+                continue
+            of_part = arrays, bags
+            if not mask.all():
+                of_part = (
                     {name: array[mask] for name, array in arrays.items()},
                     [(lengths[mask], ids[np.repeat(mask, lengths)]) for lengths, ids in bags],
                 )
+            writers[part].append(*of_part)
+            unknown[part].add(of_part[0]["ids"], of_part[1])
         progress.advance_to(some.position, len(some.parts))
     # The disk then writes for all of them while their checksums are computed.
     for writer in writers.values():
         writer.close()
-    return {part: writer.finish() for part, writer in writers.items()}
+    parts = {part: writer.finish() for part, writer in writers.items()}
+    return parts, {part: counts.shares() for part, counts in unknown.items() if parts[part]}
 
 
 def write_manifest(
@@ -99,6 +110,7 @@ def write_manifest(
     path, for the message.
     """
     marks = bad_rows.marks_by_column()
+    notes = [whole_ids_sentence(bad_rows.whole)] * bool(bad_rows.whole) + source.get("notes", [])
     manifest = Manifest(
         version=metadata.version("stampede"),
         fields=learned.fields,
@@ -118,6 +130,7 @@ def write_manifest(
             "options": options.model_dump(mode="json"),
             **({"missing_marks": marks} if marks else {}),
             **source,
+            "notes": notes,
         },
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
@@ -127,6 +140,8 @@ def write_manifest(
         tqdm.write(f"left out {counted(bad_rows.count, 'bad row')}, listed in {listed}")
     if marks:
         tqdm.write(missing_marks_sentence(marks))
+    for note in notes:
+        tqdm.write(note)
 
 
 class PartWriter:

@@ -15,7 +15,16 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError, UnfinishedFileError
-from stampede.data.formulas import id_texts, part_of_time, seconds_of_time, stripped
+from stampede.data.formulas import (
+    LARGEST_WHOLE,
+    id_texts,
+    number_of,
+    part_of_time,
+    seconds_of_time,
+    stripped,
+    too_coarse,
+    written_alike,
+)
 from stampede.data.parallel import computed_ahead
 from stampede.data.progress import RowProgress
 from stampede.data.raw.formats import Delimited, Parquet
@@ -145,6 +154,7 @@ class RawLog:
                 for rows in parsed:
                     bad_rows.marks += rows.marks
                     bad_rows.values += rows.values
+                    bad_rows.whole += rows.whole
                     bad_rows.report(rows.bad)
                     yield Chunk(rows.frame, number, rows.numbers, before + rows.position)
             before += self._sizes[number]
@@ -155,12 +165,13 @@ class RawLog:
         Other rows are added to the bad ones.
         """
         try:
-            columns = _columns(self.schema, self._split_column, raw.frame.schema)
+            frame, whole = self._with_ids_alike(raw)
+            columns = _columns(self.schema, self._split_column, frame.schema)
         except DataError as failure:
             raise DataError(f"{raw.file}: {failure}") from None
         checked = [column for column in columns if column.is_bad is not None]
         # In one query, which computes common parts of values and checks once.
-        found = raw.frame.lazy().select(
+        found = frame.lazy().select(
             *(column.values.alias(column.name) for column in columns),
             *(column.is_bad.fill_null(False).alias(f"?{column.name}") for column in checked),
         )
@@ -177,7 +188,7 @@ class RawLog:
                 first = dict.fromkeys(is_bad.arg_true().to_list(), column) | first
         frame = found.select(column.name for column in columns)
         marks = raw.marks + _marks_in_bags(raw.frame, self.schema)
-        done = replace(raw, frame=frame, values=+taken, marks=marks)
+        done = replace(raw, frame=frame, values=+taken, marks=marks, whole=whole)
         if not first:
             return done
         bad = []
@@ -188,6 +199,31 @@ class RawLog:
             bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, text))
         kept = np.delete(np.arange(len(frame)), list(first))
         return replace(done, frame=frame[kept], numbers=raw.numbers[kept], bad=[*raw.bad, *bad])
+
+    def _with_ids_alike(self, raw: RawRows) -> tuple[pl.DataFrame, Counter[str]]:
+        """The rows with each id in one form, whatever its type; see `written_alike`."""
+        changed: Counter[str] = Counter()
+        # A search of all the text at once is much faster than one of each column.
+        if self.schema.rules == 1 or (raw.text is not None and b".0" not in raw.text):
+            return raw.frame, changed
+        names = self.schema.id_columns() | {self._split_column} - {None}
+        columns = []
+        for name in sorted(names):
+            ids = raw.frame[name]
+            kind = ids.dtype.inner if isinstance(ids.dtype, pl.List | pl.Array) else ids.dtype
+            if not (kind == pl.String or kind.is_float() or kind.is_decimal()):
+                continue
+            coarse = too_coarse(ids.explode() if kind != ids.dtype else ids)
+            if coarse.any():
+                raise DataError(
+                    f"column {name} holds ids above {LARGEST_WHOLE[kind]:,} but is stored as "
+                    f"{kind}, which cannot tell them from their neighbours; store it as whole "
+                    "numbers (Int64) or as text"
+                )
+            ids, cells = written_alike(ids)
+            columns.append(ids)
+            changed[name] += cells
+        return raw.frame.with_columns(columns), +changed
 
 
 def scoring_log(
@@ -269,20 +305,21 @@ class _Typed(NamedTuple):
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
     columns = []
     if (label := schema.label) is not None:
-        value = _float(label.column, types)
+        value = _float(label.column, types, schema.rules)
         if label.at_least is None:
             bad = ~value.is_in([0.0, 1.0]).fill_null(False)
             remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
         else:
             bad = ~value.is_finite().fill_null(False)
-            value, remedy = value >= label.at_least, "write a number"
+            least = label.at_least if schema.rules == 1 else float(np.float32(label.at_least))
+            value, remedy = value >= least, "write a number"
         columns.append(_Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy))
     for name, field in schema.numbers.items():
-        columns.append(_number(name, field.column or name, types))
+        columns.append(_number(name, field.column or name, types, schema.rules))
     for name, field in schema.ids.items():
         columns.append(_ids(name, field, schema, types))
     if schema.weight is not None:
-        value = _float(schema.weight, types)
+        value = _float(schema.weight, types, schema.rules)
         bad = ~value.is_between(0, LARGEST).fill_null(False)
         remedy = f"write a number from 0 to {LARGEST:.1e}"
         columns.append(_Typed(WEIGHT, schema.weight, value.cast(pl.Float32), bad, remedy))
@@ -299,10 +336,10 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
     return columns
 
 
-def _float(column: str, types: pl.Schema) -> pl.Expr:
-    """Float64; null for empty cells and for text that is not a number."""
+def _float(column: str, types: pl.Schema, rules: int) -> pl.Expr:
+    """Float64, see `number_of`; null for empty cells and for text that is not a number."""
     _check_type(column, types[column], "a number", _is_numeric(types[column]))
-    return stripped(column, types[column]).cast(pl.Float64, strict=False)
+    return number_of(column, types[column], rules)
 
 
 def _seconds(schema: Schema, types: pl.Schema) -> pl.Expr:
@@ -318,8 +355,8 @@ def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
     return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
 
 
-def _number(name: str, column: str, types: pl.Schema) -> _Typed:
-    value = _float(column, types)
+def _number(name: str, column: str, types: pl.Schema, rules: int) -> _Typed:
+    value = _float(column, types, rules)
     bad = _is_bad(column, types, value.abs() <= LARGEST)
     remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
     return _Typed(name, column, pl.when(~bad).then(value), bad, remedy)
@@ -332,13 +369,13 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
         return _Typed(name, schema.time.column, part, None, "")
     column = field.column or name
     if isinstance(field, Quantiles):
-        return _number(name, column, types)
+        return _number(name, column, types, schema.rules)
     kind, purpose = types[column], f"an id (lists need ids.{name}.separator)"
     one = kind
     if field.separator is not None:
         one, purpose = kind.inner if isinstance(kind, pl.List | pl.Array) else kind, "ids"
     _check_type(column, kind, purpose, _is_text(one))
-    cells = id_texts(column, kind, field.separator, field.max_ids, schema.missing)
+    cells = id_texts(column, kind, field.separator, field.max_ids, schema.missing, schema.rules)
     if not isinstance(field, Integers):
         return _Typed(name, column, cells, None, "")
     remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"

@@ -48,6 +48,7 @@ class BadRows:
         self.count = 0
         self.marks: Marks = Counter()
         self.values: Counter[str] = Counter()
+        self.whole: Counter[str] = Counter()
 
     def report(self, rows: Sequence[BadRow]) -> None:
         """Count and list bad rows; the caller leaves them out.
@@ -92,6 +93,8 @@ class RawRows:
     marks: Marks = field(default_factory=Counter)  # cells that are null because of their text
     # Bad values that became null, by column of the file.
     values: Counter[str] = field(default_factory=Counter)
+    # Ids such as `45.0` that were read as whole numbers, by column of the file.
+    whole: Counter[str] = field(default_factory=Counter)
 
     def row_texts(self, indices: Sequence[int]) -> list[str]:
         """Whole rows as text, for messages."""

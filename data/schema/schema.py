@@ -159,6 +159,8 @@ class Schema(Section):
     """What the columns of a click log mean; docs/schema.md describes the keys."""
 
     format: Literal["auto", "csv", "parquet"] = "auto"
+    # How values are read: see `stampede.data.formulas`. 1 in what older versions prepared.
+    rules: Literal[1, 2] = 2
     separator: str = "auto"
     quote: str = '"'
     columns: list[str] = Field([])
@@ -212,6 +214,11 @@ class Schema(Section):
         texts = {columns[name] for name in columns if name in self.ids}
         numbers |= {self.label and self.label.column, self.weight}
         return numbers - texts - {None, self.time and self.time.column}
+
+    def id_columns(self) -> set[str]:
+        """Columns of the file that are read as ids."""
+        columns = self.sources()
+        return {columns[n] for n in columns if not isinstance(self.ids.get(n), Quantiles | None)}
 
     def sources(self) -> dict[str, str]:
         """Column of each id field and number by name, except parts of the time."""

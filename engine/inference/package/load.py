@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from encode import Encoded, Samples
 
 HERE = Path(__file__).resolve().parent
-FORMAT = 2
+FORMAT = 3
 _CHANGED = "its content has changed (SHA-256 differs)"
 
 
