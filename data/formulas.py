@@ -15,6 +15,18 @@ HOUR, DAY, WEEK = 3600, 86400, 7
 # 1970-01-01 was a Thursday; Monday is weekday 0.
 THURSDAY = 3
 
+# Formats of times as numbers: how many of them a second has.
+UNITS = {"seconds": 1, "milliseconds": 1000, "microseconds": 1_000_000}
+
+# All formats that are recognised, in the order in which they are tried.
+FORMATS = (
+    *UNITS, "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d", "iso8601",
+    "%Y%m%d",
+)  # fmt: skip
+
+# The first and the last second of the years 1990 to 2099.
+FIRST_TIME, LAST_TIME = 631_152_000, 4_102_444_799
+
 # Row 0 of a table of buckets is for missing numbers.
 _FIRST_BUCKET = 1
 
@@ -81,17 +93,65 @@ def bucket_rows(numbers: pl.Series, edges: Sequence[float]) -> np.ndarray:
     return rows
 
 
-def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
-    """A column of times in a format, or `seconds`, as seconds since 1970, UTC; null where bad."""
+def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> pl.Expr:
+    """A column of times as seconds since 1970, UTC: Int64, null where bad.
+
+    Times outside 1990 to 2099 are bad, as those of another format; not with `rules` 1.
+
+    Args:
+        format: one of `UNITS`, `iso8601`, or a format of strptime; dates and datetimes need none.
+    """
     if kind.is_temporal():
-        return pl.col(column).dt.epoch("s")
-    if format == "seconds":
-        return stripped(column, kind).cast(pl.Int64, strict=False)
-    # The parser needs minutes with hours; Avazu has hours alone.
-    text = pl.col(column).cast(pl.String)
-    if "%H" in format and "%M" not in format:
-        text, format = text + ":00", format + ":%M"
-    return text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
+        found = pl.col(column).dt.epoch("s")
+    elif format in UNITS:
+        given = stripped(column, kind)
+        found = given.cast(pl.Int64, strict=False)
+        if kind == pl.String:
+            # Pandas writes 1772668806.0 beside a missing one.
+            fraction = given.cast(pl.Float64, strict=False).floor()
+            found = pl.coalesce(found, fraction.cast(pl.Int64, strict=False))
+        found = found // UNITS[format]
+    elif format == "iso8601":
+        found = _seconds_of_iso8601(pl.col(column).cast(pl.String).str.strip_chars())
+    else:
+        text = pl.col(column).cast(pl.String)
+        # The parser needs minutes with hours; Avazu has hours alone.
+        if "%H" in format and "%M" not in format:
+            text, format = text + ":00", format + ":%M"
+        found = text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
+    if rules == 1:
+        return found
+    return pl.when(found.is_between(FIRST_TIME, LAST_TIME)).then(found)
+
+
+# Date, time of day, seconds, and hours and minutes east of Greenwich; UTC without the latter.
+_ISO8601 = (
+    r"^(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(?::(\d\d)(?:[.,]\d+)?)?"
+    r"\s*(?:[Zz]|UTC|([+-]\d\d)(?::?(\d\d))?)?)?$"
+)
+
+
+def _seconds_of_iso8601(text: pl.Expr) -> pl.Expr:
+    date, clock, seconds, hours, minutes = (text.str.extract(_ISO8601, i) for i in range(1, 6))
+    clock = clock.fill_null("00:00") + ":" + seconds.fill_null("00")
+    when = (date + " " + clock).str.strptime(pl.Datetime("us"), "%Y-%m-%d %H:%M:%S", strict=False)
+    east = hours.fill_null("+0").str.slice(1).cast(pl.Int64, strict=False) * HOUR
+    east += minutes.fill_null("0").cast(pl.Int64, strict=False) * 60
+    return when.dt.epoch("s") - pl.when(hours.str.starts_with("-")).then(-east).otherwise(east)
+
+
+def fitting_format(times: pl.Series) -> str | None:
+    """The first of `FORMATS` in which all values are times; None if there is no value or format."""
+    times, kind = times.drop_nulls(), times.dtype
+    for format in FORMATS if len(times) else ():
+        if not (kind.is_numeric() or kind == pl.String) or ("-" in format and kind != pl.String):
+            continue
+        # Floats are no dates.
+        if format in UNITS or kind == pl.String or kind.is_integer():
+            found = seconds_of_time(times.name, kind, format, 2)
+            if not times.to_frame().select(found.is_null().any()).item():
+                return format
+    return None
 
 
 def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:

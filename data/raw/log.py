@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ import polars as pl
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import (
     LARGEST_WHOLE,
+    UNITS,
+    fitting_format,
     id_texts,
     number_of,
     part_of_time,
@@ -196,7 +199,8 @@ class RawLog:
             column, line = first[index], int(raw.lines[index])
             value = raw.frame[column.column][index]
             shown = "nothing" if value is None else repr(value)
-            bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, text))
+            remedy = column.remedy if isinstance(column.remedy, str) else column.remedy(value)
+            bad.append(BadRow(raw.file, line, column.column, shown, remedy, text))
         kept = np.delete(np.arange(len(frame)), list(first))
         return replace(done, frame=frame[kept], numbers=raw.numbers[kept], bad=[*raw.bad, *bad])
 
@@ -299,7 +303,7 @@ class _Typed(NamedTuple):
     column: str
     values: pl.Expr  # null where an input's value is bad
     is_bad: pl.Expr | None  # whether a row's value is bad; null counts as good
-    remedy: str
+    remedy: str | Callable[[Any], str]  # what to write, or a function of the bad value
 
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
@@ -326,9 +330,9 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
     if schema.time is not None:
         column, form = schema.time.column, schema.time.format
         seconds = _seconds(schema, types)
-        remedy = "whole seconds since 1970" if form == "seconds" else f"a time as {form}"
-        remedy = "a time" if types[column].is_temporal() else remedy
-        columns.append(_Typed(TIME, column, seconds, seconds.is_null(), f"write {remedy}"))
+        form = "" if types[column].is_temporal() else form
+        remedy = partial(_remedy_of_time, column=column, form=form)
+        columns.append(_Typed(TIME, column, seconds, seconds.is_null(), remedy))
     if split_column is not None:
         kind, text = types[split_column], pl.col(split_column).cast(pl.String)
         _check_type(split_column, kind, "text", _is_text(kind))
@@ -345,9 +349,22 @@ def _float(column: str, types: pl.Schema, rules: int) -> pl.Expr:
 def _seconds(schema: Schema, types: pl.Schema) -> pl.Expr:
     column = schema.time.column
     kind = types[column]
+    # A float32 is too coarse: it has a value every two minutes.
     serves = kind in (pl.Date, pl.Datetime, pl.String) or kind.is_integer()
+    if schema.time.format in UNITS:
+        serves |= kind == pl.Float64 or kind.is_decimal()
     _check_type(column, kind, "a time", serves)
-    return seconds_of_time(column, kind, schema.time.format)
+    return seconds_of_time(column, kind, schema.time.format, schema.rules)
+
+
+def _remedy_of_time(value: Any, column: str, form: str) -> str:
+    """What to write instead of a bad time: the format that fits, if there is one."""
+    other = fitting_format(pl.Series(column, [value]))
+    if form and other not in (None, form):
+        return f"write `time: {{column: {column}, format: {other!r}}}` in the schema, which fits it"
+    if form in UNITS:
+        return f"write whole {form} since 1970, of a time in 1990 to 2099"
+    return "write a time in 1990 to 2099" + f" as {form}" * bool(form)
 
 
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:

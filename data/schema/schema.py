@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from stampede.data.formulas import UNITS
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 
 # Names of fields and numbers become parts of the names of files, metrics and tables.
@@ -121,7 +122,16 @@ class Time(Section):
     """The time of a sample, UTC."""
 
     column: str = Field(min_length=1)
-    format: str = "seconds"  # or such as %Y-%m-%d %H:%M:%S
+    # One of `formulas.UNITS`, iso8601, or such as %Y-%m-%d %H:%M:%S.
+    format: str = "seconds"
+
+    @field_validator("format")
+    @classmethod
+    def _format_is_known(cls, format: str) -> str:
+        if format not in (*UNITS, "iso8601") and "%" not in format:
+            known = ", ".join((*UNITS, "iso8601"))
+            raise ValueError(f"found {format!r}; write {known}, or such as '%Y-%m-%d %H:%M:%S'")
+        return format
 
 
 def _names_alone(value: Any) -> Any:

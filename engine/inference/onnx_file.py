@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
-from stampede.data.formulas import DAY, HOUR, THURSDAY, WEEK
+from stampede.data.formulas import DAY, FIRST_TIME, HOUR, LAST_TIME, THURSDAY, WEEK
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
 from stampede.engine.errors import RunFolderError
@@ -333,7 +333,8 @@ class Field(nn.Module):
     def _is_row(self, value: Tensor) -> Tensor:
         """Whether a whole number is a row of the table, an id of the log, or a time."""
         if self.kind == "seconds":
-            return value >= 0
+            first, last = (0, 2**62) if self.rules == 1 else (FIRST_TIME, LAST_TIME)
+            return (value >= first) & (value <= last)
         limit = self.about["size"] if self.kind == "integer" else self.about["rows"]
         return (value >= 0) & (value < limit)
 

@@ -158,12 +158,13 @@ def test_a_table_is_guessed_from_its_types(log):
     folder, frame = log
     found = guess([folder / "log_0.csv"])
     assert found.kind == "table"
-    assert "found no time" in found.reason[-1]
+    assert "time 'seen'" in found.reason[0]
     assert found.schema == {
         "separator": ",",
         "label": "clicked",
-        "ids": {"site": {}, "user": {}, "tags": {"separator": "|"}, "seen": {}},
+        "ids": {"site": {}, "user": {}, "tags": {"separator": "|"}},
         "numbers": {"price": {}},
+        "time": {"column": "seen"},
     }
     times = pd.to_datetime(frame.pop("seen"), unit="s")
     frame["timestamp"] = times.dt.strftime("%Y-%m-%d %H:%M:%S")
@@ -244,7 +245,7 @@ def test_the_command_writes_a_table_and_a_page(log, tmp_path, capsys):
     assert rates.split()[1] == top and rates.split()[3] == f"{clicked:.3f}"
     assert (out / "description.png").read_bytes().startswith(b"\x89PNG")
     # The guessed schema can be given.
-    assert list(load_schema(out / "schema.yaml").ids) == ["site", "user", "tags", "seen"]
+    assert list(load_schema(out / "schema.yaml").ids) == ["site", "user", "tags"]
     assert main([*files, "--out", str(out), "--schema", str(folder / "schema.yaml")]) == 0
     text = (out / "description.txt").read_text()
     for words in ("over time (UTC)", "from 2020-09-13 12:00", "hash 7"):

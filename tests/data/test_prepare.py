@@ -343,7 +343,7 @@ def test_prepares_verifies_and_reports(log, capsys):
 @pytest.mark.parametrize("moved_by, told", [(50, False), (10**6, True)])
 def test_advice_on_a_sequential_split_of_an_unsorted_log(log, capsys, moved_by, told):
     times = np.argsort(np.arange(1000) + moved_by * np.random.default_rng(0).random(1000))
-    lines = [f"{i % 2},u{i % 50},{time}" for i, time in enumerate(times.tolist())]
+    lines = [f"{i % 2},u{i % 50},{10**9 + time}" for i, time in enumerate(times.tolist())]
     log.write_text("\n".join(["y,user,x", *lines]) + "\n")
     (log.parent / "schema.yaml").write_text("label: y\nids: [user]\ntime: {column: x}\n")
     assert main(command(log)) == 0
