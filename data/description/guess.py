@@ -15,7 +15,8 @@ from stampede.data.errors import DataError
 from stampede.data.formulas import UNITS, filled, fitting_format, seconds_of_time
 from stampede.data.raw.files import read_blocks
 from stampede.data.raw.formats import open_parquet
-from stampede.data.schema.schema import CRITEO, MISSING, Schema, described, settled
+from stampede.data.raw.log import typed_label
+from stampede.data.schema.schema import CRITEO, MISSING, Label, Schema, described, settled
 from stampede.data.sources import TRAIN, Kind
 from stampede.settings import cut, shown
 
@@ -72,6 +73,7 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
             f"is named {', '.join(LABELS)}; write a schema file (if line 1 is a row and not a "
             "header, with `columns: [label, user, item]`) and give it with --schema"
         )
+    section, said = _label(head[label])
     times = _times(head.drop(label))
     time = times[0] if times else None
     ids: dict[str, Any] = {}
@@ -104,7 +106,8 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
         reason.append(f"left out: {_listed(left_out)}")
     if time is None:
         reason.append("found no time; if a column is one, write it as `time` of the schema")
-    schema = {**written, "label": label, "ids": ids, "numbers": numbers}
+    reason += [said] * bool(said)
+    schema = {**written, "label": section, "ids": ids, "numbers": numbers}
     return Guess("table", {**schema, "time": time} if time else schema, reason)
 
 
@@ -125,6 +128,26 @@ def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
             f"{path}: cannot be read as CSV ({reason}); write a schema file and give it with "
             "--schema"
         ) from None
+
+
+def _label(values: pl.Series) -> tuple[str | dict[str, Any], str]:
+    """The section `label` of a schema, and a sentence if it is not the column alone."""
+    name, present = values.name, values.drop_nulls()
+    frame, rules = present.to_frame(), {"column": name}
+    if values.dtype.is_nested():
+        return name, ""
+    typed = typed_label(Label(column=name), frame.schema, 2)
+    found = frame.select(typed.values.alias("label"), bad=typed.is_bad)
+    read = found["label"]
+    if not (found["bad"].any() or ((read == -1).any() and ((read != -1) & (read != 1)).any())):
+        return name, ""
+    if values.dtype.is_numeric():
+        rules["at_least"] = present.filter(present > present.mean()).min()
+    else:
+        counts = present.cast(pl.String).value_counts(sort=True)
+        rules["positive"] = [counts[name][-1]]
+    shown_rule = ", ".join(f"{key}: {value}" for key, value in rules.items())
+    return rules, f"the label has values other than 0 and 1; guessed {{{shown_rule}}}: correct it"
 
 
 def _times(head: pl.DataFrame) -> list[dict[str, str]]:

@@ -186,7 +186,7 @@ def collect(rows: Rows) -> Statistics:
     ends = rows.frame.select(first=pl.col(PLACE).min(), last=pl.col(PLACE).max())
     width = least_width(*ends.collect().row(0), rows.by_time, SLICES)
     slices = rows.frame.group_by(start=pl.col(PLACE) // width * width)
-    slices = slices.agg(rows=pl.len().cast(pl.Int64), clicks=(pl.col(LABEL) > 0).sum())
+    slices = slices.agg(rows=pl.len().cast(pl.Int64), clicks=(pl.col(LABEL) >= 0.5).sum())
     return Statistics(
         rows=counts[:, 0],
         clicks=counts[:, 1],
@@ -211,7 +211,7 @@ def least_width(first: int, last: int, by_time: bool, most: int) -> int:
 
 def _counts(values: pl.LazyFrame) -> tuple[pl.Series, np.ndarray]:
     """Each value once, null included, and `[values, parts, 2]` its rows and clicks."""
-    is_click = pl.col(LABEL) > 0
+    is_click = pl.col(LABEL) >= 0.5
     counted = values.group_by(_VALUE).agg(
         counted.sum().cast(pl.Int64).alias(f"{part}{kind}")
         for part in range(len(PARTS))
@@ -273,7 +273,7 @@ def _number(rows: Rows, name: str) -> Column:
         alone=_auc_alone(by_bucket),
         rates=np.pad(by_quarter.sum(1), ((0, 5 - len(by_quarter)), (0, 0))),
         summary=summary,
-        histogram=_histogram(values.to_numpy(), (present[LABEL] > 0).to_numpy()),
+        histogram=_histogram(values.to_numpy(), (present[LABEL] >= 0.5).to_numpy()),
     )
 
 

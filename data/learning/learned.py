@@ -195,9 +195,13 @@ class Learned:
     """Turns typed rows into arrays, by encoders of the id fields and ranges of the numbers."""
 
     def __init__(
-        self, schema: Schema, encoders: Mapping[str, Encoder], ranges: Mapping[str, NumberRange]
+        self,
+        schema: Schema,
+        encoders: Mapping[str, Encoder],
+        ranges: Mapping[str, NumberRange],
+        soft_labels: bool = False,
     ) -> None:
-        self.schema = schema
+        self.schema, self.soft_labels = schema, soft_labels
         self._encoders = encoders
         self._numbers = [
             transformed(name, field, ranges[name]) for name, field in schema.numbers.items()
@@ -304,6 +308,7 @@ class Learner:
 
     Attributes:
         rows: of the training part so far.
+        soft_labels: whether some labels are between 0 and 1; set it before saving.
         notes: sentences for the user, once it has saved.
         unseen: share of the ids that no earlier period had, by field; empty without periods.
     """
@@ -318,6 +323,7 @@ class Learner:
         counted = [name for name, field in schema.ids.items() if isinstance(field, kinds)]
         self.counts = ValueCounts(counted, budget, spill)
         self.rows = 0
+        self.soft_labels = False
         self.notes: list[str] = []
         self.unseen: dict[str, float] = {}
         self._numbers = schema.numbers if self._before is None else {}
@@ -382,6 +388,7 @@ class Learner:
         for notes in computed_ahead(write_vocabulary, files, 2, threads=2):
             self.notes += notes
         update = {"vocabularies": files, "waiting": waiting, "rows": self.rows}
+        update["soft_labels"] = self.soft_labels
         if self._growth is not None:
             update["period"] = self._growth.period
             update["rows"] += self._growth.rows_before
@@ -401,6 +408,7 @@ class Saved(Section):
     # File of the ids that wait for a row, by field.
     waiting: dict[str, str] = Field(default_factory=dict)
     rows: int = 0  # training rows of all periods
+    soft_labels: bool = False  # whether some labels are between 0 and 1
 
     @field_validator("schema_", mode="before")
     @classmethod
@@ -421,7 +429,7 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
     with reading(folder / LEARNED, DataError, remedy):
         ids = saved.schema_.ids.items()
         encoders = {name: _encoder(name, field, saved, folder, remedy) for name, field in ids}
-        return Learned(saved.schema_, encoders, saved.ranges)
+        return Learned(saved.schema_, encoders, saved.ranges, saved.soft_labels)
 
 
 def read_ids(folder: Path, saved: Saved, field: str, remedy: str = _REMEDY) -> pl.Series:

@@ -50,8 +50,9 @@ class ShardEntry(Section):
     """Some rows of a part, one `.npy` file per array.
 
     The arrays: `ids` `[rows, single-valued fields]`, `numbers` `[rows, numbers]`, `label` `[rows]`
-    uint8; if the data have them, `weight` `[rows]` float32, `time` `[rows]` int64 seconds; for the
-    multi-valued field number i (of those) `offsets_i` `[rows + 1]` int64, from 0, into `values_i`.
+    uint8, or float32 with soft labels; if the data have them, `weight` `[rows]` float32, `time`
+    `[rows]` int64 seconds; for the multi-valued field number i (of those) `offsets_i` `[rows + 1]`
+    int64, from 0, into `values_i`.
     """
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]

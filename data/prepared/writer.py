@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 from tqdm.auto import tqdm
 
+from stampede.data.errors import DataError
 from stampede.data.learning.learned import Growth, Learned
 from stampede.data.learning.unknown import Shares, UnknownIds
 from stampede.data.learning.vocabulary import Distinct
@@ -66,7 +67,7 @@ def write_rows(
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
         arrays, bags = learned.encode(some.frame, options.numbers_dtype, some.distinct)
-        arrays["label"] = some.frame[LABEL].to_numpy().astype(np.uint8)
+        arrays["label"] = _stored_labels(some.frame[LABEL].to_numpy(), learned.soft_labels)
         for name, column in (("weight", WEIGHT), ("time", TIME)):
             if column in some.frame.columns:
                 arrays[name] = some.frame[column].to_numpy()
@@ -91,6 +92,19 @@ def write_rows(
         writer.close()
     parts = {part: writer.finish() for part, writer in writers.items()}
     return parts, {part: counts.shares() for part, counts in unknown.items() if parts[part]}
+
+
+def _stored_labels(labels: np.ndarray, are_soft: bool) -> np.ndarray:
+    """Labels as they are stored: float32 if any of the training's data is soft, else uint8."""
+    if are_soft:
+        return labels
+    stored = labels.astype(np.uint8)
+    if (stored != labels).any():
+        raise DataError(
+            f"found the label {labels[stored != labels][0]:g}, but the training's labels are 0 and "
+            "1; write 0 or 1, or prepare both together"
+        )
+    return stored
 
 
 def write_manifest(

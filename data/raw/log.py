@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections import Counter
@@ -35,6 +36,7 @@ from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_ma
 from stampede.data.schema.schema import (
     IdField,
     Integers,
+    Label,
     Quantiles,
     Schema,
     TimePart,
@@ -141,7 +143,7 @@ class RawLog:
         Raises:
             DataError: a file cannot be used, or has a bad row and `bad_rows` refuses it.
         """
-        before = 0
+        before, labels = 0, _Labels(self.schema.label)
         for number, file in enumerate(self.files):
             kind = _format_of(self.schema, file, self._split_column)
 
@@ -159,7 +161,8 @@ class RawLog:
                     bad_rows.values += rows.values
                     bad_rows.whole += rows.whole
                     bad_rows.report(rows.bad)
-                    yield Chunk(rows.frame, number, rows.numbers, before + rows.position)
+                    frame = labels.checked(rows.frame, file)
+                    yield Chunk(frame, number, rows.numbers, before + rows.position)
             before += self._sizes[number]
 
     def _typed(self, raw: RawRows) -> RawRows:
@@ -308,16 +311,8 @@ class _Typed(NamedTuple):
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
     columns = []
-    if (label := schema.label) is not None:
-        value = _float(label.column, types, schema.rules)
-        if label.at_least is None:
-            bad = ~value.is_in([0.0, 1.0]).fill_null(False)
-            remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
-        else:
-            bad = ~value.is_finite().fill_null(False)
-            least = label.at_least if schema.rules == 1 else float(np.float32(label.at_least))
-            value, remedy = value >= least, "write a number"
-        columns.append(_Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy))
+    if schema.label is not None:
+        columns.append(typed_label(schema.label, types, schema.rules))
     for name, field in schema.numbers.items():
         columns.append(_number(name, field.column or name, types, schema.rules))
     for name, field in schema.ids.items():
@@ -338,6 +333,70 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
         _check_type(split_column, kind, "text", _is_text(kind))
         columns.append(_Typed(SPLIT, split_column, text, None, ""))
     return columns
+
+
+# Texts of labels, in any case.
+_YES, _NO = ["true", "yes", "t", "y"], ["false", "no", "f", "n"]
+
+
+def typed_label(label: Label, types: pl.Schema, rules: int) -> _Typed:
+    """The column `#label`: 0, 1, a soft label between them, or -1, which `_Labels` turns into 0."""
+    column, kind = label.column, types[label.column]
+    if label.positive:
+        _check_type(column, kind, "a label", _is_text(kind))
+        text = pl.col(column).cast(pl.String)
+        value, bad, remedy = text.is_in(label.positive), text.is_null(), "write a value"
+    elif label.at_least is not None:
+        value = _float(column, types, rules)
+        bad = ~value.is_finite().fill_null(False)
+        least = label.at_least if rules == 1 else float(np.float32(label.at_least))
+        value, remedy = value >= least, "write a number"
+    else:
+        value = _float(column, types, rules)
+        if kind == pl.String:
+            word = pl.col(column).str.strip_chars().str.to_lowercase()
+            is_word = pl.when(word.is_in(_YES)).then(1.0).when(word.is_in(_NO)).then(0.0)
+            value = pl.coalesce(value, is_word)
+        bad = ~(value.is_between(0.0, 1.0) | (value == -1.0)).fill_null(False)
+        remedy = partial(_remedy_of_label, column=column)
+    return _Typed(LABEL, column, value.cast(pl.Float32), bad, remedy)
+
+
+def _remedy_of_label(value: Any, column: str) -> str:
+    """What to write instead of a bad label."""
+    if value is None:
+        return "write 0 or 1"
+    shown = json.dumps(str(value), ensure_ascii=False) if isinstance(value, str) else f"{value:g}"
+    rules = [f"`label: {{column: {column}, positive: [{shown}]}}` in the schema if it is a click"]
+    if not isinstance(value, str):
+        rules.append(f"`label: {{column: {column}, at_least: {shown}}}`")
+    return f"write 0 or 1, or {', or '.join(rules)}"
+
+
+class _Labels:
+    """Turns labels -1 of a log into 0; refuses them beside labels other than 1."""
+
+    def __init__(self, label: Label | None) -> None:
+        self._label = label
+        self._has_minus, self._other = False, None
+
+    def checked(self, frame: pl.DataFrame, file: Path) -> pl.DataFrame:
+        """Rows with labels from 0 to 1."""
+        if self._label is None or self._label.positive or self._label.at_least is not None:
+            return frame
+        label = frame[LABEL]
+        is_minus = label == -1
+        self._has_minus |= bool(is_minus.any())
+        others = label.filter(~is_minus & (label != 1))
+        self._other = others[0] if self._other is None and len(others) else self._other
+        if self._has_minus and self._other is not None:
+            column = self._label.column
+            raise DataError(
+                f"{file}: column {column}: found labels -1 and {self._other:g}, so it is not clear "
+                f"which of them are clicks; write `label: {{column: {column}, positive: [1]}}` in "
+                "the schema, or other values"
+            )
+        return frame.with_columns(label.set(is_minus, 0.0)) if is_minus.any() else frame
 
 
 def _float(column: str, types: pl.Schema, rules: int) -> pl.Expr:

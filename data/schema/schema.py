@@ -111,11 +111,27 @@ class NumberField(Section):
         return self
 
 
+def _as_texts(value: Any) -> Any:
+    """Values as the log's text has them; YAML reads `yes` as true."""
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(one, bool) for one in values):
+        raise ValueError(f"found {value!r}; write text in quotes, such as positive: ['yes']")
+    return [f"{one:g}" if isinstance(one, int | float) else one for one in values]
+
+
 class Label(Section):
-    """The label: a column of 0 and 1, or a number with a threshold."""
+    """The label: a column of 0 and 1, a number with a threshold, or values that mean a click."""
 
     column: str = Field(min_length=1)
     at_least: float | None = None  # label 1 for numbers of at least this
+    # Label 1 for these values, 0 for others.
+    positive: Annotated[list[str], BeforeValidator(_as_texts)] = Field([])
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Label:
+        if self.positive and self.at_least is not None:
+            raise ValueError("found at_least and positive; write one of them")
+        return self
 
 
 class Time(Section):
@@ -222,13 +238,16 @@ class Schema(Section):
         columns = self.sources()
         numbers = {columns[name] for name in self.numbers}
         texts = {columns[name] for name in columns if name in self.ids}
-        numbers |= {self.label and self.label.column, self.weight}
+        of_label = self.label and self.label.column
+        texts |= {of_label} if self.label and self.label.positive else set()
+        numbers |= {of_label, self.weight}
         return numbers - texts - {None, self.time and self.time.column}
 
     def id_columns(self) -> set[str]:
-        """Columns of the file that are read as ids."""
+        """Columns of the file that are read as ids, or as a label of certain values."""
         columns = self.sources()
-        return {columns[n] for n in columns if not isinstance(self.ids.get(n), Quantiles | None)}
+        found = {columns[n] for n in columns if not isinstance(self.ids.get(n), Quantiles | None)}
+        return found | ({self.label.column} if self.label and self.label.positive else set())
 
     def sources(self) -> dict[str, str]:
         """Column of each id field and number by name, except parts of the time."""
