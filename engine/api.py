@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow
 
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run, set_key
@@ -217,7 +218,7 @@ class Run:
 
     def score(
         self,
-        data: pd.DataFrame | pl.DataFrame | str | PathLike[str] | list[str],
+        data: pd.DataFrame | pl.DataFrame | pyarrow.Table | str | PathLike[str] | list[str],
         *,
         batch_size: int = 8192,
         on_bad_value: OnBadValue = "error",
@@ -246,7 +247,7 @@ class Run:
         if on_bad_value not in get_args(OnBadValue):
             raise ValueError(f"on_bad_value: found {on_bad_value!r}; write 'error' or 'missing'")
         with libraries_quiet():
-            if not isinstance(data, pd.DataFrame | pl.DataFrame):
+            if not isinstance(data, pd.DataFrame | pl.DataFrame | pyarrow.Table):
                 data = [str(name) for name in (data if isinstance(data, list | tuple) else [data])]
             scores, missing, unknown = score(
                 self._trained, self._model, data, batch_size, on_bad_value

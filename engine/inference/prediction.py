@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow
 import pyarrow.parquet
 import torch
@@ -33,6 +32,7 @@ from stampede.data.samples import Slice
 from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.frames import Frame, columns_of
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, own_folder, remedy
 from stampede.engine.inference.trained import Scored, Trained, new_output, scored, whole_model
 from stampede.engine.metrics import PartMetrics, probability
@@ -164,7 +164,7 @@ def _write(
 def score(
     trained: Trained,
     model: CTRModel,
-    data: list[str] | pd.DataFrame | pl.DataFrame,
+    data: list[str] | Frame,
     batch_size: int,
     on_bad_value: OnBadValue = "error",
 ) -> tuple[np.ndarray, dict[str, int], Compared | None]:
@@ -200,7 +200,7 @@ def score(
 def _score_frame(
     trained: Trained,
     model: CTRModel,
-    frame: pd.DataFrame | pl.DataFrame,
+    frame: Frame,
     batch_size: int,
     bad_rows: BadRows,
     options: PredictionOptions,
@@ -208,17 +208,14 @@ def _score_frame(
     """Score a frame by way of a Parquet file, so that its values are read like a log's."""
     learned, manifest = _learned(trained, "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
-    used = [column for column in frame.columns if column in schema.used_columns()]
-    if isinstance(frame, pd.DataFrame):
-        if schema.rules == 1:
-            _check_ids(frame, schema)
-        frame = pl.from_pandas(frame[used])
+    if isinstance(frame, pd.DataFrame) and schema.rules == 1:
+        _check_ids(frame, schema)
     if not len(frame):
         return np.zeros(0), None
     with tempfile.TemporaryDirectory(prefix="stampede-") as folder:
         file = Path(folder) / "frame.parquet"
         try:
-            frame.select(used).write_parquet(file)
+            columns_of(frame, schema.used_columns()).write_parquet(file)
             rows = _rows_of_files([str(file)], learned, manifest, bad_rows, options)
             return _probabilities(model, rows, batch_size), rows.told()
         except DataError as failure:

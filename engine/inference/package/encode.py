@@ -324,6 +324,9 @@ def _without(values: pl.Series, bad: pl.Series) -> pl.Series:
 def _table_of(samples: Samples, columns: list[str]) -> pl.DataFrame:
     """The wanted columns; raises a ValueError if one is absent, or holds something else."""
     if type(samples).__module__.partition(".")[0] == "pandas":
+        twice = [name for name in columns if list(samples.columns).count(name) > 1]
+        if twice:
+            raise ValueError(f"the column {twice[0]!r} appears twice; rename or drop one of them")
         # Without the pyarrow that polars would need.
         samples = {
             name: samples[name].astype(object).where(samples[name].notna(), None).tolist()
