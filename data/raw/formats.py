@@ -337,7 +337,7 @@ class Parquet:
 def open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
     """Open a file. Raises a `DataError` if it is damaged, as is found here or while it is read."""
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as failure:
         raise DataError(
