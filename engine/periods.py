@@ -64,6 +64,9 @@ _PARTS = {
     "saving": "saving",
 }
 
+# With fewer rows, the AUC where ids are new says nothing.
+_FEWEST_NEW = 100
+
 # Metrics of a period's rows in its line.
 _METRICS = ("auc", "logloss", "normalized_entropy", "calibration", "samples")
 
@@ -444,7 +447,8 @@ def _shown(line: dict[str, Any]) -> str:
     scores = "not scored: the first"
     if line["period"] != 1:
         scores = f"AUC {readable_metric(line['auc'])} logloss {line['logloss']:.4f}"
-        if f"{NEW_IDS}auc" in line:
-            scores += f", AUC {readable_metric(line[f'{NEW_IDS}auc'])} where ids are new"
+        if (rows := line.get(f"{NEW_IDS}samples") or 0) >= _FEWEST_NEW:
+            new = readable_metric(line[f"{NEW_IDS}auc"])
+            scores += f", AUC {new} in {rows:,} rows where ids are new"
     name = Path(line["file"]).name
     return f"period {line['period']:>3}  {name}  {line['rows']:>9,} rows  {scores}"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import html
+import json
 import math
+import os
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +32,12 @@ from stampede.engine.report.run_records import (
     settings_of,
 )
 from stampede.files import write_file
+from stampede.settings import cut
 
 PAGE = "report.html"
+
+# Characters of a page in which its runs are named.
+_HEAD = 1 << 16
 
 _MOST_CURVES = 20
 
@@ -52,8 +60,9 @@ def write_report(
         A sentence for each thing that the report lacks, apart from whole pictures of a single run.
 
     Raises:
-        RunFolderError: the folder cannot be written.
+        RunFolderError: the folder cannot be written, or holds the page of other runs.
     """
+    _check_page(folder / PAGE, runs)
     notes = [f"{run.label} {state}" for run in runs if (state := run.state())] + _advice(runs)
     groups = by_data(runs)
     pictures: dict[str, list[Picture]] = {}
@@ -74,6 +83,7 @@ def write_report(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     text = page.render(
+        runs=json.dumps(_names(runs, folder)),
         title=f"stampede: {runs[0].label if len(runs) == 1 else f'{len(runs)} runs'}",
         notes=notes,
         above=[*period_tables(runs), *result_tables(groups, baseline), *about],
@@ -98,6 +108,27 @@ def write_report(
     # Most pictures that a single run lacks do not apply to it; the page names them.
     told = [one for one in every if one.figure is not None or len(runs) > 1]
     return [*notes, *(f"{one.title}: {sentence}" for one in told for sentence in one.left_out)]
+
+
+def _names(runs: Sequence[RunRecord], folder: Path) -> list[str]:
+    """The runs of a page in a folder, by paths that stay if both are moved."""
+    return sorted(os.path.relpath(run.path, folder) for run in runs)
+
+
+def _check_page(page: Path, runs: Sequence[RunRecord]) -> None:
+    """Refuse to overwrite the page of a run that is not among these."""
+    if not page.is_file():
+        return
+    text = page.read_text(encoding="utf-8", errors="replace")[:_HEAD]
+    found = re.search(r'<meta name="runs" content="([^"]*)">', text)
+    others = ["other runs"]
+    if found is not None:
+        named = json.loads(html.unescape(found[1]))
+        others = [name for name in named if name not in _names(runs, page.parent)]
+    if others:
+        raise RunFolderError(
+            f"{page}: is the page of {cut(', '.join(others))}; write another --out, or delete it"
+        )
 
 
 def _advice(runs: Sequence[RunRecord]) -> list[str]:

@@ -211,7 +211,7 @@ def test_the_features_that_auto_will_choose_are_said_with_their_keys(log, tmp_pa
     "content, sentence",
     [
         ("label,b\n", "has only a header line"),
-        ("label,b\n5,x\n1,y\n", "found 5.0; write 0 or 1, or `label: {column, at_least}` in the"),
+        ("label,b\n,x\n1,y\n", "column label: found nothing; write 0 or 1"),
         ("label,b\n1," + "x\0y\n", "line 2: found a NUL byte"),
         ("a" * 2_000_000 + ",b\n1,2\n", "cannot tell which column is the label: found 'aaaa"),
         ("1,2\n3,4\n", "column is the label: found '1', '2', none is named label"),
@@ -316,7 +316,6 @@ def test_advice(tmp_path, capsys):
     })  # fmt: skip
     said = " ".join(printed_of(tmp_path, frame, capsys).partition("\nadvice\n")[2].split())
     for words in (
-        "% of the rows lie in 1 day of 5, from 2020-09-15 00:00 on: a split by rows",
         "hour 100%, request 100%: this share of the test ids is not in the training part; leave it",
         "for a time, use hour_of_day and weekday, as data.features=auto does",
         "min_count=2 or more trains the row that they share",
@@ -326,6 +325,13 @@ def test_advice(tmp_path, capsys):
     ):
         assert words in said, said
     assert "site" not in said and "number_good" not in said
+    # One large day is in order; days in any order are not.
+    assert "newer than half" not in said
+    shuffled = frame.assign(time=draw.permutation(frame["time"]))
+    test, train = shuffled["time"][1800:], shuffled["time"][:1620]
+    newer = (train > test.median()).mean()
+    said = " ".join(printed_of(tmp_path, shuffled, capsys).split())
+    assert f"{newer:.0%} of the training rows are newer than half of the test rows" in said
     frame["label"] = [0] * 1900 + [1] * 100
     said = printed_of(tmp_path, frame[["label", "site"]], capsys)
     assert "the train part has no clicks, so it has no AUC" in said
