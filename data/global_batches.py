@@ -169,7 +169,8 @@ class GlobalBatches:
         first = min(self._rank * local, samples)
         last = min(first + local, samples)
         stretch = tile if self._tiles else _SORTED
-        read = self._part.read(self._rows(epoch, start + first, start + last, stretch))
+        rows = self._rows(epoch, start + first, start + last, stretch)
+        read = self._part.read(rows)
         padding = local - len(read.label)
         weight, probability = read.weight, read.true_probability
         if weight is None and self._part.device.type == "cpu":
@@ -185,6 +186,7 @@ class GlobalBatches:
             global_samples=samples,
             global_weight=self._global_weight(epoch, start, samples, read, stretch),
             samples=len(read.label),
+            rows=_padded(rows, padding),
             true_probability=None if probability is None else _padded(probability, padding),
             tiles=self._tiles,
         )

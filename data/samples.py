@@ -164,6 +164,8 @@ class Batch(Pipelineable):
         global_weight: sum of the weights of the global batch, a float64 scalar tensor if the
             weights are on a GPU; default: `global_samples`.
         samples: this rank's samples, without padding; default: all.
+        rows: `[n]` int64, the samples' rows in their part, which name them on any number of ranks;
+            None: without names.
         true_probability: `[n]` float32, the probability of a click, for synthetic clicks.
         tiles: equal parts of these samples that are computed one by one, see `GlobalBatches`; 0:
             none.
@@ -176,6 +178,7 @@ class Batch(Pipelineable):
     global_samples: int
     global_weight: float | Tensor | None = None
     samples: int | None = None
+    rows: Tensor | None = None
     true_probability: Tensor | None = None
     tiles: int = 0
 

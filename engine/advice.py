@@ -5,7 +5,6 @@ Data and settings that could only train a useless model are refused.
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from stampede.engine.logistic_regression import logistic_regression
 from stampede.engine.planning.workload import sampled_rows
 from stampede.engine.processes import Processes
 from stampede.engine.run_folder import RunFolder
-from stampede.files import read_file
+from stampede.files import read_json
 from stampede.settings import DAMAGE, SettingsError, counted
 
 # Whole paths and keys, so that they can be copied.
@@ -205,10 +204,10 @@ def compare_with_lr(
         if same_data:
             # The result of the run before it was continued.
             with suppress(*DAMAGE):
-                earlier = json.loads(read_file(folder.summary))["logistic_regression"]
+                earlier = read_json(folder.summary)["logistic_regression"]
                 if earlier is not None:
                     return earlier
-        bar = progress_bar(None, 0, True, "logistic regression", "chunks", delay=5.0)
+        bar = progress_bar(None, 0, True, "logistic regression", "fits", delay=5.0)
         # One class only: the run said so before training.
         with bar, suppress(ValueError):
             return logistic_regression(dataset, bar.update)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import choose_device
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size, libraries_quiet
+from stampede.files import read_json
 from stampede.settings import SettingsError, read_yaml, reading
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Run:
             what = f"the run has not ended ({file.name} is missing)"
             raise RunFolderError(f"{self.path}: {what}; {remedy}")
         with reading(file, RunFolderError, f"delete it and {remedy}"):
-            return json.loads(file.read_bytes())
+            return read_json(file)
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:

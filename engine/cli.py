@@ -44,7 +44,7 @@ _COMMANDS = {
     "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
     "report": ("stampede.engine.report.__main__", "write a page with tables and pictures of runs"),
     "sweep": (
-        "stampede.engine.sweep.__main__",
+        "stampede.lab.sweep",
         "run a grid or a search, write tables and pictures",
     ),
 }
@@ -186,7 +186,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
     shipped = []
     # Beside `engine/`; an installed wheel has none.
-    configs = Path(__file__).parent.parent / "configs"
+    configs = Path(__file__).resolve().parents[1] / "configs"
     if (configs / "quickstart.yaml").is_file():
         shipped.append("shipped configurations:")
         for path in sorted(configs.glob("*.yaml")):

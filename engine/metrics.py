@@ -78,15 +78,11 @@ class PartMetrics:
             truth: `[n]` float32, the probabilities that the labels were drawn with.
         """
         self.samples += len(logits)
-        is_soft = (labels > 0) & (labels < 1)
-        if is_soft.any():
+        if ((labels > 0) & (labels < 1)).any():
             self._soft = True
-            shares = np.append(np.where(is_soft, labels, 1), 1 - labels[is_soft])
-            labels = np.append(labels > 0, np.zeros(is_soft.sum(), bool))
-            logits, weights = (np.append(one, one[is_soft]) for one in (logits, weights))
-            weights = (weights * shares).astype(np.float32)
-            groups, truth = (
-                None if one is None else np.append(one, one[is_soft]) for one in (groups, truth)
+            taken, labels, weights = without_soft(labels, weights)
+            logits, groups, truth = (
+                None if one is None else one[taken] for one in (logits, groups, truth)
             )
         # Without weights, pairs are counted as integers.
         self._weighted = self._weighted or bool((weights != 1).any())
@@ -143,6 +139,21 @@ class PartMetrics:
             found |= _gauc(self._groups.distinct(self._weighted))
             found["gauc_unknown_samples"] = self._unknown_samples
         return found
+
+
+def without_soft(
+    labels: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples with labels 0 and 1 that have the same losses: a soft one becomes one of each.
+
+    Returns:
+        Which samples they are `[m]`, their labels `[m]`, and their shares of the weights `[m]`.
+    """
+    is_soft = (labels > 0) & (labels < 1)
+    taken = np.append(np.arange(len(labels)), np.flatnonzero(is_soft))
+    shares = np.append(np.where(is_soft, labels, 1), 1 - labels[is_soft])
+    clicks = np.append(labels > 0, np.zeros(is_soft.sum(), bool))
+    return taken, clicks, (weights[taken] * shares).astype(np.float32)
 
 
 def probability(logits: np.ndarray) -> np.ndarray:

@@ -304,6 +304,7 @@ class Monitor:
         self._processes = processes
         self._step = step
         self._every = config.train.timing_every
+        self._folder = folder
         # None once it cannot be written.
         self._log: Path | None = folder / "logs" / f"rank_{processes.rank}.jsonl"
         self._trace = StepTrace(config.train.profile, processes, folder)
@@ -381,8 +382,7 @@ class Monitor:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = to_json({"time": now, "rank": rank, "event": event, **fields})
         try:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            append(self._log, f"{line}\n".encode())
+            append(self._folder, str(self._log.relative_to(self._folder)), f"{line}\n".encode())
         except OSError as failure:
             _say_given_up(rank, self._log, "log", failure)
             self._log = None

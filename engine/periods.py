@@ -38,7 +38,15 @@ from stampede.engine.run import run_here
 from stampede.engine.run_folder import PERIODS, RunFolder, period_folder
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.stop import Agreement, StopRequestedError
-from stampede.files import append, delete_folder, sync, write_file
+from stampede.files import (
+    MOST_MANIFEST,
+    append,
+    delete_folder,
+    read_file,
+    read_json,
+    sync,
+    write_file,
+)
 from stampede.settings import Section, SettingsError, counted, reading
 
 OnBadFile = Literal["error", "skip"]
@@ -308,7 +316,7 @@ class _Periods:
         finally:
             if self.here.is_main and run.is_dir():
                 with suppress(OSError):
-                    append(run / OUTPUT, printed.getvalue().encode())
+                    append(run, OUTPUT, printed.getvalue().encode())
             elif self.here.is_main:
                 # It failed before it had a folder.
                 print(printed.getvalue(), end="", flush=True)
@@ -334,7 +342,7 @@ class _Periods:
     def _finish(self, period: Period, seconds: Mapping[str, float]) -> None:
         """Note a period's result and delete what later periods do not need; safe to repeat."""
         run = self._run_of(period)
-        summary = json.loads((run / "summary.json").read_bytes())
+        summary = read_json(run / "summary.json")
         if not self._is_told(period):
             read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
             if read != period.bytes:
@@ -411,7 +419,7 @@ class _Periods:
             return []
         remedy = "it lists the files already trained on; restore it, or write another run.name"
         with reading(self._ledger_file, RunFolderError, remedy):
-            return Ledger.model_validate_json(self._ledger_file.read_bytes()).periods
+            return Ledger.model_validate_json(read_file(self._ledger_file, MOST_MANIFEST)).periods
 
     def _write(self, periods: list[Period]) -> None:
         text = Ledger(periods=periods).model_dump_json(indent=1)

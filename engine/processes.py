@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,10 +28,8 @@ T = TypeVar("T")
 # Timeout for preparing, reading or writing a terabyte.
 PATIENCE = timedelta(hours=24)
 
-# Environment variable with the store file of ranks started by `start_ranks`.
+# Environment variable with the store file of ranks, see `rank_environment`.
 STORE_FILE = "STAMPEDE_STORE_FILE"
-
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -203,36 +199,6 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": str(per_machine),
         STORE_FILE: str(store),
     }
-
-
-def start_ranks(count: int, command: Sequence[str], log: Path) -> int:
-    """Run a command as the ranks of one run on this machine; returns the exit status.
-
-    If a rank fails, that is its status; the others are killed. Their output goes to `log`; their
-    standard input ends when this process ends, even by a kill. Nobody else can reach them: the
-    store is a file, while torchrun's listens on all addresses without a password.
-    """
-    ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as folder, log.open("ab", buffering=0) as output:
-        try:
-            for rank in range(count):
-                environment = dict(os.environ)
-                if count > 1:
-                    # As under torchrun: the ranks share the cores.
-                    environment.setdefault("OMP_NUM_THREADS", "1")
-                    environment |= rank_environment(rank, count, Path(folder) / "store")
-                streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output}
-                ranks.append(subprocess.Popen(command, env=environment, **streams))
-            # Not `wait`: Polars makes system calls resume after a signal.
-            while None in (found := [rank.poll() for rank in ranks]) and not any(found):
-                time.sleep(_POLL_SECONDS)
-            # A rank killed by a signal is the cause, not one that lost a connection.
-            return min((rank.returncode for rank in ranks if rank.returncode), default=0)
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.stdin.close()
-                rank.wait()
 
 
 def connection() -> dist.Store:

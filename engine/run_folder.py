@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,18 @@ from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.plots import draw_curve
 from stampede.engine.processes import launched_by
-from stampede.files import append, delete_folder, sync, to_json, write_file
+from stampede.files import (
+    MOST_MANIFEST,
+    append,
+    delete_folder,
+    open_inside,
+    parse_json,
+    read_file,
+    refuse_links,
+    sync,
+    to_json,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -81,7 +91,7 @@ class RunFolder:
         try:
             self._made_parent = not self.path.parent.exists()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = self._lock_file.open("a+b", buffering=0)
+            lock = open_inside(self.path.parent, self._lock_file.name)
             # The kernel frees the lock when the process dies.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -102,7 +112,7 @@ class RunFolder:
         launched = launched_by()
         self._continued = config.checkpoint.resume == "auto"
         if launched is not None and self._launch_file.is_file():
-            self._continued |= launched == self._launch_file.read_text()
+            self._continued |= launched.encode() == read_file(self._launch_file)
         if not self.path.exists():
             return self._continued
         if not self.path.is_dir():
@@ -119,6 +129,11 @@ class RunFolder:
                 f"{self.path} holds no {self.config_file.name}, so it is not a run folder and is "
                 "left alone; choose another run.name"
             )
+        if self._continued:
+            try:
+                refuse_links(self.path, *os.listdir(self.path))
+            except OSError as failure:
+                raise RunFolderError(f"{failure.filename}: {failure.strerror}") from None
         return self._continued
 
     def claim(self, config: Config) -> None:
@@ -168,7 +183,7 @@ class RunFolder:
         `TrainingStoppedError` if it cannot be written.
         """
         with self.writing():
-            append(self.metrics, f"{to_json(line)}\n".encode())
+            append(self.path, self.metrics.name, f"{to_json(line)}\n".encode())
             self.metrics_lines += 1
             if self._events is None:
                 # Imported here: only rank 0 logs, and the import takes a tenth of a second.
@@ -186,7 +201,7 @@ class RunFolder:
         found = []
         for number, line in enumerate(self._whole_lines(), 1):
             try:
-                found.append(json.loads(line))
+                found.append(parse_json(line))
             except ValueError as mistake:
                 raise ValueError(f"line {number:,}: {mistake}") from None
         return found
@@ -203,7 +218,7 @@ class RunFolder:
         self.metrics_lines = len(lines)
 
     def _whole_lines(self) -> list[bytes]:
-        content = self.metrics.read_bytes() if self.metrics.exists() else b""
+        content = read_file(self.metrics, MOST_MANIFEST) if self.metrics.exists() else b""
         return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def sync(self) -> None:

@@ -20,6 +20,7 @@ from stampede.engine.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.models import EmbeddingFront
+from stampede.models.dropout import sample_keys
 from stampede.models.embedding_front import SentIds
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 
@@ -239,9 +240,10 @@ def flush_tables(job: Job, step: int, device: torch.device) -> None:
 
 
 def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
-    """Seed a network's random numbers, such as dropout's: a continued run draws the same ones.
+    """Seed what a network of the user's draws: a continued run draws the same numbers.
 
-    Takes about 30 us. `place` is the number of the samples' tile or rank.
+    Dropout does not depend on it, see `sample_keys`. Takes about 30 us. `place` is the number of
+    the samples' tile or rank.
     """
     drawn = int(np.random.SeedSequence([seed, step, place]).generate_state(1, np.uint64)[0])
     torch.default_generator.manual_seed(drawn)
@@ -262,6 +264,9 @@ def _dense_pass(
     """
     parameters = list(job.dense_parameters.values())
     weight = _sample_weights(batch)
+    keys = None
+    if job.ctr_model.has_dropout and batch.rows is not None:
+        keys = sample_keys(job.seed, step, batch.rows)
     grad, sums = None, []
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
     size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
@@ -277,7 +282,8 @@ def _dense_pass(
             part, dense = rows[tile], batch.dense[tile]
             if batch.tiles:
                 part, dense = aligned(part), aligned(dense)
-            logits = job.ctr_model.logits(part.requires_grad_(), dense).float()
+            of_tile = None if keys is None else keys[tile]
+            logits = job.ctr_model.logits(part.requires_grad_(), dense, of_tile).float()
             losses = functional.binary_cross_entropy_with_logits(
                 logits, batch.label[tile], reduction="none"
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from stampede.models.dropout import draw_by_sample
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
 from stampede.models.mlp import is_plain, is_plain_column, linear
@@ -87,6 +88,7 @@ class CTRModel(nn.Module):
             torch.default_generator.manual_seed(seed)
             self.network = registered.build(shape, generator, options or registered.options())
             self._check_logits(name)
+            self._draws = draw_by_sample(self.network)
             if registered.first_order and numbers:
                 self.number_weights = linear(numbers, 1, generator, bias=False)
                 with torch.no_grad():
@@ -101,11 +103,22 @@ class CTRModel(nn.Module):
         """Logits `[batch]` from ids and numbers `[batch, numbers]`."""
         return self.logits(self.front.lookup(sparse), dense)
 
-    def logits(self, rows: Tensor, dense: Tensor) -> Tensor:
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the network has `nn.Dropout` modules."""
+        return self._draws is not None
+
+    def logits(self, rows: Tensor, dense: Tensor, keys: Tensor | None = None) -> Tensor:
         """Logits `[batch]` from looked-up rows, see `EmbeddingFront.lookup`, and numbers.
 
         A sample's logit depends on that sample alone.
+
+        Args:
+            keys: `[batch]` int64, from which dropout draws the masks of each sample, see
+                `sample_keys`; by default they come from torch's generator.
         """
+        if self._draws is not None:
+            self._draws.begin(keys)
         scale = self.first_order_scale
         if self._network_adds_first_order():
             stored, dim = self.front.stored(rows), self.front.columns.dim

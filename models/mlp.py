@@ -14,6 +14,7 @@ from torch.nn import functional
 from torchrec.modules import mlp as torchrec_mlp
 
 from stampede.models import cpu
+from stampede.models.dropout import SampleDropout
 from stampede.models.registry import NetworkShape, Normalization
 
 _OPS = torch.ops.stampede_dense
@@ -53,8 +54,11 @@ class HiddenLayers(torchrec_mlp.MLP):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., widths[-1]]` from `[..., inputs]`."""
-        layers = _plain_layers(self)
-        return super().forward(input) if layers is None else relu_layers(input, layers)
+        plain = _plain_layers(self)
+        if plain is None:
+            return super().forward(input)
+        layers, dropouts = plain
+        return relu_layers(input, layers, dropouts=dropouts)
 
 
 def hidden_layers(
@@ -66,8 +70,8 @@ def hidden_layers(
 ) -> HiddenLayers:
     """ReLU layers: `[batch, inputs]` to `[batch, widths[-1]]`.
 
-    With layer norm or dropout, see `NetworkShape`, plain torch computes
-    `dropout(relu(layer_norm(x @ weight.T + bias)))` of each layer.
+    With dropout, see `NetworkShape`, each layer is `dropout(relu(x @ weight.T + bias))`. With layer
+    norm, plain torch computes `dropout(relu(layer_norm(x @ weight.T + bias)))`.
     """
     hidden = HiddenLayers(inputs, list(widths))
     if dropout or normalization != "none":
@@ -91,10 +95,11 @@ class MLP(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits `[batch]`."""
         hidden, output = self.hidden, self.output
-        layers = _plain_layers(hidden) if is_plain(hidden, HiddenLayers) else None
-        if layers is None or not is_plain_column(output):
+        plain = _plain_layers(hidden) if is_plain(hidden, HiddenLayers) else None
+        if plain is None or not is_plain_column(output):
             return output(hidden(inputs)).squeeze(1)
-        return relu_layers(inputs, layers, output).squeeze(1)
+        layers, dropouts = plain
+        return relu_layers(inputs, layers, output, dropouts).squeeze(1)
 
 
 class NumberEmbedding(nn.Module):
@@ -131,25 +136,41 @@ def is_plain_column(layer: nn.Module) -> bool:
     return is_plain(layer, nn.Linear) and layer.bias is None and layer.out_features == 1
 
 
-def _plain_layers(hidden: HiddenLayers) -> list[nn.Linear] | None:
-    """The layers if `relu_layers` can replace the module, else None."""
+def _plain_layers(
+    hidden: HiddenLayers,
+) -> tuple[list[nn.Linear], list[SampleDropout]] | None:
+    """The layers and their dropouts, if any, where `relu_layers` can replace the module."""
     if not is_plain(hidden._mlp, nn.Sequential):
         return None
-    are_plain = all(
-        is_plain(layer, torchrec_mlp.Perceptron)
-        and layer._activation_fn is torch.relu
-        and is_plain(layer._linear, nn.Linear)
-        and layer._linear.bias is not None
-        for layer in hidden._mlp
-    )
-    return [layer._linear for layer in hidden._mlp] if are_plain else None
+    layers, dropouts = [], []
+    for layer in hidden._mlp:
+        if not is_plain(layer, torchrec_mlp.Perceptron) or not is_plain(layer._linear, nn.Linear):
+            return None
+        layers.append(layer._linear)
+        activation = layer._activation_fn
+        if activation is not torch.relu:
+            if not is_plain(activation, nn.Sequential) or len(activation) != 2:
+                return None
+            if not is_plain(activation[0], nn.ReLU) or not is_plain(activation[1], SampleDropout):
+                return None
+            dropouts.append(activation[1])
+    if any(layer.bias is None for layer in layers):
+        return None
+    dropping = [dropout for dropout in dropouts if dropout.drops]
+    if dropping and not (len(dropping) == len(layers) and dropping[0].has_keys):
+        return None
+    return layers, dropping
 
 
 @torch.fx.wrap  # Symbolic tracing must not see the branches within.
 def relu_layers(
-    inputs: Tensor, layers: Sequence[nn.Linear], output: nn.Linear | None = None
+    inputs: Tensor,
+    layers: Sequence[nn.Linear],
+    output: nn.Linear | None = None,
+    dropouts: Sequence[SampleDropout] = (),
 ) -> Tensor:
-    """`relu(x @ weight.T + bias)` of each layer, then `x @ weight.T` of the output, to one column.
+    """`dropout(relu(x @ weight.T + bias))` of each layer, then `x @ weight.T` of the output, to one
+    column.
 
     In training on a CPU it uses the C++ kernels and is differentiable once. Without gradients it
     uses plain torch, so that an exported model gives the same bits.
@@ -161,22 +182,36 @@ def relu_layers(
         dtype = cpu.computing_dtype(inputs, *parameters, column)
     # In this order: while a graph is captured, the shape must not be read.
     if dtype is None or inputs.dim() != 2 or not len(inputs):
-        for layer in layers:
+        for number, layer in enumerate(layers):
             inputs = torch.relu(_aligned_linear(inputs, layer.weight, layer.bias))
+            if dropouts:
+                inputs = dropouts[number](inputs)
         return inputs if output is None else functional.linear(inputs, column)
-    return _ReluLayers.apply(inputs, column, dtype, *parameters)
+    drawn = [(*dropout.draws.mask(), dropout.p) for dropout in dropouts]
+    return _ReluLayers.apply(inputs, column, dtype, drawn, *parameters)
 
 
 class _ReluLayers(torch.autograd.Function):
-    """ReLU layers on a CPU, and a layer of one output after them."""
+    """ReLU layers with dropout on a CPU, and a layer of one output after them."""
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, output: Tensor | None, dtype: torch.dtype, *parameters: Tensor
+        ctx: Any,
+        inputs: Tensor,
+        output: Tensor | None,
+        dtype: torch.dtype,
+        drawn: Sequence[tuple[Tensor, int, float]],
+        *parameters: Tensor,
     ) -> Tensor:
+        def drop_(activation: Tensor, layer: int) -> None:
+            cpu.dropout_(activation, *drawn[layer])
+
         weights, biases = parameters[::2], parameters[1::2]
         inputs = inputs.to(dtype).contiguous()
-        activations = [inputs, *cpu.relu_layers(inputs, weights, biases)]
+        activations = cpu.relu_layers(inputs, weights, biases, drop_ if drawn else None)
+        activations = [inputs, *activations]
+        # What is above 0 after dropout was kept, and multiplied by this.
+        ctx.scales = [1 / (1 - p) for _, _, p in drawn] or [1.0] * len(weights)
         ctx.save_for_backward(output, *weights, *activations)
         last = activations[-1]
         return last if output is None else _OPS.single_output(last, output.contiguous()).to(dtype)
@@ -187,7 +222,7 @@ class _ReluLayers(torch.autograd.Function):
         output, *saved = ctx.saved_tensors
         layers = len(saved) // 2
         weights, activations = saved[:layers], saved[layers:]
-        of_inputs_is_needed, of_output_is_needed, _, *are_needed = ctx.needs_input_grad
+        of_inputs_is_needed, of_output_is_needed, _, _, *are_needed = ctx.needs_input_grad
         # No layer below the lowest one needs a gradient.
         first = next((place for place, needed in enumerate(are_needed) if needed), 2 * layers)
         lowest = 0 if of_inputs_is_needed else first // 2
@@ -196,13 +231,17 @@ class _ReluLayers(torch.autograd.Function):
         of_output, last = None, activations[-1]
         if output is None:
             # The last activations belong to the caller.
-            grad, of_bias = _OPS.relu_backward(grad.to(last.dtype).contiguous(), last, False)
+            grad = _scaled(grad, ctx.scales[-1]).to(last.dtype).contiguous()
+            grad, of_bias = _OPS.relu_backward(grad, last, False)
         else:
             if in_place:
                 # Before the change, so that torch knows of it even if it fails.
                 increment_version(last)
             grad, of_bias, of_output = _OPS.single_output_backward(
-                grad.float().contiguous(), last, output.contiguous(), in_place
+                grad.float().contiguous(),
+                last,
+                _scaled(output, ctx.scales[-1]).contiguous(),
+                in_place,
             )
         found: list[Tensor | None] = [None] * (2 * layers)
         for layer in reversed(range(lowest, layers)):
@@ -214,10 +253,14 @@ class _ReluLayers(torch.autograd.Function):
                 if in_place:
                     increment_version(below)
                 grad, of_bias = cpu.masked_inputs_gradient(
-                    grad, weights[layer], below, into_mask=in_place
+                    grad, _scaled(weights[layer], ctx.scales[layer - 1]), below, into_mask=in_place
                 )
         of_inputs = cpu.inputs_gradient(grad, weights[0]) if of_inputs_is_needed else None
-        return of_inputs, of_output if of_output_is_needed else None, None, *found
+        return of_inputs, of_output if of_output_is_needed else None, None, None, *found
+
+
+def _scaled(values: Tensor, scale: float) -> Tensor:
+    return values if scale == 1.0 else values * scale
 
 
 def _is_batch(grad: Tensor) -> bool:

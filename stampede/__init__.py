@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stampede.data.errors import DataError
-    from stampede.engine.api import Run, open_run, train
-    from stampede.engine.errors import RunFolderError, TrainingStoppedError
+    from stampede.engine.api import Run, configuration, open_run, train
+    from stampede.engine.errors import RunFolderError, TrainingStoppedError, exit_status
     from stampede.settings import SettingsError
 
 __version__ = "0.1.0"
@@ -27,6 +27,8 @@ __all__ = [
     "RunFolderError",
     "SettingsError",
     "TrainingStoppedError",
+    "configuration",
+    "exit_status",
     "open_run",
     "train",
 ]
@@ -37,6 +39,8 @@ _MODULES = {
     "RunFolderError": "engine.errors",
     "SettingsError": "settings",
     "TrainingStoppedError": "engine.errors",
+    "configuration": "engine.api",
+    "exit_status": "engine.errors",
     "open_run": "engine.api",
     "train": "engine.api",
 }

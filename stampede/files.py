@@ -1,10 +1,11 @@
-"""Atomic files and folders, appended lines, checksums, strict JSON."""
+"""Atomic files and folders, appended lines, checksums, strict JSON, bounded reading."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
@@ -31,9 +32,45 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
     Raises:
         OSError: it is not a regular file, is larger than `most` bytes, or cannot be read.
     """
-    if (size := _size(path)) > most:
+    if (size := file_size(path)) > most:
         raise OSError(errno.EFBIG, f"has {size:,} bytes; the limit is {most:,}", str(path))
     return path.read_bytes()
+
+
+def file_size(path: Path) -> int:
+    """Length in bytes of a regular file; opening a pipe, for example, would wait forever.
+
+    Raises:
+        OSError: it is not a regular file, or is missing.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is not a file", str(path))
+    return status.st_size
+
+
+def read_json(path: Path, most: int = MOST_TEXT) -> Any:
+    """The content of a file of JSON, see `parse_json`."""
+    return parse_json(read_file(path, most))
+
+
+def parse_json(content: bytes) -> Any:
+    """Values of JSON whose numbers are finite and whose text can be printed.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    values = json.loads(content, parse_float=_finite_number, parse_constant=_finite_number)
+    # Half of a UTF-16 pair, which Python reads and cannot write.
+    if b"\\u" in content:
+        json.dumps(values, ensure_ascii=False).encode()
+    return values
+
+
+def _finite_number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return number
 
 
 @contextmanager
@@ -56,9 +93,9 @@ def write_file(path: Path, content: str | bytes) -> None:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def append(path: Path, content: bytes) -> None:
-    """Append to a file, or leave it unchanged if the disk is full."""
-    with path.open("ab", buffering=0) as file:
+def append(folder: Path, name: str, content: bytes) -> None:
+    """Append to a file, see `open_inside`, or leave it unchanged if the disk is full."""
+    with open_inside(folder, name) as file:
         before = file.tell()
         try:
             while content:
@@ -66,6 +103,50 @@ def append(path: Path, content: bytes) -> None:
         except OSError:
             file.truncate(before)
             raise
+
+
+def open_inside(folder: Path, name: str) -> io.FileIO:
+    """Open a file of a folder that we make, such as `logs/rank_0.jsonl`, to read and to append.
+
+    Makes it, and folders on the way.
+
+    Raises:
+        OSError: it cannot be opened, is not a regular file, or is reached through a link, which
+            could lead to a file of somebody else.
+    """
+
+    def opened(path: str, flags: int) -> int:
+        *parents, last = name.split("/")
+        here = os.open(folder, os.O_DIRECTORY)
+        try:
+            for parent in parents:
+                with suppress(FileExistsError):
+                    os.mkdir(parent, dir_fd=here)
+                outer, here = here, os.open(parent, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+                os.close(outer)
+            # Not waiting for the other end of a pipe.
+            return os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=here)
+        except OSError:
+            refuse_links(folder, name)
+            raise
+        finally:
+            os.close(here)
+
+    file = io.FileIO(folder / name, "a+", opener=opened)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "is not a file", str(folder / name))
+    return file
+
+
+def refuse_links(folder: Path, *names: str) -> None:
+    """Raise an OSError if a link within a folder of ours leads to one of its files."""
+    for name in names:
+        for path in (folder / name, *(folder / name).parents):
+            if path == folder:
+                break
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, "is a link, which is not followed; remove it", str(path))
 
 
 def sync(path: Path) -> None:
@@ -127,6 +208,8 @@ def make_folder(
         absent = [parent for parent in folder.parents if not parent.exists()]
         folder.parent.mkdir(parents=True, exist_ok=True)
         while not folder.exists():
+            if unfinished.is_symlink():
+                remove(unfinished)
             unfinished.mkdir(exist_ok=True)
             with _locked(unfinished, folder):
                 # Another process may have finished it, or given up and removed it.
@@ -161,7 +244,7 @@ def make_folder(
 @contextmanager
 def _locked(unfinished: Path, folder: Path) -> Iterator[None]:
     """Hold the lock of an unfinished folder; the system releases it whenever the process ends."""
-    handle = os.open(unfinished, os.O_RDONLY)
+    handle = os.open(unfinished, os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -239,26 +322,19 @@ def file_entry(path: Path, folder: Path) -> FileEntry:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """SHA-256 of a regular file, in hexadecimal."""
     digest = hashlib.sha256()
+    file_size(path)
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 
 
-def _size(path: Path) -> int:
-    """Length in bytes of a regular file; opening a pipe, for example, would wait forever."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is not a file", str(path))
-    return status.st_size
-
-
 def difference(path: Path, entry: FileEntry, content: bool = True) -> str:
     """What is wrong with a file, perhaps in length only; empty if it matches its entry."""
     try:
-        length = _size(path)
+        length = file_size(path)
         if length != entry.bytes:
             return f"{length:,} bytes instead of {entry.bytes:,}"
         if content and sha256(path) != entry.sha256:

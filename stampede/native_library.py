@@ -87,7 +87,7 @@ class Library:
         folder.mkdir(parents=True, exist_ok=True)
         # One process compiles while the machine's others wait. The system frees this lock if the
         # process is killed. torch's own lock is a file, which would stay and block all later runs.
-        with open(folder / "lock", "w") as lock:
+        with open(folder / "lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.exists():
                 self._compile(folder, library)

@@ -18,6 +18,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from stampede.files import read_file
+
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -78,13 +80,36 @@ def printable(text: str) -> str:
 
 # YAML.
 
+# Of a document, aliases written out.
+_MOST_VALUES = 1_000_000
+
+
+def _values_of(node: yaml.Node, known: dict[int, float]) -> float:
+    """The number of values below a node; infinite if it holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        below = node.value if isinstance(node, yaml.CollectionNode) else []
+        pairs = (part if isinstance(part, tuple) else (part,) for part in below)
+        known[id(node)] = 1 + sum(_values_of(one, known) for pair in pairs for one in pair)
+    return known[id(node)]
+
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML with unique keys and unsurprising numbers.
 
     YAML 1.1 reads 010 as 8, 12:00 as 720 and 2024-03-01 as a date; here they are text. It reads
-    1e-4 as text, because it has no dot; here that is a number.
+    1e-4 as text, because it has no dot; here that is a number. Aliases may repeat what they name,
+    but a small file must not become a huge one.
     """
+
+    def compose_document(self) -> yaml.Node:
+        """The document, if it is small enough with all aliases written out."""
+        document = super().compose_document()
+        if _values_of(document, {}) > _MOST_VALUES:
+            raise SettingsError(
+                f"aliases (*name) make more than {_MOST_VALUES:,} values of it; write values out"
+            )
+        return document
 
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
@@ -178,7 +203,7 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
         SettingsError: it cannot be read, or is not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
     except FileNotFoundError:
         raise SettingsError(f"{path}: no such file; {hint}") from None
     except (OSError, ValueError) as failure:

@@ -22,6 +22,7 @@ from stampede.files import (
     hidden,
     make_folder,
     publish_folder,
+    read_json,
     recover_folders,
     write_file,
 )
@@ -39,13 +40,70 @@ def names(folder):
 
 def test_a_file_or_a_line_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a"
-    for write in (write_file, append):
+
+    def appended(path, content):
+        append(path.parent, path.name, content)
+
+    for write in (write_file, appended):
         write_file(path, "first\n")
         with files_of_at_most(10), pytest.raises(OSError, match="File too large"):
             write(path, b"x" * 11)
         assert path.read_text() == "first\n" and names(tmp_path) == {"a"}
-    append(path, b"third\n")
+    append(tmp_path, "a", b"third\n")
     assert path.read_bytes() == b"first\nthird\n"
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A folder of somebody else's, with a file."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "file").write_text("precious")
+    yield folder
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    assert (folder / "file").read_text() == "precious"
+
+
+def test_links_within_a_folder_of_ours_are_not_followed(tmp_path, victim):
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    append(ours, "logs/a", b"1\n")
+    append(ours, "logs/a", b"2\n")
+    assert (ours / "logs/a").read_bytes() == b"1\n2\n"
+    (ours / "file").symlink_to(victim / "file")
+    (ours / "folder").symlink_to(victim)
+    os.mkfifo(ours / "pipe")
+    for name, words in (
+        ("file", "is a link.*/ours/file'"), ("folder/file", "is a link.*/ours/folder'"),
+        ("folder/new", "is a link.*/ours/folder'"), ("pipe", "/ours/pipe'"),
+    ):  # fmt: skip
+        with pytest.raises(OSError, match=words) as raised:
+            append(ours, name, b"x")
+        assert "is a link, which is not followed; remove it" in str(raised.value) or name == "pipe"
+    # The folder itself may be reached through one.
+    (tmp_path / "linked").symlink_to(ours)
+    append(tmp_path / "linked", "logs/a", b"3\n")
+
+
+def test_an_unfinished_folder_that_is_a_link_is_replaced(tmp_path, victim):
+    (tmp_path / ".a.unfinished").symlink_to(victim)
+    assert make_folder(tmp_path / "a", lambda folder: (folder / "new").touch(), UserError)
+    assert names(tmp_path / "a") == {"new"} and not (tmp_path / "a").is_symlink()
+
+
+@pytest.mark.parametrize("text", ["1e400", "NaN", "-Infinity", '"\\ud800"', "[1", "", "\\"])
+def test_json_that_could_not_be_written_again_is_refused(tmp_path, text):
+    (tmp_path / "a").write_text(f"[{text}]")
+    if text:
+        with pytest.raises(ValueError):
+            read_json(tmp_path / "a")
+    (tmp_path / "a").write_text('{"a": [1.5, "\\u00e4"]}')
+    assert read_json(tmp_path / "a") == {"a": [1.5, "ä"]}
+    with pytest.raises(OSError, match="has 22 bytes; the limit is 21"):
+        read_json(tmp_path / "a", 21)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is not a file"):
+        read_json(tmp_path / "pipe")
 
 
 HELD = """

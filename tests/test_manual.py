@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 from stampede.engine.cli import _COMMANDS, parse_command_line
 from stampede.engine.cli import _parser as launch_parser
 from stampede.engine.config import config_type
-from stampede.engine.sweep.spec import load_sweep
+from stampede.lab.sweep import load_sweep
 from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
 from stampede.optim.clip import CowClip, row_threshold
@@ -181,9 +181,10 @@ def test_the_sweep_it_shows_can_be_loaded(tmp_path):
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "criteo_kaggle.yaml").symlink_to(ROOT / "configs/criteo_kaggle.yaml")
     (tmp_path / "sweeps/mine.yaml").write_text(block)
-    sweep = load_sweep(tmp_path / "sweeps/mine.yaml", ["data.path=log.tsv"])
-    assert sweep.count == 2 * 2 * 2
-    assert sweep.config_of(sweep.points[0].trial(1)).train.batch_size == 1024
+    sweep = load_sweep(tmp_path / "sweeps/mine.yaml")
+    points = sweep.points()
+    assert len(points) == 4 and sweep.seeds == [1, 2]
+    assert points[0].overrides["train.batch_size"] == 1024
 
 
 def test_the_picture_is_that_of_its_script():

@@ -1,5 +1,7 @@
 """Settings that cannot be read, or are not what they should be, are refused in a sentence."""
 
+import os
+
 import polars as pl
 import pytest
 from pydantic import Field
@@ -94,3 +96,18 @@ def test_a_key_cannot_reach_the_terminal():
     with pytest.raises(SettingsError, match="unknown key") as failure:
         from_key_values(["\x1b[2Jcount\u202e=1"], _Options, "--set")
     assert str(failure.value).replace("\n", "").isprintable()
+
+
+def test_aliases_are_bounded_and_pipes_are_refused(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &x [1, 2]\nb: *x\n")
+    assert read_yaml(path, "") == {"a": [1, 2], "b": [1, 2]}
+    lines = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
+    for text in ("\n".join(lines), "a: &a [*a]"):
+        path.write_text(text)
+        with pytest.raises(SettingsError, match=r"a.yaml: not valid YAML: aliases \(\*name\) make"):
+            read_yaml(path, "")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SettingsError, match=r"a\.yaml: cannot be read as text"):
+        read_yaml(path, "")

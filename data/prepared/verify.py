@@ -17,7 +17,7 @@ from stampede.files import (
     FileEntry,
     check_files,
     difference,
-    read_file,
+    read_json,
     write_file,
 )
 from stampede.settings import DAMAGE
@@ -64,7 +64,7 @@ def check_unchanged(folder: Path, say: Callable[[str], object]) -> None:
     check_content(folder, [one for one in manifest.learned if (folder / one.name).exists()])
     states, verified = _states(folder, manifest), {}
     with suppress(*DAMAGE):
-        verified = dict(json.loads(read_file(folder / VERIFIED, MOST_MANIFEST))["files"])
+        verified = dict(read_json(folder / VERIFIED, MOST_MANIFEST)["files"])
     # Opening the folder reports missing files.
     changed = {name for name, state in states.items() if state != verified.get(name)}
     if not changed:

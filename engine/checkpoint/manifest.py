@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field
 from stampede.data import Dataset
 from stampede.data.prepared.manifest import Count
 from stampede.engine.errors import RunFolderError
-from stampede.files import MOST_MANIFEST, FileEntry, read_file, to_json
+from stampede.files import MOST_MANIFEST, FileEntry, read_json, to_json
 from stampede.models import table_name
 from stampede.settings import Section, reading
 
@@ -218,7 +218,7 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
             "runs/quickstart/checkpoints/epoch_0001"
         )
     with reading(path, DamagedCheckpointError, remedy, "damaged checkpoint"):
-        values = json.loads(read_file(file, MOST_MANIFEST))
+        values = read_json(file, MOST_MANIFEST)
         if values.pop("sha256") != _digest(values):
             raise ValueError(f"{MANIFEST} was changed after it was written")
         if values["format"] != FORMAT:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, create_model
 
+from stampede.files import read_file
 from stampede.models import Network, NoOptions, Normalization, network, network_names
 from stampede.settings import Section, SettingsError
 
@@ -45,8 +46,8 @@ class _ModelSection(Section):
     )
     normalization: Normalization = Field(
         "none",
-        description="layer: layer norm before the ReLU of each hidden layer of the MLP; with it or "
-        "with dropout, plain torch computes these layers, which is slower on a CPU",
+        description="layer: layer norm before the ReLU of each hidden layer of the MLP; plain "
+        "torch then computes these layers, which is slower on a CPU",
     )
     initial_bias: Literal["log_odds", "zero"] = Field(
         "log_odds",
@@ -150,7 +151,7 @@ def executed_source(path: str) -> bytes:
 
 
 def _execute(path: Path) -> None:
-    source = _SOURCES[str(path)] = path.read_bytes()
+    source = _SOURCES[str(path)] = read_file(path)
     # The name cannot be imported, so it hides no other module. A file that changed or moved stays
     # the same module, which may register its networks again.
     keys = (str(path), hashlib.sha256(source).hexdigest())

@@ -6,6 +6,7 @@ import itertools
 import json
 import os.path
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,8 @@ from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.metrics import selected_metrics
 from stampede.engine.run_folder import PERIODS, TRIALS, RunFolder, period_folder
-from stampede.files import read_file
-from stampede.settings import read_yaml, reading
+from stampede.files import read_json
+from stampede.settings import SettingsError, printable, read_yaml, reading
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
@@ -199,9 +200,11 @@ def readable(value: Any) -> str:
 def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
     """Read runs, each once: run folders, folders of run folders, or sweep folders.
 
+    Runs that cannot be read are told and left out.
+
     Raises:
-        RunFolderError: there is no run, or what it wrote cannot be read.
-        SettingsError: a `config.yaml` cannot be read.
+        RunFolderError: there is no run, or none can be read.
+        SettingsError: the only `config.yaml` cannot be read.
     """
     folders = list(dict.fromkeys(run.resolve() for path in paths for run in _run_folders(path)))
     # The shortest path endings that tell the folders apart.
@@ -211,7 +214,18 @@ def open_runs(paths: Sequence[Path]) -> list[RunRecord]:
         labels = [f"./{label}" if label.startswith("_") else label for label in labels]
         if len(set(labels)) == len(labels):
             break
-    return [_read(path, label) for path, label in zip(folders, labels, strict=True)]
+    found: list[RunRecord] = []
+    failures: list[Exception] = []
+    for path, label in zip(folders, labels, strict=True):
+        try:
+            found.append(_read(path, label))
+        except (RunFolderError, SettingsError) as failure:
+            failures.append(failure)
+    if not found:
+        raise failures[0]
+    for failure in failures:
+        print(f"left out: {printable(str(failure))}", file=sys.stderr)
+    return found
 
 
 def baseline_of(runs: Sequence[RunRecord], asked: str) -> RunRecord:
@@ -272,7 +286,7 @@ def _read(path: Path, label: str) -> RunRecord:
     if folder.summary.is_file():
         remedy = "delete it to show the run as an unfinished one"
         with reading(folder.summary, RunFolderError, remedy):
-            summary = json.loads(read_file(folder.summary))
+            summary = read_json(folder.summary)
             itemgetter(*_SUMMARY)(summary)
             selected_metrics(summary)
     if summary and lines and lines[-1]["step"] > summary["steps"]:

@@ -77,25 +77,61 @@ def has_tiles() -> bool:
 
 
 def relu_layers(
-    inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+    inputs: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    drop_: Callable[[Tensor, int], Any] | None = None,
 ) -> list[Tensor]:
-    """The outputs of all layers, each `relu(x @ weight.T + bias)` of the one before."""
-    if has_tiles():
-        operator = torch.ops.stampede_dense.relu_layers
-        return operator(
-            inputs, [one.contiguous() for one in weights], [one.contiguous() for one in biases]
-        )
+    """The outputs of all layers, each `relu(x @ weight.T + bias)` of the one before.
+
+    Args:
+        drop_: called with the output and the number of each layer; changes the output in place.
+    """
+    if has_tiles() and drop_ is None:
+        return _relu_layers_of_tiles(inputs, weights, biases)
     found = []
-    for weight, bias in zip(weights, biases, strict=True):
-        dtype = inputs.dtype
-        inputs = functional.linear(inputs, weight.to(dtype), bias.to(dtype))
-        # oneDNN's fused ReLU would silently turn NaN into 0.
-        if dtype == torch.float32:
-            inputs.relu_()
+    for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if has_tiles():
+            (inputs,) = _relu_layers_of_tiles(inputs, [weight], [bias])
         else:
-            torch.ops.stampede_dense.relu_(inputs)
+            inputs = _relu_layer(inputs, weight, bias)
+        if drop_ is not None:
+            drop_(inputs, number)
         found.append(inputs)
     return found
+
+
+def _relu_layers_of_tiles(
+    inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> list[Tensor]:
+    weights, biases = ([one.contiguous() for one in ones] for ones in (weights, biases))
+    return torch.ops.stampede_dense.relu_layers(inputs, weights, biases)
+
+
+def _relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    outputs = functional.linear(inputs, weight.to(inputs.dtype), bias.to(inputs.dtype))
+    # oneDNN's fused ReLU would silently turn NaN into 0.
+    if outputs.dtype == torch.float32:
+        outputs.relu_()
+    else:
+        torch.ops.stampede_dense.relu_(outputs)
+    return outputs
+
+
+def dropout_threshold(p: float) -> int:
+    """Of 32 bits; hashes below it are dropped."""
+    return min(round(p * 2**32), 2**32 - 1)
+
+
+def dropout_(values: Tensor, keys: Tensor, mask: int, p: float) -> Tensor:
+    """Multiply by 0 with probability p, else by `1 / (1 - p)`, in place; see `models/dropout.py`.
+
+    Args:
+        values: contiguous, float32 or bfloat16, equally many for each of the int64 keys `[n]`.
+    """
+    operator = torch.ops.stampede_dense.dropout_
+    operator(values, keys.contiguous(), mask, dropout_threshold(p), 1 / (1 - p))
+    return values
 
 
 def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:

@@ -58,6 +58,47 @@ void relu_(Tensor values) {
   });
 }
 
+inline uint64_t mixed(uint64_t key) {
+  key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9u;
+  key = (key ^ (key >> 27)) * 0x94D049BB133111EBu;
+  return key ^ (key >> 31);
+}
+
+// The values of one sample; as `_factors` of models/dropout.py, which explains the constants. By
+// value, as a compiler vectorizes only what the stores cannot change.
+template <typename Value>
+void drop_sample(Value* values, uint32_t elements, uint64_t key, uint32_t threshold, float kept) {
+  const uint32_t low = key, high = key >> 32;
+  for (uint32_t i = 0; i < elements; ++i) {
+    uint32_t hash = i * 0x9E3779B1u + low;
+    hash = ((hash ^ (hash >> 16)) * 0x85EBCA6Bu) ^ high;
+    hash = (hash ^ (hash >> 13)) * 0xC2B2AE35u;
+    hash ^= hash >> 16;
+    rounded_to(values[i], as_float(values[i]) * (hash < threshold ? 0.0f : kept));
+  }
+}
+
+template <typename Value>
+void dropout_of(Value* values, const int64_t* keys, int64_t samples, int64_t elements,
+                uint64_t mask, uint32_t threshold, float kept) {
+  const int64_t grain = std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(elements, 1));
+  at::parallel_for(0, samples, grain, [&](int64_t first, int64_t stop) {
+    for (int64_t n = first; n < stop; ++n) {
+      const uint64_t key = mixed(uint64_t(keys[n]) + mask * 0x9E3779B97F4A7C15u);
+      drop_sample(values + n * elements, elements, key, threshold, kept);
+    }
+  });
+}
+
+void dropout_(Tensor values, const Tensor& keys, int64_t mask, int64_t threshold, double kept) {
+  const int64_t samples = keys.numel(), elements = samples ? values.numel() / samples : 0;
+  TORCH_CHECK(elements * samples == values.numel(), "every sample must have as many values");
+  with_type(values, [&](auto number) {
+    dropout_of(written<decltype(number)>(values), keys.const_data_ptr<int64_t>(), samples, elements,
+               mask, threshold, kept);
+  });
+}
+
 template <typename Value>
 void single_output_of(const Value* inputs, const float* weights, int64_t rows, int64_t columns,
                       float* outputs) {
@@ -128,6 +169,7 @@ std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, co
 
 TORCH_LIBRARY(stampede_dense, library) {
   library.def("relu_", &relu_);
+  library.def("dropout_", &dropout_);
   library.def("relu_backward", &relu_backward);
   library.def("single_output", &single_output);
   library.def("single_output_backward", &single_output_backward);

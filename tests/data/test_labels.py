@@ -12,6 +12,9 @@ from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema
 from stampede.engine.metrics import PartMetrics
+from support.movie_runs import ROWS, prepare_movies, summary_of, train_on_movies
+from support.movies import MOVIES, movies, write_movies
+from support.predicting import scores
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import table
 
@@ -129,3 +132,22 @@ def test_metrics_of_soft_labels(weighted):
     expected = np.average(aucs, weights=[weight[one].sum() for one in each])
     assert found["gauc"] == pytest.approx(expected, abs=1e-6)
     assert found["samples"] == rows and "calibration_buckets" not in found
+
+
+@pytest.mark.slow
+def test_a_run_on_soft_labels(tmp_path):
+    prepare_movies(tmp_path, schema=MOVIES.replace("{column: rating, at_least: 4}", "rating"))
+    frame = movies(ROWS)
+    frame["rating"] = (frame["rating"] - 1) / 4
+    write_movies(tmp_path / "log.csv", frame)
+    run = train_on_movies(tmp_path, "evaluate.compare_with_lr=true")
+    found = scores(run, ["@run"], tmp_path).to_pandas()
+    np.testing.assert_allclose(found["label"], frame["rating"][-len(found) :], rtol=1e-6)
+    truth, score = np.repeat([1, 0], len(found)), np.tile(found["score"], 2)
+    weight = [found["weight"] * found["label"], found["weight"] * (1 - found["label"])]
+    expected = roc_auc_score(truth, score, sample_weight=np.concatenate(weight))
+    summary = summary_of(run)
+    assert summary["auc"] == pytest.approx(expected, abs=1e-6)
+    expected = log_loss(truth, score, sample_weight=np.concatenate(weight))
+    assert summary["logloss"] == pytest.approx(expected, rel=1e-5)
+    assert 0.3 < summary["logistic_regression"]["test_auc"] < 0.8

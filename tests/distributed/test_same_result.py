@@ -73,9 +73,13 @@ pytestmark = pytest.mark.slow
 
 
 # Last training batches of 256 (full) and 3 = ranks + 1 samples.
-@pytest.mark.parametrize("plan, rows", [("table_row_wise", 1795), ("auto", 1792)])
-def test_two_ranks(tmp_path, plan, rows):
-    overrides = [f"data.rows={rows}", "evaluate.select_on=test", "data.test_rows=259"]
+@pytest.mark.parametrize("plan, rows, more", [
+    ("table_row_wise", 1795, []), ("auto", 1792, []),
+    ("row_wise", 1795, ["model.dropout=0.2"]),
+    ("table_wise", 1792, ["model.name=destine", "model.options.att_dropout=0.5"]),
+])  # fmt: skip
+def test_two_ranks(tmp_path, plan, rows, more):
+    overrides = [f"data.rows={rows}", "evaluate.select_on=test", "data.test_rows=259", *more]
     alone = losses_and_weights(tmp_path, overrides)
     assert alone.evaluation["samples"] == 259
     together = run_ranks(2, losses_and_weights, tmp_path, [*overrides, f"sharding.plan={plan}"], 2)
@@ -151,7 +155,7 @@ EXACT = 1e-10
 @pytest.mark.parametrize("samples", [1333, pytest.param(80_000, marks=pytest.mark.soak)])
 def test_in_float64_all_ranks_agree(tmp_path, samples):
     """Whatever float32 rounds is no fault of the exchange: nothing is lost or counted twice."""
-    given = [*REPRODUCIBLE, OFF, f"data.rows={samples}", "data.scale=1e-4"]
+    given = [*REPRODUCIBLE, OFF, DROPOUT, f"data.rows={samples}", "data.scale=1e-4"]
     given.append("checkpoint.resume=auto")
     ends = {}
     for name, ranks in (("alone", 1), ("four", 4), ("stopped", 1)):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import agree_on_name, processes, start_ranks
+from stampede.engine.processes import agree_on_name, processes, rank_environment
 from stampede.engine.run_folder import RunFolder
 from support.jobs import small_config
 from support.paths import ROOT
@@ -68,7 +68,7 @@ def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_too_few_files_are_not_blamed_on_another_rank(tmp_path):
+def test_too_few_files_are_not_blamed_on_another_rank():
     program = (
         "import resource, sys\n"
         "from stampede.engine.errors import exit_status\n"
@@ -76,9 +76,9 @@ def test_too_few_files_are_not_blamed_on_another_rank(tmp_path):
         "resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n"
         "sys.exit(exit_status(lambda: processes('cpu').__enter__()))\n"
     )
-    assert start_ranks(1, [sys.executable, "-c", program], tmp_path / "log") == 1
-    said = (tmp_path / "log").read_text()
-    assert said.startswith("error: this process may open only 6 files; write ulimit")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this process may open only 6 files; write ulimit")
 
 
 LISTENING = """
@@ -106,19 +106,24 @@ with processes("cpu") as here:
 
 @pytest.mark.slow
 def test_ranks_of_one_machine_listen_on_its_loopback_only(tmp_path):
-    log = tmp_path / "log"
-    status = start_ranks(2, [sys.executable, "-c", LISTENING], log)
-    assert status == 0, log.read_text()
-    addresses = log.read_text().split()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LISTENING],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                **rank_environment(rank, 2, tmp_path / "store"),
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    addresses = [address for rank in ranks for address in rank.communicate()[0].split()]
+    assert [rank.returncode for rank in ranks] == [0, 0]
     # gloo's own: 127.0.0.1 as the kernel writes it.
     assert len(addresses) >= 2
     assert {address.partition(":")[0] for address in addresses} == {"0100007F"}
-
-
-def test_ranks_end_with_the_first_that_fails(tmp_path):
-    program = "import os, sys, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); " \
-              "time.sleep(100_000)"  # fmt: skip
-    assert start_ranks(2, [sys.executable, "-c", program], tmp_path / "log") == -9
 
 
 # Page faults of a block that is taken again and again.

@@ -92,6 +92,29 @@ def test_a_folder_of_something_else_or_of_another_process_is_never_deleted(tmp_p
     run_small(tmp_path, [])
 
 
+def test_links_in_place_of_our_files_are_not_followed(tmp_path):
+    victim = tmp_path / "theirs"
+    victim.write_text("precious")
+    lock, run = tmp_path / ".small.lock", tmp_path / "small"
+    lock.symlink_to(victim)
+    with pytest.raises(RunFolderError, match=r"\.small\.lock.* is a link|is a link, which is not"):
+        run_small(tmp_path, [])
+    lock.unlink()
+    run_small(tmp_path, [])
+    (run / "logs/rank_0.jsonl").unlink()
+    (run / "logs").rmdir()
+    (run / "logs").symlink_to(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(RunFolderError, match=r"is a link, which is not followed"):
+        run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    (run / "logs").unlink()
+    (run / "logs").mkdir()
+    (run / "logs/rank_0.jsonl").symlink_to(victim)
+    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+    assert victim.read_text() == "precious"
+
+
 def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path, capsys):
     run_small(tmp_path, ["train.epochs=3", "evaluate.select_on=test", "optim.embedding.lr=0.05"])
     summary = json.loads((tmp_path / "small/summary.json").read_text())

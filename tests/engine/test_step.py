@@ -62,9 +62,9 @@ def trained_in_tiles(folder, monkeypatch, rows):
     order = []
     logits, lookup = CTRModel.logits, EmbeddingFront.lookup_sent
 
-    def noted_logits(model, part, dense):
+    def noted_logits(model, part, *rest):
         order.append(("dense", len(part)))
-        return logits(model, part, dense)
+        return logits(model, part, *rest)
 
     def noted_lookup(front, ids):
         found = lookup(front, ids)

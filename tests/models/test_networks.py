@@ -6,6 +6,7 @@ from torch import nn
 
 from stampede.models import CTRModel, NetworkShape, network, register
 from stampede.models.deepfm import DeepFM
+from stampede.models.dropout import sample_keys
 from stampede.models.mlp import hidden_layers
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
@@ -111,6 +112,15 @@ def test_dropout_in_training_only(name, options):
     rows, dense = samples_of(plain)
     rows.requires_grad_()
     assert not torch.equal(dropping.logits(rows, dense), dropping.logits(rows, dense))
+    # However the batch is cut, as on several ranks.
+    keys = sample_keys(1, 2, torch.arange(5))
+    whole = dropping.logits(rows, dense, keys)
+    assert not torch.allclose(
+        whole, dropping.logits(rows, dense, sample_keys(1, 3, torch.arange(5)))
+    )
+    cuts = (slice(0, 1), slice(1, 3), slice(3, 5))
+    parts = [dropping.logits(rows[cut], dense[cut], keys[cut]) for cut in cuts]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-4, atol=1e-5)
     # The same weights under the same names.
     assert list(dropping.state_dict()) == list(plain.state_dict())
     found = dropping.eval().logits(rows, dense)

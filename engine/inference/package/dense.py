@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ unflatten unfold unsqueeze var view view_as vstack where zeros zeros_like
 """
 
 OPERATORS = frozenset(_NAMES.split())
+_DIVIDING = ("floor_divide", "remainder")
 
 # Python operators on sizes.
 ARITHMETIC = {
@@ -140,8 +142,20 @@ def find_operator(name: str) -> Callable[..., Any]:
         if overloads is not None and overload in overloads.overloads():
             found = getattr(overloads, overload)
             if not any(one.is_out for one in found._schema.arguments):
-                return found
+                is_whole = packet.strip("_") in _DIVIDING or overload.endswith("mode")
+                return partial(_divided, found) if is_whole else found
     raise ValueError(f"packages do not support the operator {name!r}")
+
+
+def _divided(divide: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+    """A quotient or remainder; the smallest whole number by -1 would end the process."""
+    if not any(isinstance(one, float) or _is_of_floats(one) for one in arguments):
+        raise ValueError("packages do not divide whole numbers")
+    return divide(*arguments, **named)
+
+
+def _is_of_floats(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def argument(given: Any) -> Any:

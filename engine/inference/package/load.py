@@ -20,9 +20,13 @@ executes nothing of the package, whose other files are data.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import json
+import math
+import re
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from polars.exceptions import PolarsError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -39,6 +45,16 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 FORMAT = 3
+
+# Of a description; some 10 million rows of a graph or of shards.
+_MOST_BYTES = 256 << 20
+
+# What a damaged file may cause.
+_DAMAGE = (
+    OSError, LookupError, RuntimeError, TypeError, AttributeError, ValueError, OverflowError,
+    SafetensorError, PolarsError,
+)  # fmt: skip
+
 _CHANGED = "its content has changed (SHA-256 differs)"
 
 
@@ -48,7 +64,12 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     Raises:
         ValueError: it is not a package, has another format, or is damaged.
     """
-    return Model(Path(folder), checked(Path(folder)), torch.device(device))
+    folder = Path(folder)
+    about = checked(folder)
+    try:
+        return Model(folder, about, torch.device(device))
+    except _DAMAGE as failure:
+        raise ValueError(f"{folder}: the package cannot be used ({failure!s:.200})") from None
 
 
 def checked(folder: Path) -> dict[str, Any]:
@@ -58,7 +79,9 @@ def checked(folder: Path) -> dict[str, Any]:
     def difference(name: str) -> str:
         entry, path = about["files"][name], folder / name
         try:
-            size = path.stat().st_size
+            if not path.resolve().is_relative_to(folder.resolve()):
+                return "is a link out of the package"
+            size = file_size(path)
             if size != entry["bytes"]:
                 return f"{size:,} bytes instead of {entry['bytes']:,}"
             return "" if file_sha256(path) == entry["sha256"] else _CHANGED
@@ -78,20 +101,54 @@ def checked(folder: Path) -> dict[str, Any]:
 def read_about(folder: Path) -> dict[str, Any]:
     """The content of `package.json`, after a comparison with its own SHA-256."""
     try:
-        text = (folder / "package.json").read_bytes()
-        about = json.loads(text)
+        text = read_file(folder / "package.json")
+        about = parsed(text)
         found, digest = about["format"], str(about.get("sha256"))
-    except (OSError, ValueError, LookupError) as failure:
-        raise ValueError(f"{folder}: no exported model here ({failure})") from None
+        files = dict(about.get("files", {}))
+    except _DAMAGE as failure:
+        raise ValueError(f"{folder}: no exported model here ({failure!s:.200})") from None
     if found != FORMAT:
         raise ValueError(
-            f"{folder}: the package has format {found}, but this load.py reads {FORMAT}; export it "
-            "again with: stampede export RUN FOLDER"
+            f"{folder}: the package has format {found!r}, but this load.py reads {FORMAT}; export "
+            "it again with: stampede export RUN FOLDER"
         )
     # The SHA-256 of the text without its own digest.
     if hashlib.sha256(text.replace(digest.encode(), b"", 1)).hexdigest() != digest:
         raise ValueError(f"{folder}: the package cannot be used: package.json: {_CHANGED}")
+    for name, entry in files.items():
+        is_inside = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
+        if not is_inside or not isinstance(entry["bytes"], int):
+            raise ValueError(
+                f"{folder}: the package cannot be used: package.json: {name!r} is not a file of a "
+                "package"
+            )
     return about
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a description, such as `package.json`."""
+    if file_size(path) > _MOST_BYTES:
+        raise ValueError(f"{path.name} has more than {_MOST_BYTES:,} bytes")
+    return path.read_bytes()
+
+
+def file_size(path: Path) -> int:
+    """Length in bytes; opening a pipe, for example, would wait forever."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is not a file", str(path))
+    return status.st_size
+
+
+def parsed(content: bytes) -> Any:
+    """Values of JSON, all of whose numbers are finite."""
+    return json.loads(content, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return number
 
 
 def file_sha256(path: Path) -> str:
@@ -133,7 +190,7 @@ class Model:
         self._tables = [
             load_file(folder / f"tables/{name}.safetensors", str(device)) for name in self.fields
         ]
-        graph = json.loads((folder / "dense.json").read_bytes())
+        graph = parsed(read_file(folder / "dense.json"))
         weights = load_file(folder / "dense.safetensors")
         self._dense = _sibling("dense").Dense(graph, weights, device)
 

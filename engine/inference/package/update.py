@@ -44,8 +44,13 @@ _DATA = re.compile(
     r"(dense\.json|(dense|tables/[\w.-]+)\.safetensors|vocabularies/[\w.-]+\.parquet)"
 )
 
+_CHANGES = re.compile(r"changes/[\w-][\w.-]*")
+
 # Errors of damaged or missing files.
-_DAMAGE = (FileNotFoundError, LookupError, RuntimeError, ValueError, SafetensorError, PolarsError)
+_DAMAGE = (
+    FileNotFoundError, LookupError, RuntimeError, TypeError, AttributeError, ValueError,
+    SafetensorError, PolarsError,
+)  # fmt: skip
 
 # The `load.py` beside this file, whatever sys.path says.
 _spec = importlib.util.spec_from_file_location(f"{__name__}_load", HERE / "load.py")
@@ -88,15 +93,20 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
 def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
     """Apply one delta to a package; if `checked`, the result must match its description."""
     try:
-        about = json.loads((delta / DELTA).read_bytes())
+        about = load.parsed(load.read_file(delta / DELTA))
         found, base = about["format"], about["base"]
-        tables, vocabularies = about["tables"], about["vocabularies"]
+        tables, vocabularies = dict(about["tables"]), dict(about["vocabularies"])
+        changes = [*tables.values(), *vocabularies.values()]
     except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{delta}: no delta here ({failure})") from None
     if found != FORMAT:
-        raise ValueError(f"{delta}: has format {found}, but this update.py reads {FORMAT}")
-    if wrong := [name for name in (*tables, *vocabularies) if not _DATA.fullmatch(name)]:
+        raise ValueError(f"{delta}: has format {found!r}, but this update.py reads {FORMAT}")
+    wrong = [name for name in (*tables, *vocabularies) if not _DATA.fullmatch(name)]
+    wrong += [name for name in changes if not _CHANGES.fullmatch(str(name))]
+    if wrong:
         raise ValueError(f"{delta}: {wrong[0]!r} is not a file name of a package")
+    if links := [path for path in delta.rglob("*") if path.is_symlink()]:
+        raise ValueError(f"{links[0]}: is a link, which may lead out of the delta; copy its file")
     after = load.read_about(delta)
     expected = _contents(after)
     if base != package_digest(package):
@@ -227,7 +237,7 @@ def load_current(folder: str | Path, device: str = "cpu") -> Any:
     """
     file = Path(folder) / CURRENT
     try:
-        package = file.parent / json.loads(file.read_bytes())["package"]
+        package = file.parent / load.parsed(load.read_file(file))["package"]
     except (OSError, *_DAMAGE) as failure:
         raise ValueError(f"{file}: names no package ({failure})") from None
     return load.load(package, device)

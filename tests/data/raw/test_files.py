@@ -1,6 +1,7 @@
 """Files found by glob, read in blocks of lines; damaged and truncated ones."""
 
 import gzip
+import os
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,12 @@ from stampede.data import DataError
 from stampede.data.raw import files as blocks
 from stampede.data.raw.files import expand, read_blocks
 from support.raw_logs import GOOD, HEADER, log_of, read, write
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "log.csv")
+    with pytest.raises(DataError, match=r"log.csv: is not a file; write the path of the click log"):
+        expand(str(tmp_path / "*.csv"))
 
 
 def test_expand(tmp_path):

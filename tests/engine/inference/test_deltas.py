@@ -3,6 +3,7 @@
 import filecmp
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -187,6 +188,28 @@ def test_no_program_is_taken_from_a_delta(full, deltas, tmp_path):
     (delta / "delta.json").write_text(text.replace('"tables/user.safetensors"', '"load.py"'))
     with pytest.raises(ValueError, match=r"'load\.py' is not a file name of a package"):
         update.apply(full[1], [delta], tmp_path / "as_table")
+
+
+def test_nothing_outside_of_a_delta_is_read(full, deltas, tmp_path):
+    delta = shutil.copytree(deltas[2], tmp_path / "delta")
+    about = json.loads((delta / "delta.json").read_text())
+    for kind in ("tables", "vocabularies"):
+        for name in ("../../theirs", "/etc/hostname", 5, "changes/../../x"):
+            wrong = {**about, kind: dict.fromkeys(about[kind], name)}
+            (delta / "delta.json").write_text(json.dumps(wrong))
+            with pytest.raises(ValueError, match="is not a file name of a package"):
+                update.apply(full[1], [delta], tmp_path / "new")
+    for text in ('{"format": 1e400}', "[]", "null", json.dumps({**about, "tables": None})):
+        (delta / "delta.json").write_text(text)
+        with pytest.raises(ValueError, match="no delta here"):
+            update.apply(full[1], [delta], tmp_path / "new")
+    (delta / "delta.json").write_text(json.dumps(about))
+    table = delta / next(iter(about["tables"].values()))
+    os.replace(table, tmp_path / "theirs")
+    table.symlink_to(tmp_path / "theirs")
+    with pytest.raises(ValueError, match="is a link, which may lead out of the delta"):
+        update.apply(full[1], [delta], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_path, monkeypatch):

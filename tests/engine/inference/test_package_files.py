@@ -1,6 +1,8 @@
 """What packages refuse: damaged files, values they cannot use; only the loader's files run."""
 
+import hashlib
 import json
+import os
 import pickle
 import re
 import shutil
@@ -115,6 +117,85 @@ def test_a_graph_has_no_other_operators(package, tmp_path, name):
     graph["steps"][0] |= {"operator": "relu.default", "arguments": [{"type": "os"}]}
     with pytest.raises(ValueError, match=r"packages do not support the argument {'type': 'os'}"):
         Dense(graph, {}, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["../theirs", "/etc/hostname", "a/../../theirs", ".hidden", ""])
+def test_files_outside_of_the_package_are_not_read(package, name):
+    about = json.loads((package / "package.json").read_text())
+    entry = {"bytes": 1, "sha256": "0"}
+    seal(package, {**about, "files": {**about["files"], name: entry}})
+    assert f"package.json: {name!r} is not a file of a package" in refusal(package)
+    seal(package, {**about, "files": {**about["files"], "dense.json": {"bytes": "x"}}})
+    assert "'dense.json' is not a file of a package" in refusal(package)
+
+
+def seal(package, about):
+    """Write a description with its own SHA-256."""
+    text = json.dumps({**about, "sha256": ""}) + "\n"
+    before, key, after = text.rpartition('"sha256": "')
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (package / "package.json").write_text(before + key + digest + after)
+
+
+def test_links_out_of_the_package_are_not_followed(package, tmp_path):
+    path = package / "dense.json"
+    os.replace(path, tmp_path / "theirs")
+    path.symlink_to(tmp_path / "theirs")
+    assert "dense.json: is a link out of the package" in refusal(package)
+    # A store of files by their digest, as some tools keep it, is inside.
+    path.unlink()
+    (package / "blobs").mkdir()
+    os.replace(tmp_path / "theirs", package / "blobs/1")
+    path.symlink_to("blobs/1")
+    assert loaded(package)
+
+
+def test_pipes_and_large_files_do_not_hang(package, monkeypatch):
+    for name in ("dense.json", "package.json"):
+        (package / name).unlink()
+        os.mkfifo(package / name)
+        assert "is not a file" in refusal(package) or "Invalid argument" in refusal(package)
+        (package / name).unlink()
+        (package / name).write_text("{}")
+    monkeypatch.setattr(load, "_MOST_BYTES", 1)
+    assert "package.json has more than 1 bytes" in refusal(package)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fields": None}, {"fields": [1]}, {"numbers": "x"}, {"fields": [{"name": "user"}]},
+        {"files": None}, {"time": 5},
+    ],
+)  # fmt: skip
+def test_a_description_of_wrong_types_gets_a_sentence(package, change):
+    about = json.loads((package / "package.json").read_text())
+    seal(package, {**about, **change})
+    refusal(package)
+    for text in ("[]", "null", '{"format": 1e400}', '{"format": "\\u001b[31m"}', "5"):
+        (package / "package.json").write_text(text)
+        assert "\x1b" not in refusal(package)
+
+
+def test_a_graph_cannot_end_the_process(tmp_path):
+    smallest = {"name": "low", "operator": "full.default", "arguments": [[1], -(2**63)],
+                "named": {"dtype": {"type": "int64"}}}  # fmt: skip
+    for name, named in (
+        ("floor_divide.default", {}), ("remainder.Scalar", {}), ("floor_divide_.Tensor", {}),
+        ("div.Tensor_mode", {"rounding_mode": "trunc"}),
+    ):  # fmt: skip
+        other = {"name": "one", "operator": "full.default", "arguments": [[1], -1],
+                 "named": {"dtype": {"type": "int64"}}}  # fmt: skip
+        by = -1 if name.endswith("Scalar") else {"value": "one"}
+        last = {"name": "end", "operator": name, "arguments": [{"value": "low"}, by],
+                "named": named}  # fmt: skip
+        graph = {"steps": [smallest, other, last], "output": "end", "trained": []}
+        dense = Dense(graph, {}, torch.device("cpu"))
+        with pytest.raises(ValueError, match="packages do not divide whole numbers"):
+            dense(torch.ones(1), torch.ones(1))
+        last["arguments"] = [{"value": "rows"}, by]
+        dense = Dense({**graph, "steps": [smallest, other, last]}, {}, torch.device("cpu"))
+        assert dense(torch.ones(1), torch.ones(1)) in (-1, 0)
 
 
 def test_values_are_freed_when_no_later_step_needs_them():

@@ -151,6 +151,7 @@ def test_a_row_left_out_does_not_move_others(trained_run, tmp_path, log):
 def test_what_is_said(trained_run, tmp_path, log):
     status, said = predict(trained_run, log, tmp_path / "s.parquet")
     assert status == 0
+    assert "unseen ids" in said and "missing ids" in said
     for words in (f"{trained_run}, epoch 1", "60, ", f"{summary_of(trained_run)['best_auc']:.4f}"):
         assert words in said, said
     metadata = pl.read_parquet_metadata(tmp_path / "s.parquet")

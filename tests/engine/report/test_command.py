@@ -146,6 +146,16 @@ def test_a_damaged_file_gets_a_sentence(run_folders, tmp_path, capsys, name, con
     assert sentence in said and not out.exists()
 
 
+def test_one_bad_run_does_not_cost_the_report_of_the_others(run_folders, tmp_path, capsys):
+    bad = tmp_path / "bad"
+    shutil.copytree(run_folders / "b256", bad, ignore=shutil.ignore_patterns("checkpoints"))
+    for content in ('{"auc": 1e400}', '{"auc": "\\ud800"}', "[]", '{"auc": "\\u001b[31m"}'):
+        (bad / "summary.json").write_text(content)
+        status, said = report(capsys, bad, run_folders / "b256", "--out", tmp_path / "out")
+        assert status == 0 and f"left out: {bad}/summary.json: damaged (" in said
+        assert "1 runs" in said and "\x1b" not in said
+
+
 def test_wrong_folders_get_a_sentence(run_folders, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for run, out, sentence in (

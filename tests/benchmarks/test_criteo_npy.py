@@ -6,8 +6,8 @@ import types
 
 import numpy as np
 import pytest
+from peers.criteo_npy import BLOCK_ROWS, import_criteo_npy, main
 
-from stampede.data.criteo_npy import BLOCK_ROWS, import_criteo_npy, main
 from support.prepared_arrays import arrays_of, manifest_of
 
 

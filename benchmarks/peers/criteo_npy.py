@@ -1,6 +1,6 @@
 """Imports the `.npy` files of TorchRec's and MLPerf's Criteo readers as a prepared folder.
 
-`python -m stampede.data.criteo_npy FOLDER OUT`
+`python benchmarks/peers/criteo_npy.py FOLDER OUT`
 
 A set of samples is three files: `*_dense.npy` float32 `[n, numbers]`, `*_sparse.npy` int32 or int64
 `[n, fields]`, `*_labels.npy` int32 `[n, 1]`.
@@ -214,7 +214,7 @@ def _check(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m stampede.data.criteo_npy",
+        prog="python benchmarks/peers/criteo_npy.py",
         description="Make a prepared folder of the files of TorchRec's and MLPerf's Criteo "
         "readers: *_dense.npy, *_sparse.npy, *_labels.npy.",
     )

@@ -1,1 +1,0 @@
-"""Sweeps: grids and Optuna studies of runs, with tables and pictures."""

@@ -1,0 +1,1 @@
+"""The laboratory: sweeps, reports and what was measured with them, on stampede's public API."""
