@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
+from importlib import import_module
 from itertools import chain, count
 from os import PathLike
 from pathlib import Path
@@ -261,6 +262,11 @@ class Run:
             warnings.warn(f"bad values treated as missing: {told}", stacklevel=2)
         return scores
 
+    @property
+    def fields(self) -> dict[str, int]:
+        """Rows of each id field's table, by field."""
+        return dict(self._trained.data.vocabulary_sizes)
+
     def embeddings(self, field: str) -> pd.DataFrame:
         """Embeddings of an id field, `[rows of its table, dim]` float32.
 
@@ -288,12 +294,8 @@ class Run:
         Raises:
             RunFolderError: it cannot be written, or a file of the run cannot be read.
         """
-        from stampede.engine.report.page import PAGE, write_report
-        from stampede.engine.report.run_records import open_runs
-
         folder = self.path / "report" if folder is None else Path(folder)
-        write_report(open_runs([self.path]), folder)
-        return folder / PAGE
+        return import_module("stampede.lab.report.page").report_on(self.path, folder)
 
     def export(
         self, folder: str | PathLike[str], rows: RowType = "fp32", *, overwrite: bool = False

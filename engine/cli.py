@@ -42,7 +42,7 @@ _COMMANDS = {
     "apply": ("stampede.data.apply", "encode new data with learned ids and ranges"),
     "predict": ("stampede.engine.predict", "score rows with a trained model"),
     "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
-    "report": ("stampede.engine.report.__main__", "write a page with tables and pictures of runs"),
+    "report": ("stampede.lab.report.__main__", "write a page with tables and pictures of runs"),
     "sweep": (
         "stampede.lab.sweep",
         "run a grid or a search, write tables and pictures",

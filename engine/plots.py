@@ -1,4 +1,4 @@
-"""Matplotlib pictures of runs, and helpers that reports and sweeps share.
+"""Matplotlib pictures of a run.
 
 Matplotlib is imported by the functions that draw: it takes half a second, and every rank of a run
 imports this module.

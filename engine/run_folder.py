@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 # File of a run folder of `stampede incremental`, which holds a run folder for each period.
 PERIODS = "periods.json"
 
-# Subfolder of a sweep for its run folders.
-TRIALS = "trials"
-
 
 def period_folder(number: int) -> str:
     """Name of the run folder of a period."""

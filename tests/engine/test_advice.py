@@ -10,8 +10,8 @@ from stampede.data import DataError
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import advice
 from stampede.engine.advice import on_batch_size, on_data, on_first_epoch, on_regression
-from stampede.engine.report.page import write_report
-from stampede.engine.report.run_records import open_runs
+from stampede.lab.report.page import write_report
+from stampede.lab.report.records import open_runs
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small
 from support.movie_runs import summary_of, train_on_movies

@@ -14,14 +14,21 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from stampede.engine.checkpoint.manifest import read_manifest
-from stampede.engine.checkpoint.retention import checkpoint_of, newest
-from stampede.engine.config.presets import flat_keys
-from stampede.engine.errors import RunFolderError
-from stampede.engine.metrics import selected_metrics
-from stampede.engine.run_folder import PERIODS, TRIALS, RunFolder, period_folder
-from stampede.files import read_json
+from stampede import Run, RunFolderError, open_run
+from stampede.files import MOST_MANIFEST, parse_json, read_file, read_json
 from stampede.settings import SettingsError, printable, read_yaml, reading
+
+# Files of a run folder, and of a folder of `stampede incremental` or `stampede sweep`.
+_CONFIG, _METRICS, _SUMMARY_FILE, _PERIODS, _TRIALS = (
+    "config.yaml", "metrics.jsonl", "summary.json", "periods.json", "trials",
+)  # fmt: skip
+
+# Metrics of one number, and how they are shown; parts that have them.
+METRICS = {
+    "auc": "AUC", "logloss": "logloss", "pr_auc": "PR-AUC",
+    "normalized_entropy": "norm. entropy", "calibration": "calibration", "gauc": "GAUC",
+}  # fmt: skip
+PARTS = ("validation", "test")
 
 _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 
@@ -41,7 +48,7 @@ _OF_THE_ROWS = (
 # What a report needs of a `summary.json`, and of a line of `metrics.jsonl` by kind.
 _SUMMARY = (
     "auc", "logloss", "best_epoch", "selected_on", "samples_per_second", "train_seconds", "epochs",
-    "steps",
+    "steps", "last",
 )  # fmt: skip
 _OF_KIND = {
     "train": ("loss",),
@@ -97,20 +104,13 @@ class RunRecord:
         """A metric of a part after the `selected` or the `last` epoch; None if unknown."""
         if not self.summary:
             return None
-        parts = self.summary["last"] if when == "last" else selected_metrics(self.summary)
-        return parts.get(part, {}).get(name)
+        if when == "last":
+            return self.summary["last"].get(part, {}).get(name)
+        return (self.summary if part == "test" else self.summary.get(part) or {}).get(name)
 
-    def checkpoint(self) -> Path | None:
-        """The checkpoint of the best epoch, or else the newest; None if there is none.
-
-        Raises:
-            RunFolderError: the newest is damaged.
-        """
-        folder = RunFolder(self.path).checkpoints
-        last = newest(folder)
-        if last is None:
-            return None
-        return checkpoint_of(folder, read_manifest(last).progress.best_epoch) or last
+    def open(self) -> Run:
+        """The run, whose tables can be read."""
+        return open_run(self.path)
 
     def state(self) -> str | None:
         """A sentence on a run that has not ended; None if it has."""
@@ -122,7 +122,7 @@ class RunRecord:
         if stops and stops[-1]["step"] >= last:
             return f"stopped at step {last}: {stops[-1]['reason']}"
         lacks = "no summary.json"
-        if RunFolder(self.path).summary.is_file():
+        if (self.path / _SUMMARY_FILE).is_file():
             lacks = "it was continued after summary.json was written"
         return f"is not finished ({lacks}); results are shown up to step {last:,}"
 
@@ -245,19 +245,29 @@ def baseline_of(runs: Sequence[RunRecord], asked: str) -> RunRecord:
     return found[0]
 
 
+def flat_keys(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Values of nested sections by dotted key."""
+    if not isinstance(values, dict) or (prefix and not values):
+        return {prefix: values}
+    found = {}
+    for key, value in values.items():
+        found |= flat_keys(value, f"{prefix}.{key}" if prefix else key)
+    return found
+
+
 def _run_folders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise RunFolderError(f"{path}: no such run folder; {_HINT}")
-    if RunFolder(path).config_file.is_file():
+    if (path / _CONFIG).is_file():
         return [path]
     # Hidden folders are being written or deleted.
     found = sorted(
         child
         for child in path.iterdir()
-        if not child.name.startswith(".") and RunFolder(child).config_file.is_file()
+        if not child.name.startswith(".") and (child / _CONFIG).is_file()
     )
-    if not found and (path / TRIALS).is_dir():
-        return _run_folders(path / TRIALS)
+    if not found and (path / _TRIALS).is_dir():
+        return _run_folders(path / _TRIALS)
     if not found:
         raise RunFolderError(
             f"{path}: neither it nor a folder in it has a config.yaml, so it has no run; {_HINT}"
@@ -266,37 +276,44 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def _read(path: Path, label: str) -> RunRecord:
-    folder = RunFolder(path)
-    if (path / PERIODS).is_file():
-        periods = [line for line in _lines(folder) if line["kind"] == "period"]
+    if (path / _PERIODS).is_file():
+        periods = [line for line in _lines(path) if line["kind"] == "period"]
         if not periods:
             raise RunFolderError(f"{path}: no period has ended yet, so there is nothing to show")
-        newest_one = _read(path / period_folder(periods[-1]["period"]), label)
-        return replace(newest_one, periods=periods)
-    config = flat_keys(read_yaml(folder.config_file, _HINT))
+        newest = _read(path / f"period_{periods[-1]['period']:04d}", label)
+        return replace(newest, periods=periods)
+    config = flat_keys(read_yaml(path / _CONFIG, _HINT))
     batch_size = config.get("train.batch_size")
     if not isinstance(batch_size, int):
         raise RunFolderError(
-            f"{folder.config_file}: train.batch_size is missing or not a whole number, so no run "
+            f"{path / _CONFIG}: train.batch_size is missing or not a whole number, so no run "
             f"wrote this file; {_HINT}"
         )
-    lines, summary = _lines(folder), {}
+    lines, summary = _lines(path), {}
     for line in lines:
         line["trained"] = line["step"] * batch_size
-    if folder.summary.is_file():
-        remedy = "delete it to show the run as an unfinished one"
-        with reading(folder.summary, RunFolderError, remedy):
-            summary = read_json(folder.summary)
+    file = path / _SUMMARY_FILE
+    if file.is_file():
+        with reading(file, RunFolderError, "delete it to show the run as an unfinished one"):
+            summary = read_json(file)
             itemgetter(*_SUMMARY)(summary)
-            selected_metrics(summary)
+            summary["last"].get("test")
     if summary and lines and lines[-1]["step"] > summary["steps"]:
         summary = {}
     return RunRecord(path, label, config, lines, summary)
 
 
-def _lines(folder: RunFolder) -> list[dict[str, Any]]:
-    with reading(folder.metrics, RunFolderError, "repair the line or leave the run out"):
-        lines = folder.lines()
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of `metrics.jsonl`."""
+    file, lines = path / _METRICS, []
+    if not file.exists():
+        return lines
+    with reading(file, RunFolderError, "repair the line or leave the run out"):
+        for number, text in enumerate(read_file(file, MOST_MANIFEST).split(b"\n")[:-1], 1):
+            try:
+                lines.append(parse_json(text))
+            except ValueError as mistake:
+                raise ValueError(f"line {number:,}: {mistake}") from None
         for line in lines:
             itemgetter("kind", "step", *_OF_KIND.get(line["kind"], ()))(line)
     return lines

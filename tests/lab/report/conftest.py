@@ -2,7 +2,7 @@
 
 import pytest
 
-from stampede.engine.report.run_records import open_runs
+from stampede.lab.report.records import open_runs
 from support.jobs import run_small
 
 

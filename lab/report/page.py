@@ -10,36 +10,38 @@ import os
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from stampede.engine.config.presets import flat_keys
-from stampede.engine.console import readable_bytes
-from stampede.engine.errors import RunFolderError
-from stampede.engine.heartbeat import READING
-from stampede.engine.metrics import METRICS, PARTS
-from stampede.engine.plots import to_png
-from stampede.engine.report.pictures import Picture, all_pictures
-from stampede.engine.report.run_records import (
+from stampede import RunFolderError
+from stampede.files import write_file
+from stampede.lab.report.pictures import Picture, all_pictures, to_png
+from stampede.lab.report.records import (
+    METRICS,
+    PARTS,
     RunRecord,
     Setting,
     by_data,
     differing_keys,
+    flat_keys,
+    open_runs,
     readable,
     settings_of,
 )
-from stampede.files import write_file
-from stampede.settings import cut
 
 PAGE = "report.html"
 
-# Characters of a page in which its runs are named.
+# Bytes of a page in which its runs are named.
 _HEAD = 1 << 16
 
 _MOST_CURVES = 20
+
+# Of the phases of a step.
+_READING = "reading the next batch"
 
 # Twice the pixels of a page, for sharp text where a screen has them.
 _DPI = 180
@@ -110,6 +112,12 @@ def write_report(
     return [*notes, *(f"{one.title}: {sentence}" for one in told for sentence in one.left_out)]
 
 
+def report_on(run: Path, folder: Path) -> Path:
+    """Write the report of one run; returns its page."""
+    write_report(open_runs([run]), folder)
+    return folder / PAGE
+
+
 def _names(runs: Sequence[RunRecord], folder: Path) -> list[str]:
     """The runs of a page in a folder, by paths that stay if both are moved."""
     return sorted(os.path.relpath(run.path, folder) for run in runs)
@@ -119,15 +127,16 @@ def _check_page(page: Path, runs: Sequence[RunRecord]) -> None:
     """Refuse to overwrite the page of a run that is not among these."""
     if not page.is_file():
         return
-    text = page.read_text(encoding="utf-8", errors="replace")[:_HEAD]
-    found = re.search(r'<meta name="runs" content="([^"]*)">', text)
+    with page.open("rb") as file:
+        head = file.read(_HEAD).decode("utf-8", "replace")
+    found = re.search(r'<meta name="runs" content="([^"]*)">', head)
     others = ["other runs"]
-    if found is not None:
-        named = json.loads(html.unescape(found[1]))
+    with suppress(ValueError):
+        named = map(str, json.loads(html.unescape(found[1] if found else "")))
         others = [name for name in named if name not in _names(runs, page.parent)]
     if others:
         raise RunFolderError(
-            f"{page}: is the page of {cut(', '.join(others))}; write another --out, or delete it"
+            f"{page}: is the page of {', '.join(others)[:200]}; write another --out, or delete it"
         )
 
 
@@ -341,10 +350,10 @@ def step_table(runs: Sequence[RunRecord]) -> Table:
             "run": label,
             "steps": f"{line['step'] - seconds['steps'] + 1:,} to {line['step']:,}",
             **{head: f"{1e3 * seconds[key]:,.1f} ms" for head, key in percentiles.items()},
-            "reading": f"{line['phase_seconds'].get(READING, 0) / seconds['mean']:.1%}",
+            "reading": f"{line['phase_seconds'].get(_READING, 0) / seconds['mean']:.1%}",
             "communication": f"{line['communication_seconds'] / seconds['mean']:.1%}",
             "slowest rank": said if slowest["others"] else "",
-            "peak memory": readable_bytes(line["peak_memory_bytes"]),
+            "peak memory": f"{line['peak_memory_bytes'] / 1e9:.2f} GB",
         }
 
     note = "Times of steps on the slowest rank, in the longest timed stretch."

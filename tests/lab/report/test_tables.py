@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from stampede.engine.report.page import about_table, configuration_table, result_tables, step_table
-from stampede.engine.report.run_records import by_data, settings_of
+from stampede.lab.report.page import about_table, configuration_table, result_tables, step_table
+from stampede.lab.report.records import by_data, settings_of
 
 
 def cells(table):

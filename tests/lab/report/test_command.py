@@ -12,9 +12,9 @@ import pytest
 
 from stampede.engine.errors import RunFolderError
 from stampede.engine.metrics import PARTS
-from stampede.engine.report.__main__ import main
-from stampede.engine.report.page import best
-from stampede.engine.report.run_records import baseline_of, open_runs
+from stampede.lab.report.__main__ import main
+from stampede.lab.report.page import best
+from stampede.lab.report.records import baseline_of, open_runs
 from support.jobs import run_small
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stampede.engine.report.pictures import all_pictures, styles
-from stampede.engine.report.run_records import settings_of
-from stampede.engine.tables import read_field
+from stampede import open_run
+from stampede.lab.report.pictures import all_pictures, styles
+from stampede.lab.report.records import settings_of
 
 
 def drawn(runs, name):
@@ -111,7 +111,7 @@ def test_norms_are_those_of_the_best_epochs_tables(runs, tmp_path):
     picture = drawn(runs[:1], "embedding_norms")
     axes = picture.figure.axes[0]
     fields = [text.get_text().partition(" ")[0] for text in axes.get_yticklabels()]
-    norms = read_field(runs[0].checkpoint(), "C3").embedding.norm(dim=1).numpy()
+    norms = np.linalg.norm(open_run(runs[0].path).embeddings("C3"), axis=1)
     low, middle, high = np.percentile(norms, (5, 50, 95))
     assert curves(picture)["b256"][fields.index("C3")][0] == pytest.approx(middle)
     ends = axes.collections[0].get_segments()[fields.index("C3")][:, 0]

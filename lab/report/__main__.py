@@ -1,4 +1,4 @@
-"""Report on runs: `python -m stampede.engine.report runs/...`."""
+"""Report on runs: `stampede report runs/...`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stampede.engine.start_up import quiet_libraries
-
-quiet_libraries()
-
-from stampede.data.errors import exit_status  # noqa: E402
-from stampede.engine.errors import RunFolderError  # noqa: E402
-from stampede.engine.report.page import PAGE, write_report  # noqa: E402
-from stampede.engine.report.run_records import baseline_of, open_runs  # noqa: E402
+from stampede import exit_status
+from stampede.lab.report.page import PAGE, write_report
+from stampede.lab.report.records import baseline_of, open_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for sentence in lacking:
             print(f"  {sentence}")
 
-    return exit_status(report, RunFolderError)
+    return exit_status(report)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import cycle, islice
 from statistics import fmean
 from typing import Any
@@ -16,22 +17,19 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, NullLocator, PercentFormatter
+from tqdm import tqdm
 
-from stampede.engine.checkpoint.manifest import read_manifest
-from stampede.engine.console import progress_bar
-from stampede.engine.errors import RunFolderError
-from stampede.engine.heartbeat import PHASES
-from stampede.engine.metrics import PARTS
-from stampede.engine.plots import as_written, show_small_differences
-from stampede.engine.report.run_records import (
+from stampede import RunFolderError
+from stampede.lab.report.records import (
+    PARTS,
     RunRecord,
     Setting,
     differing_keys,
     readable,
     settings_of,
 )
-from stampede.engine.tables import read_field
 
 # Inches: on a phone this shrinks to about 3.7, and text to the size of a footnote.
 _WIDTH, _HEIGHT, _LEGEND_LINE = 5.4, 3.4, 0.19
@@ -51,6 +49,9 @@ _FILLS = (
 
 _SAMPLES = "training samples (steps x batch size)"
 _CLIPPED = "clipped"
+
+# Least span of an AUC axis below the lowest best point.
+_BELOW = 0.01
 
 # Norms are shown of the fields with the most ids, without those that would take long to read, and
 # of as many settings as can be told apart on one line.
@@ -160,6 +161,29 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
         _embedding_norms(styled),
         _time_by_phase(drawn),
     ]
+
+
+def as_written(texts: Iterable[Text]) -> None:
+    """Show texts literally: a name with dollar signs is not a formula."""
+    for text in texts:
+        text.set_parse_math(False)
+
+
+def to_png(figure: Figure, dpi: int) -> bytes:
+    """The content of a PNG file."""
+    file = BytesIO()
+    figure.savefig(file, dpi=dpi, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def show_small_differences(axes: Axes, curves: Sequence[np.ndarray]) -> bool:
+    """Scale an axis of AUC so that 0.002 is visible; whether early points are cut off."""
+    best, lowest = [max(curve) for curve in curves], min(min(curve) for curve in curves)
+    spread = max(best) - min(best)
+    bottom = max(lowest - 0.002, min(best) - max(_BELOW, spread / 2))
+    axes.set_ylim(bottom, max(best) + max(0.002, spread / 10))
+    axes.yaxis.set_major_formatter("{x:.4f}")
+    return lowest < bottom
 
 
 def styles(count: int) -> list[Style]:
@@ -437,24 +461,22 @@ def _embedding_norms(styled: Styled) -> Picture:
     # By the first checkpoint: runs on the same data have the same fields.
     sizes: dict[str, int] = {}
     shown, absent, damaged = [], [one.label for one, _ in styled[_MOST_NORMS:]], []
-    with progress_bar(None, 0, True, "reading tables", "tables", 5.0) as bar:
-        for one, style in styled[:_MOST_NORMS]:
-            try:
-                path = one.runs[0].checkpoint()
-                if path is None:
-                    absent.append(one.label)
-                    continue
-                sizes = sizes or read_manifest(path).data.vocabulary_sizes
-                largest = sorted((f for f in sizes if sizes[f] <= _MOST_IDS), key=sizes.get)
-                shown = [field for field in sizes if field in largest[-_MOST_FIELDS:]]
-                found = []
-                for field in shown:
-                    of_field = read_field(path, field).embedding.norm(dim=1).numpy()
-                    found.append(np.maximum(np.percentile(of_field, (5, 50, 95)), 1e-8))
-                    bar.update()
-                norms.append((one, style, np.array(found)))
-            except RunFolderError as failure:
+    for one, style in tqdm(styled[:_MOST_NORMS], "reading tables", unit=" runs", delay=5):
+        try:
+            run = one.runs[0].open()
+            sizes = sizes or run.fields
+            largest = sorted((f for f in sizes if sizes[f] <= _MOST_IDS), key=sizes.get)
+            shown = [field for field in sizes if field in largest[-_MOST_FIELDS:]]
+            found = []
+            for field in shown:
+                of_field = np.linalg.norm(run.embeddings(field).to_numpy(), axis=1)
+                found.append(np.maximum(np.percentile(of_field, (5, 50, 95)), 1e-8))
+            norms.append((one, style, np.array(found)))
+        except RunFolderError as failure:
+            if any((one.runs[0].path / "checkpoints").glob("epoch_*")):
                 damaged.append(f"{one.label} is not shown: {failure}.")
+            else:
+                absent.append(one.label)
     picture.lacks(absent, f"no checkpoint in the run folder, or not among the first {_MOST_NORMS}")
     limits = f"not among the {_MOST_FIELDS} largest fields of at most {_MOST_IDS:,} ids"
     picture.lacks([field for field in sizes if field not in shown], limits)
@@ -492,7 +514,10 @@ def _time_by_phase(runs: Sequence[RunRecord]) -> Picture:
         return picture
     axes = picture.begin(1.1 + 0.34 * len(timed))
     left = np.zeros(len(timed))
-    for phase, (colour, hatch) in zip(PHASES, _FILLS, strict=True):
+    phases = dict.fromkeys(
+        phase for lines in timed.values() for line in lines for phase in line["phase_seconds"]
+    )
+    for phase, (colour, hatch) in zip(phases, cycle(_FILLS), strict=False):
         widths = []
         for lines in timed.values():
             steps = [line["step_seconds"]["steps"] for line in lines]
