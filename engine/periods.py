@@ -387,7 +387,7 @@ class _Periods:
         # All ids of the first period are new.
         before = self.folder.path / period_folder(period.number - 1) / INPUTS
         source = {} if period.number == 2 else read_manifest(before).source
-        told = compared(found.get("train", {}), source)
+        told = compared(found.get("train", {}), source, "the period before")
         for line in told.lines.items():
             print("  " + ": ".join(line), flush=True)
         for sentence in told.warnings:

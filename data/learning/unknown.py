@@ -15,7 +15,7 @@ Shares = Mapping[str, Mapping[str, float]]
 KINDS = ("missing", "unseen")
 
 # A share far above another one is more than this many times as large, and by more than this.
-_TIMES, _MORE = 2.0, 0.05
+_TIMES, _MORE = 2.0, 0.15
 
 # Fields that a line names.
 _MOST_FIELDS = 8
@@ -59,11 +59,16 @@ class Compared(NamedTuple):
     warnings: Sequence[str]
 
 
-def compared(found: Shares, source: Mapping[str, Any]) -> Compared:
-    """Shares beside those that the `source` of a manifest records, best of the validation part."""
+def compared(found: Shares, source: Mapping[str, Any], of: str = "") -> Compared:
+    """Shares beside those that the `source` of a manifest records, best of the validation part.
+
+    Args:
+        of: what the manifest is about, if not about the data of the training.
+    """
     parts = source.get("unknown_ids", {})
     part = next((name for name in ("validation", "test", "train") if parts.get(name)), "")
     usual: Shares = parts.get(part, {})
+    of = of or f"the {part} part of the training's data"
     lines, warnings = {}, []
     for kind in KINDS:
         shares = {name: of_field[kind] for name, of_field in found.items() if of_field[kind]}
@@ -76,11 +81,11 @@ def compared(found: Shares, source: Mapping[str, Any]) -> Compared:
             for name in names[:_MOST_FIELDS]
         ]
         cells += [f"{len(names) - _MOST_FIELDS} more fields"] * (len(names) > _MOST_FIELDS)
-        known = f"; in brackets: {part} part of the training's data" * bool(before)
+        known = f"; in brackets: {of}" * bool(before)
         lines[f"{kind} ids"] = (", ".join(cells) or "none") + known
         warnings += [
-            f"field {name}: {shares[name]:.1%} of the ids are {kind}, but only {share:.1%} of "
-            f"the {part} part of the training's data; check that they are written as there"
+            f"field {name}: {shares[name]:.1%} of the ids are {kind}, but only {share:.1%} in "
+            f"{of}; check that they are written as there"
             for name, share in before.items()
             if shares[name] > _TIMES * share and shares[name] > share + _MORE
         ]
