@@ -39,6 +39,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         qcomm_codecs_registry=get_qcomm_codecs_registry(
             QCommsConfig(CommType(communication.forward), CommType(communication.backward))
         ),
+        kernels=config.run.kernels,
     )
     plan = make_plan(
         model,

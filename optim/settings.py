@@ -13,6 +13,8 @@ from stampede.optim.rules import Adam, Rule, check_number
 
 Rows = Literal["all", "touched"]
 OnNonfinite = Literal["error", "skip_row"]
+# What updates tables on a GPU, see `cowclip_sharders`.
+Kernels = Literal["auto", "torch", "triton"]
 
 # Avoids 0/0 for a table without gradient; the constant of Helen's repository.
 _NORM_FLOOR = 1e-12

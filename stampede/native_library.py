@@ -75,12 +75,7 @@ class Library:
 
     def _built(self) -> str:
         """Path of the library, compiled unless it is in the cache."""
-        if "TORCH_EXTENSIONS_DIR" in os.environ:
-            cache = Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "stampede"
-        else:
-            home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            cache = Path(home) / "stampede" / "native"
-        folder = cache / f"{self._name}-{_key([*self._sources, *self._headers])}"
+        folder = cache_folder() / f"{self._name}-{_key([*self._sources, *self._headers])}"
         library = folder / f"{self._name}.so"
         if library.exists():
             return str(library)
@@ -114,6 +109,14 @@ class Library:
         finally:
             os.environ["PATH"] = path
             shutil.rmtree(build, ignore_errors=True)
+
+
+def cache_folder() -> Path:
+    """Where to keep what was compiled or checked on this machine."""
+    if "TORCH_EXTENSIONS_DIR" in os.environ:
+        return Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "stampede"
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "stampede" / "native"
 
 
 @contextmanager

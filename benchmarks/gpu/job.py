@@ -1,10 +1,12 @@
-"""A DeepFM with CowClip, from the parts of stampede that read no files."""
+"""Jobs from the parts of stampede that need no Polars, which the GPU machine lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -12,7 +14,15 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.data.synthetic import NUMBERS
-from stampede.engine.job import Job, choose_precision, compile_network
+from stampede.engine.config import Config
+from stampede.engine.job import (
+    Job,
+    build_model,
+    choose_precision,
+    compile_network,
+    move_dense,
+)
+from stampede.engine.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
     CowClip,
@@ -30,6 +40,9 @@ DIM, HIDDEN = 10, (400, 400, 400)
 # Without a scaling rule.
 RATES, BATCH = Hyperparameters(embedding_lr=1e-3, embedding_l2=1e-5, dense_lr=1e-3), 1024
 
+# A class of optimizers of tables, and its arguments.
+TableOptimizer = tuple[type[torch.optim.Optimizer], dict[str, Any]]
+
 
 def deepfm(
     sizes: Sequence[int],
@@ -39,12 +52,16 @@ def deepfm(
     compilation: str = "none",
     rows: str = "all",
     hidden: Sequence[int] = HIDDEN,
+    tables: TableOptimizer | None = None,
+    kernels: str = "triton",
 ) -> Job:
-    """A job on one device; needs a process group of one process.
+    """A DeepFM on one device; needs a process group of one process.
 
     Args:
         sizes: rows of each field's table.
         precision, compilation, rows: as in the configuration.
+        tables: their optimizer; CowClip's by default.
+        kernels: as in the configuration; a wrong one shall be seen, not replaced.
     """
     vocabulary = {f"C{field + 1}": size for field, size in enumerate(sizes)}
     model = CTRModel("deepfm", vocabulary, NUMBERS, DIM, hidden, seed=0)
@@ -54,19 +71,61 @@ def deepfm(
         "clip": CowClip(columns=DIM),
         "rows": rows,
     }
-    apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), arguments)
-    sharders = cowclip_sharders(TableInit(1e-4, DIM, 0))
+    return _sharded(
+        model,
+        tables or (CowClipAdam, arguments),
+        lambda dense: DenseAdam(dense.values(), lr=RATES.dense_lr),
+        Scaled("none", BATCH, BATCH, RATES, RATES),
+        device,
+        precision,
+        compilation,
+        kernels=kernels,
+    )
+
+
+def of_config(
+    config: Config, vocabulary: Mapping[str, int], numbers: int, device: torch.device
+) -> Job:
+    """The job of a configuration, as `stampede.engine.build.build` makes it on one process."""
+    scaling = scaled_hyperparameters(config)
+    model = build_model(config, vocabulary, numbers)
+    columns = model.front.columns.dim
+    l2 = model.l2_terms()
+    if model.number_weights is not None:
+        l2[id(model.number_weights.weight)] = scaling.scaled.embedding_l2
+    return _sharded(
+        model,
+        table_optimizer(config, scaling.scaled, columns, device),
+        lambda dense: dense_optimizer(config, scaling.scaled, dense, l2),
+        scaling,
+        device,
+        config.train.precision,
+        config.train.compile,
+        TableInit(config.model.init_std, columns, config.run.seed),
+    )
+
+
+def _sharded(
+    model: CTRModel,
+    tables: TableOptimizer,
+    dense_optimizer_of: Callable[[Mapping[str, Tensor]], DenseAdam],
+    scaling: Scaled,
+    device: torch.device,
+    precision: str,
+    compilation: str,
+    init: TableInit | None = None,
+    kernels: str = "triton",
+) -> Job:
+    apply_optimizer_in_backward(tables[0], model.front.ebc.parameters(), tables[1])
+    sharders = cowclip_sharders(init or TableInit(1e-4, DIM, 0), kernels=kernels)
     on_device = ParameterConstraints(
         sharding_types=["table_wise"], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
     )
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=1, compute_device=device.type),
-        constraints={table_name(field): on_device for field in vocabulary},
+        constraints={table_name(field): on_device for field in model.front.fields},
     )
-    for child in model.children():
-        if child is not model.front:
-            child.to(device)
-    model.bias.data = model.bias.data.to(device)
+    move_dense(model, device)
     compile_network(model.network, compilation, device)
     sharded = DistributedModelParallel(
         model,
@@ -83,8 +142,8 @@ def deepfm(
     return Job(
         sharded,
         dense,
-        DenseAdam(dense.values(), lr=RATES.dense_lr),
-        Scaled("none", BATCH, BATCH, RATES, RATES),
+        dense_optimizer_of(dense),
+        scaling,
         choose_precision(precision, device),
         table_update=table_update(sharded),
     )

@@ -35,6 +35,12 @@ class RunSection(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: a GPU if there is one"
     )
+    kernels: Literal["auto", "torch", "triton"] = Field(
+        "auto",
+        description="what updates tables on a GPU. auto: the Triton kernels, if a check before the "
+        "first step finds that they compute there what plain PyTorch does; torch (slower), triton: "
+        "without a check",
+    )
     overwrite: bool = Field(False, description="delete the run folder of that name first")
     hang_seconds: float = Field(
         600,

@@ -8,9 +8,11 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from torch import nn
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -21,7 +23,7 @@ from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.lookup import Lookup
 from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
 from stampede.optim.rows import RowGradients, merge_rows
-from stampede.optim.settings import HelenSettings, UpdateSettings
+from stampede.optim.settings import HelenSettings, Kernels, UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
 from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables, LookupGradient
@@ -58,10 +60,14 @@ class BackwardUpdate:
     Args:
         backwards_per_step: how many passes through a collection make one step of its tables, fewer
             if an optimizer of the program steps before; None if each pass is a step.
+        kernels: see `cowclip_sharders`.
     """
 
-    def __init__(self, backwards_per_step: int | None = 1) -> None:
+    def __init__(self, backwards_per_step: int | None = 1, kernels: Kernels = "auto") -> None:
+        if kernels not in get_args(Kernels):
+            raise ValueError(f"kernels is {kernels!r}; write 'auto', 'torch' or 'triton'")
         self._per_step = backwards_per_step
+        self._kernels = kernels
         # By collection: passes of the current step, and updates since the last optimizer step.
         self._under_way: Counter[int] = Counter()
         self._since_step: Counter[int] = Counter()
@@ -130,10 +136,12 @@ class BackwardUpdate:
         clips_everything = any(s.clip.granularity == "global" for s in settings.values())
         number = self._next
         self._next += 1
-        unable = why_not_queued(tables, bool(helen))
+        unable = why_not_queued(tables, bool(helen), self._kernels)
+        # Queued updates have collectives of their own, so all ranks must decide alike.
         is_queued = not groups.any(unable is not None)
-        if unable is not None and device.type == "cuda":
-            _LOG.warning("every update waits for the GPU: %s", unable)
+        on_gpu = device.type == "cuda" or (tables and triton.handles(tables[0].row_counts))
+        if unable is not None and on_gpu and self._kernels != "torch":
+            _LOG.warning("plain PyTorch updates tables and waits for the GPU each time: %s", unable)
         if is_queued and self._queue is None:
             self._queue = UpdateQueue(device, groups.everyone)
         self._collections[number] = _Collection(
@@ -374,8 +382,12 @@ class UpdateQueue:
         )
 
 
-def why_not_queued(tables: Sequence[CowClipTables], has_helen: bool) -> str | None:
+def why_not_queued(
+    tables: Sequence[CowClipTables], has_helen: bool, kernels: Kernels = "auto"
+) -> str | None:
     """Why the updates of a collection cannot be queued on this rank; None if they can."""
+    if kernels == "torch":
+        return "kernels is 'torch'"
     if has_helen:
         return "Helen moves rows between two lookups of a step"
     for tbe in tables:
@@ -387,8 +399,16 @@ def why_not_queued(tables: Sequence[CowClipTables], has_helen: bool) -> str | No
             reason = "shards of several widths or first columns are looked up together"
         else:
             from stampede.optim.backends.triton import why_not
+            from stampede.optim.triton.check import why_not_trusted
 
-            reason = why_not(tbe.arrays[0])
+            (array,), pooling = tbe.arrays, tbe.pooling_mode
+            reason = why_not(array)
+            if reason is None and kernels == "auto":
+                reason = why_not_trusted(
+                    array,
+                    pooled=pooling != PoolingMode.NONE,
+                    mean=pooling == PoolingMode.MEAN,
+                )
         if reason is not None:
             names = ", ".join(sorted({shard.table for a in tbe.arrays for shard in a.shards}))
             return f"tables {names:.200}: {reason}"

@@ -39,7 +39,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from stampede.optim.helen import Helen
 from stampede.optim.optimizers import CowClipOptimizer
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
-from stampede.optim.settings import HelenSettings, UpdateSettings
+from stampede.optim.settings import HelenSettings, Kernels, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import (
     GROUP_KEY,
@@ -81,6 +81,7 @@ def cowclip_sharders(
     *,
     backwards_per_step: int | None = 1,
     qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    kernels: Kernels = "auto",
 ) -> list[ModuleSharder[nn.Module]]:
     """TorchRec's default sharders, with ours for pooled and sequence embeddings.
 
@@ -101,6 +102,10 @@ def cowclip_sharders(
             fewer passes make the step; more are refused. None: each pass is a step.
         qcomm_codecs_registry: from TorchRec's `get_qcomm_codecs_registry`: embeddings and their
             gradients are sent in lower precision. Ids are not, so counts stay exact.
+        kernels: what updates tables with CowClip on a GPU. `auto`: Triton's kernels, if on this GPU
+            they compute what plain PyTorch does. That is tried before the first step, within
+            seconds, and the log says so if plain PyTorch takes their place. `torch` or `triton`:
+            without trying. No effect on a CPU.
 
     Example::
 
@@ -109,7 +114,7 @@ def cowclip_sharders(
         )
         model = DistributedModelParallel(model, device=device, sharders=cowclip_sharders())
     """
-    owner = BackwardUpdate(backwards_per_step)
+    owner = BackwardUpdate(backwards_per_step, kernels)
     of_torchrec = {"fused_params": fused_params, "qcomm_codecs_registry": qcomm_codecs_registry}
     bags = CowClipEmbeddingBagCollectionSharder(init, owner, **of_torchrec)
     sequences = CowClipEmbeddingCollectionSharder(init, owner, **of_torchrec)

@@ -30,27 +30,12 @@ def sum_runs(runs: SortedRuns, grad: Tensor, array: TableArray, nonfinite: Tenso
     squares = torch.empty(3, runs.capacity, dtype=torch.float32, device=weights.device)
     if not runs.capacity:
         return RowSums(grads, squares)
-    windows = runs.occurrences // sizes.window
-    partials = grads.new_empty(windows, dim)
-    joined = torch.empty_like(partials)
-    source = (grad, grad.stride(0), runs.source, runs.coefficient)
-    weighted = runs.coefficient is not None
-    tile = {"DIM": dim, "COLUMNS": sizes.columns, "WINDOW": sizes.window}
-    if windows:
-        wide = {
-            **tile,
-            "TOGETHER": sizes.together,
-            "num_warps": sizes.window_warps,
-            "enable_fp_fusion": False,
-        }
-        _sum_windows[(windows,)](*source, runs.ordered, partials, WEIGHTED=weighted, **wide)
-        _join_windows[(windows,)](runs.ordered, partials, joined, windows, **wide)
     _sum_runs[(triton.cdiv(runs.capacity, sizes.runs),)](
-        *source,
+        *_source(runs, grad),
         runs.rows,
         runs.starts,
         runs.count,
-        joined,
+        sum_windows(runs, grad)[1],
         weights,
         2.0 * array.settings.l2,
         grads,
@@ -60,12 +45,45 @@ def sum_runs(runs: SortedRuns, grad: Tensor, array: TableArray, nonfinite: Tenso
         CLIPPED=array.local_width,
         RUNS=sizes.runs,
         UNROLL=sizes.unroll,
-        WEIGHTED=weighted,
-        **tile,
+        WEIGHTED=runs.coefficient is not None,
+        DIM=dim,
+        COLUMNS=sizes.columns,
+        WINDOW=sizes.window,
         num_warps=sizes.run_warps,
         enable_fp_fusion=False,
     )
     return RowSums(grads, squares)
+
+
+def sum_windows(runs: SortedRuns, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of windows that hold one row, and, at a run's first window, of all its windows.
+
+    Both are `[windows, dim]` float32, undefined elsewhere; see `sum_runs` for the arguments.
+    """
+    dim = grad.shape[1]
+    sizes = block_sizes(dim, runs.occurrences)
+    windows = runs.occurrences // sizes.window
+    partials = torch.empty(windows, dim, dtype=torch.float32, device=grad.device)
+    joined = torch.empty_like(partials)
+    if windows:
+        tile = {
+            "DIM": dim,
+            "COLUMNS": sizes.columns,
+            "WINDOW": sizes.window,
+            "TOGETHER": sizes.together,
+            "num_warps": sizes.window_warps,
+            "enable_fp_fusion": False,
+        }
+        weighted = runs.coefficient is not None
+        _sum_windows[(windows,)](
+            *_source(runs, grad), runs.ordered, partials, WEIGHTED=weighted, **tile
+        )
+        _join_windows[(windows,)](runs.ordered, partials, joined, windows, **tile)
+    return partials, joined
+
+
+def _source(runs: SortedRuns, grad: Tensor) -> tuple[Tensor, int, Tensor, Tensor | None]:
+    return grad, grad.stride(0), runs.source, runs.coefficient
 
 
 @triton.jit

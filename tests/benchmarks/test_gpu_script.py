@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -15,105 +14,134 @@ from support.waiting import HANG
 pytestmark = pytest.mark.slow
 
 
-def test_all_parts_run_and_leave_their_results(tmp_path):
-    out = tmp_path / "gpu.json"
-    # The GPU machine has no Polars.
+def run_script(tmp_path, command, *options):
+    """The results of a quick run on the CPU, without Polars as on the GPU machine."""
     (tmp_path / "polars.py").write_text("raise ModuleNotFoundError('no polars here')\n")
+    out = tmp_path / "gpu.json"
     done = subprocess.run(
-        ["sh", ROOT / "benchmarks/gpu.sh", "-", "all", out],
+        ["sh", ROOT / "benchmarks/gpu.sh", "-", command, out],
         env={
             **os.environ,
             "PYTHON": sys.executable,
             "PYTHONPATH": str(tmp_path),
-            "GPU_OPTIONS": "--device cpu --quick",
+            # A busy machine is slower than one with a GPU.
+            "GPU_OPTIONS": " ".join(["--device cpu --quick --slower 20", *options]),
         },
         capture_output=True,
         text=True,
         timeout=HANG,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return {
+        part: {name: case for name, case in state["cases"].items() if name != "machine"}
+        for part, state in json.loads(out.read_text())[command].items()
+        if isinstance(state, dict)
+    }
+
+
+def test_first_runs_to_its_end(tmp_path):
+    found = run_script(tmp_path, "first")
+    assert list(found) == ["floors", "correctness", "training", "yardsticks", "profile"]
+    assert all("error" not in case for cases in found.values() for case in cases.values())
+    assert found["floors"]["copy"]["bytes_per_second"] > 0
+    assert len(found["correctness"]) == 18
+    kernels = found["correctness"]["kernels: 64 columns, no clip"]["errors"]
+    assert len(kernels) == 8 and all(0 <= error < 1e-5 for error in kernels.values())
+    runs = found["training"].values()
+    assert {(r["precision"], r["rows"]) for r in runs} == {
+        (precision, rows) for precision in ("bf16", "tf32") for rows in ("all", "touched")
+    }
+    # FBGEMM has no Adam on a CPU.
+    assert len(runs) == 9 and len(found["yardsticks"]) == 4
+    for run in [*runs, *found["yardsticks"].values()]:
+        assert run["seconds_for_413_million"] * run["samples_per_second"] == pytest.approx(413e6)
+    (profile,) = found["profile"].values()
+    assert profile["kernels"][0]["microseconds_a_step"] > 0
+
+
+def test_second_runs_to_its_end(tmp_path):
+    found = run_script(tmp_path, "second", "--only", "compiled", "large_batch", "quickstart")
+    assert [case["compiled_graphs"] for case in found["compiled"].values()] == [1, 1]
+    assert len(found["large_batch"]) == 2
+    on_device, on_cpu = found["quickstart"].values()
+    assert 0.5 < on_device["auc"] == on_cpu["auc"]
+
+
+PARTS = """
+import os, sys, time
+from pathlib import Path
+import cases, run
+
+def several(device, quick, package):
+    yield "right", lambda: {"figure": 1.0}
+    yield "wrong", wrong
+    yield "dead", dead
+    yield "after", lambda: None
+
+def wrong():
+    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    folder.mkdir()
+    (folder / "_replay.ptx").write_text("x" * 9000 + "the end")
+    raise ValueError("first line\\nlast line")
+
+def dead():
+    cases._is_usable = lambda device: False
+    raise RuntimeError("an illegal memory access")
+
+def hangs(device, quick, package):
+    yield "sleeps", lambda: time.sleep(1000)
+
+def crashes(device, quick, package):
+    yield "aborts", os.abort
+
+run.COMMANDS = {"first": {
+    "several": ("parts.several", 300),
+    "crashes": ("parts.crashes", 300),
+    "hangs": ("parts.hangs", 30),
+}}
+if __name__ == "__main__":
+    sys.exit(run.main())
+"""
+
+
+def test_what_fails_is_kept_and_the_rest_goes_on(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    out, folders = tmp_path / "gpu.json", [ROOT / "benchmarks/gpu", ROOT / "benchmarks"]
+    # Of an earlier command.
+    out.write_text(json.dumps({"second": {"quickstart": "kept"}}))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "parts.py", "first", "--device", "cpu", "--out", out],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+    assert done.returncode == 1
+    assert "see what several, crashes, hangs says" in done.stderr
     found = json.loads(out.read_text())
-    assert len(found["correctness"]) == 13
-    assert set(found["correctness"].values()) == {"ok"}
-    assert set(found["update"]) == {"256", "512"}
-    for update in found["update"].values():
-        assert update["fbgemm_forward_seconds"] > 0
-        assert update["update_of_fbgemm_adam"].keys() == {"ours_touched", "ours_all"}
-        assert all(seconds > 0 for seconds in update["kernel_seconds"].values())
-    assert not found["training"]["failed"]
-    runs = found["training"]["runs"]
-    kinds = {(run["precision"], run["rows"]): run for run in runs if run["compile"] == "none"}
-    assert len(kinds) == 4 and [run["compiled_graphs"] for run in runs] == [0, 0, 0, 0, 1]
-    for run in runs:
-        assert run["samples_per_second"] > 0 < run["distinct_rows_a_step"]
-        assert run["share_of_gemm"] > 0 < run["share_of_copy"]
-    assert found["profile"][0]["microseconds_a_step"] > 0
-
-
-@pytest.fixture
-def script(tmp_path, monkeypatch, capsys):
-    """Runs the parts in this process, with parts that do nothing; its status and complaints."""
-    for folder in ("benchmarks", "benchmarks/gpu"):
-        monkeypatch.syspath_prepend(ROOT / folder)
-    import run
-
-    monkeypatch.setenv("COMMIT", "1234567")
-    monkeypatch.setattr(run, "PARTS", {"update": lambda *_: [{"update": 1}], "training": None})
-    monkeypatch.setattr(run.correctness, "check", lambda *_: time.sleep(HANG))
-
-    def start(*options, device="cpu"):
-        given = ["update", "--out", str(tmp_path / "gpu.json"), "--device", device, "--quick"]
-        monkeypatch.setattr(sys, "argv", ["run.py", *given, *options])
-        try:
-            status = run.main()
-        except SystemExit as end:
-            status = end.code
-        return status, capsys.readouterr().err
-
-    return start
-
-
-def test_parts_of_several_commands_come_together(tmp_path, script):
-    from machine import describe_machine
-
-    out = tmp_path / "gpu.json"
-    status, said = script("--checked")
-    assert status == 2
-    assert f"--checked: {out} has no correctness of this code and machine" in said
-    # Whatever it says is taken over, and not looked at again.
-    earlier = {"machine": describe_machine(), "quick": True, "correctness": {"all": "ok"}}
-    out.write_text(json.dumps({**earlier, "training": "of another command"}))
-    assert script("--checked") == (0, "")
-    found = json.loads(out.read_text())
-    assert found == {**earlier, "training": "of another command", "update": {"update": 1}}
-    # A check that does not end takes the place of an earlier one.
-    status, said = script("--limit", "1")
-    assert status == 1 and "correctness" not in json.loads(out.read_text())
-    assert said == "error: correctness: took more than 1 s and was stopped\n"
-
-
-def test_what_cannot_be_compiled_does_not_stop_the_other_runs(script, monkeypatch):
-    import deepfm_training
-
-    kinds = (("bf16", "all", "default"), ("tf32", "all", "none"))
-    monkeypatch.setattr(deepfm_training, "KINDS", kinds)
-
-    def refuses(graph, inputs):
-        raise RuntimeError("no such graph")
-
-    def compile_network(network, how, device):
-        if how != "none":
-            network.compile(backend=refuses)
-
-    monkeypatch.setattr("job.compile_network", compile_network)
-    for found in deepfm_training.measure(torch.device("cpu"), quick=True):
-        last = found
-    (failed,) = last["failed"]
-    assert failed["compile"] == "default" and "no such graph" in failed["why"]
-    assert [run["compile"] for run in last["runs"]] == ["none"]
+    assert found["second"] == {"quickstart": "kept"}
+    several, crashes, hangs = (found["first"][part] for part in ("several", "crashes", "hangs"))
+    assert several["cases"]["machine"]["torch"] == torch.__version__
+    assert several["cases"]["right"]["figure"] == 1.0
+    wrong = several["cases"]["wrong"]
+    assert wrong["error"] == "ValueError: first line ... last line"
+    assert "in wrong\n" in wrong["traceback"]
+    code = wrong["code"]["_replay.ptx"]
+    assert code.endswith("the end") and len(code) == 6000
+    assert "illegal memory access" in several["cases"]["dead"]["error"]
+    # By another process.
+    assert "error" not in several["cases"]["after"]
+    assert crashes["cases"]["aborts"]["error"] == "it did not end" and crashes["status"] < 0
+    assert "Fatal Python error: Aborted" in crashes["errors"]
+    assert hangs["stopped"].startswith("after 3") and "Timeout" in hangs["errors"]
+    assert hangs["cases"]["sleeps"]["error"] == "it did not end"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(script):
-    status, said = script(device="cuda")
-    assert status == 2 and "no GPU here" in said
+def test_without_a_gpu_it_says_so(tmp_path):
+    out = tmp_path / "gpu.json"
+    command = ["sh", ROOT / "benchmarks/gpu.sh", "-", "first", out]
+    environment = {**os.environ, "PYTHON": sys.executable, "GPU_OPTIONS": "--only floors"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 1 and "no GPU here" in done.stderr
+    assert "no GPU here" in json.loads(out.read_text())["first"]["floors"]["errors"]

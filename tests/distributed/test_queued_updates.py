@@ -1,6 +1,9 @@
 """Queued updates where a rank has no tables; Triton's interpreter runs the kernels."""
 
+from contextlib import ExitStack
+from importlib import import_module
 from importlib.util import find_spec
+from unittest import mock
 
 import pytest
 import torch
@@ -18,14 +21,19 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 ONE_TABLE = Case("table_wise", (Table(50, 8),))
 
 
-def train(way, lookups, poisoned=None):
+def train(way, lookups, poisoned=None, untrusted=None):
     """Some steps of several lookups each; sums of the rows on each rank, and who has tables.
 
     Args:
         lookups: of each step.
         poisoned: number of a step, from 0, whose gradient is not finite.
+        untrusted: the rank on which the check finds a wrong kernel.
     """
-    with process_group(), computed(way):
+    with process_group(), computed(way), ExitStack() as stack:
+        if dist.get_rank() == untrusted:
+            check = import_module("stampede.optim.triton.check")
+            wrong = mock.patch.object(check, "why_not_trusted", lambda *_, **__: "it is wrong")
+            stack.enter_context(wrong)
         model = shard(Holder(build_collection(ONE_TABLE)), ONE_TABLE, backwards_per_step=None)
         found = None
         for step, count in enumerate(lookups):
@@ -42,6 +50,14 @@ def train(way, lookups, poisoned=None):
         weights = [w.double().sum().item() for t in tables for w in t.split_embedding_weights()]
         is_queued = table_update(model).flag is not None
         return {"weights": weights, "found": found, "is_queued": is_queued}
+
+
+def test_no_rank_queues_if_one_does_not_trust_its_kernels():
+    """Queued updates exchange a flag, for which the others would wait."""
+    ranks = run_ranks(2, train, "queued", (1, 1), None, 0)
+    assert [rank["is_queued"] for rank in ranks] == [False, False]
+    for one, other in zip(ranks, run_ranks(2, train, "torch", (1, 1)), strict=True):
+        assert one["weights"] == pytest.approx(other["weights"], rel=1e-6)
 
 
 @pytest.mark.slow

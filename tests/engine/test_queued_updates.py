@@ -39,6 +39,13 @@ def test_a_run_is_that_of_the_cpu(tmp_path):
             assert one[key] == pytest.approx(other[key], rel=1e-5)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_the_configuration_chooses_the_kernels(kernels, tmp_path):
+    made = small_job(tmp_path, *FEW, f"run.kernels={kernels}")
+    with computed("queued"), made as (_, job, *_):
+        assert (job.table_update.flag is not None) == (kernels == "triton")
+
+
 def _poison_loss(batch, patch):
     batch.dense[1, 0] = float("nan")
 

@@ -54,7 +54,7 @@ def test_random_numbers_decay_and_plateaus_continue(tmp_path, ranks):
 
     trained("whole", "train.epochs=3")
     trained("parts", "train.epochs=2")
-    trained("parts", "train.epochs=3", "checkpoint.resume=auto")
+    trained("parts", "train.epochs=3", "run.kernels=torch", "checkpoint.resume=auto")
     same_end(tmp_path / "parts", tmp_path / "whole")
 
 

@@ -62,6 +62,9 @@ def gathered(values):
         if not hasattr(value, "local_shards"):
             whole[name] = value.detach().clone()
             continue
-        whole[name] = torch.empty(value.size(), dtype=value.dtype) if dist.get_rank() == 0 else None
+        whole[name] = None
+        if dist.get_rank() == 0:
+            device = next((shard.tensor.device for shard in value.local_shards()), None)
+            whole[name] = torch.empty(value.size(), dtype=value.dtype, device=device)
         value.gather(dst=0, out=whole[name])
     return whole

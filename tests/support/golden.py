@@ -12,12 +12,11 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.data import Batch, Dataset
-from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
 from stampede.engine.job import Job
 from stampede.engine.optimizers import learning_rates
-from stampede.engine.processes import processes
+from stampede.engine.processes import Processes, processes
 from stampede.engine.step import send, train_step
 from stampede.optim import local_cowclip_tables
 from support.gathering import gather_field
@@ -130,51 +129,61 @@ def train_with_the_engine(path: Path, *overrides: str) -> SimpleNamespace:
     """Train from the golden start as the launcher does, with overrides of its configuration.
 
     Returns:
-        What it was like on this rank. `worst`, on rank 0: the largest deviation that is held to the
-        tolerance, relative to the largest movement of its kind of weights.
+        What it was like on this rank. `worst`, on rank 0: the largest deviation, see `follow`.
     """
+    # Not on a machine without Polars.
+    from stampede.engine.build import build
+
     golden = Golden(path)
-    fields, start = list(golden.vocabulary), golden.weights(0)
     with processes("cpu") as here:
         config = golden.config(overrides)
         job = build(config, golden.dataset(), here)
-        load(job, golden, step=0)
-        local = golden.meta["batch"] // here.world_size
         plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
-        deviations = []
-        for step in range(1, golden.meta["steps"] + 1):
-            ids, numbers, label = (
-                part[here.rank * local : (here.rank + 1) * local] for part in golden.batch(step)
-            )
-            batch = Batch(
-                jagged(ids, fields), numbers, label, torch.ones(local), golden.meta["batch"]
-            )
-            full = job.scaling.scaled
-            job.set_learning_rates(*learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
-            train_step(job, send(batch, job.front, here.device), step, here)
-            if step not in CHECKED_STEPS:
-                continue
-            read = {f: gather_field(job.model, f, golden.meta["dim"], here) for f in fields}
-            if here.is_main:
-                ours = {("dense", name): p.detach() for name, p in job.dense_parameters.items()}
-                for name, weights in read.items():
-                    ours["embedding", name], ours["first_order", name] = weights
-                theirs = golden.weights(step)
-                for kind in (kind for kind, first in FIRST_STEP.items() if step >= first):
-                    keys = [key for key in theirs if key[0] == kind]
-                    deviation = max((ours[key] - theirs[key]).abs().max() for key in keys)
-                    movement = max((theirs[key] - start[key]).abs().max() for key in keys)
-                    deviations.append(deviation / movement)
+        worst = follow(golden, config, job, here)
         tables = local_cowclip_tables(job.model)
         touched, clipped, _ = sum(of_some.row_counts for of_some in tables).tolist()
         arrays = [array for of_some in tables for array in of_some.arrays]
     return SimpleNamespace(
         plan=plan,
         first_columns={shard.column_offset for array in arrays for shard in array.shards},
-        worst=float(torch.stack(deviations).max()) if here.is_main else None,
+        worst=worst,
         touched=touched,
         clipped=clipped,
     )
+
+
+def follow(golden: Golden, config: Config, job: Job, here: Processes) -> float | None:
+    """Train a job from the golden start.
+
+    Returns, on rank 0, the largest deviation that is held to the tolerance, relative to the largest
+    movement of its kind of weights.
+    """
+    fields, start = list(golden.vocabulary), golden.weights(0)
+    load(job, golden, step=0)
+    local = golden.meta["batch"] // here.world_size
+    deviations = []
+    for step in range(1, golden.meta["steps"] + 1):
+        ids, numbers, label = (
+            part[here.rank * local : (here.rank + 1) * local] for part in golden.batch(step)
+        )
+        batch = Batch(jagged(ids, fields), numbers, label, torch.ones(local), golden.meta["batch"])
+        full = job.scaling.scaled
+        job.set_learning_rates(*learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
+        train_step(job, send(batch, job.front, here.device), step, here)
+        if step not in CHECKED_STEPS:
+            continue
+        read = {f: gather_field(job.model, f, golden.meta["dim"], here) for f in fields}
+        if here.is_main:
+            ours = {("dense", name): p.detach().cpu() for name, p in job.dense_parameters.items()}
+            for name, weights in read.items():
+                ours["embedding", name], ours["first_order", name] = (w.cpu() for w in weights)
+            theirs = golden.weights(step)
+            for kind in (kind for kind, first in FIRST_STEP.items() if step >= first):
+                keys = [key for key in theirs if key[0] == kind]
+                deviation = max((ours[key] - theirs[key]).abs().max() for key in keys)
+                movement = max((theirs[key] - start[key]).abs().max() for key in keys)
+                deviations.append(deviation / movement)
+    return float(torch.stack(deviations).max()) if here.is_main else None
 
 
 def jagged(ids: torch.Tensor, names: list[str]) -> KeyedJaggedTensor:

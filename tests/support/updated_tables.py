@@ -49,6 +49,9 @@ def computed(way, window=3):
         }
         if way == "queued":
             stack.enter_context(mock.patch.object(triton, "handles", lambda _weights: True))
+            # It has its own tests in `test_check.py`.
+            check = import_module("stampede.optim.triton.check")
+            stack.enter_context(mock.patch.object(check, "why_not_trusted", lambda *_, **__: None))
             for name in ("sum_runs", "steps"):
                 kernels = import_module(f"stampede.optim.triton.{name}")
                 stack.enter_context(mock.patch.object(kernels, "block_sizes", _large_blocks))
@@ -78,6 +81,7 @@ class Tables:
         lr=LR,
         precision=SparseType.FP32,
         device="cpu",
+        kernels="auto",
     ):
         self.device = torch.device(device)
         place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
@@ -98,7 +102,7 @@ class Tables:
         self.setting = setting
         names = tuple(sorted({shard.table for shard in shards}))
         split_blocks = {(s.table, s.row_offset): (0,) for s in shards if s.column_offset}
-        owner = BackwardUpdate(None)
+        owner = BackwardUpdate(None, kernels)
         number = owner.add_collection(
             self,
             [self.tbe],
@@ -221,9 +225,9 @@ CAN_WAIT = [
 ]
 
 
-def two_tables(setting=CAN_WAIT[0]):
+def two_tables(setting=CAN_WAIT[0], **options):
     """Of 300 and 41 rows and 12 columns, always with the same weights."""
-    tables = Tables(of_rows(300, 41), [12] * 2, [0, 1], setting=setting)
+    tables = Tables(of_rows(300, 41), [12] * 2, [0, 1], setting=setting, **options)
     tables.fill(torch.Generator().manual_seed(0))
     return tables
 
