@@ -43,10 +43,10 @@ RUNS = {
         "optim.embedding.optimizer=rowwise_adagrad", "sharding.plan=column_wise",
         'evaluate.metrics=["pr_auc","calibration"]',
     ],
-    "helen": [
+    "dcnv2": [
         str(ROOT / "configs/quickstart.yaml"), *SMALL, "data.rows=8000", "data.test_rows=1000",
         "data.scale=0.001", "train.batch_size=512", "model.hidden=[32,32]", "model.name=dcnv2",
-        "optim.embedding.optimizer=helen", "sharding.plan=column_wise",
+        "sharding.plan=column_wise",
     ],
 }  # fmt: skip
 

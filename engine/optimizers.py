@@ -56,9 +56,7 @@ def table_optimizer(
     `columns` of a stored row are the embedding; these are clipped.
     """
     section = config.optim.embedding
-    arguments = section.model_dump(
-        exclude={"optimizer", "schedule", "plateau", "clip", "begin_again"}
-    )
+    arguments = section.model_dump(exclude={"optimizer", "schedule", "plateau", "clip"})
     arguments["lr"] = scaled.embedding_lr
     if "l2" in arguments:
         arguments["l2"] = scaled.embedding_l2

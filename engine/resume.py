@@ -125,7 +125,7 @@ def begin(
         what = "state" if takes_all else "weights"
         loaded = f"{what} from {report.checkpoint}, after step {report.step:,}"
         # Schedules and rates continue.
-        kept = ("step", "skipped_batches", "plateau", "table_plateau", "tables_start")
+        kept = ("step", "skipped_batches", "plateau", "table_plateau")
         kept = {name: getattr(before.progress, name) for name in kept if takes_all}
         return Progress(**kept), [*found.lines, loaded, *report.lines()], report
     if found.newest is None:
@@ -244,7 +244,7 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
     read_tensors(path, state)
     job.model.load_state_dict(state["model"])
     # FBGEMM's own Adam counts its steps outside of its state.
-    job.model.fused_optimizer.set_optimizer_step(manifest.progress.table_steps)
+    job.model.fused_optimizer.set_optimizer_step(manifest.progress.updates)
     for generator_state in state.get("random", {}).values():
         torch.set_rng_state(generator_state)
     return manifest.progress

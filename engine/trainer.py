@@ -27,7 +27,6 @@ from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.stop import Agreement, StopRequestedError
 from stampede.engine.training_run import TrainingRun, clipped_share
-from stampede.optim import begin_tables_again
 
 # After this many non-finite losses in a row, single batches are not the cause.
 _MOST_SKIPPED = 10
@@ -92,12 +91,6 @@ class Trainer:
     def _train_epoch(self, epoch: int, bar: tqdm) -> None:
         """Train the steps that are left of an epoch; evaluate and save between them."""
         run, progress, config = self._run, self._progress, self._config
-        begins_again = getattr(config.optim.embedding, "begin_again", "never") != "never"
-        if begins_again and epoch > progress.tables_epoch:
-            flush_tables(run.job, progress.step, run.processes.device)
-            # Larger than any seed of a run.
-            begin_tables_again(run.job.model, config.run.seed + (epoch << 64))
-            progress.tables_epoch, progress.tables_start = epoch, progress.updates
         if self._has_ended(epoch):
             return
         # Repeat an evaluation during which the run was stopped.

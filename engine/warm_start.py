@@ -153,7 +153,7 @@ def load_matching(
         told_as_fields |= {name for name in manifest.tensors if name.startswith(_OF_TABLES)}
         new = {name: why for name, why in new.items() if not name.startswith(_OF_TABLES)}
         # FBGEMM's Adam keeps its step count outside of its state.
-        job.model.fused_optimizer.set_optimizer_step(manifest.progress.table_steps)
+        job.model.fused_optimizer.set_optimizer_step(manifest.progress.updates)
     then, now, note = [*manifest.data.vocabulary_sizes], [*job.front.fields], ""
     if then != now and len(then) == len(now):
         note = (

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Variant = Literal["reference", "paper"]
-Granularity = Literal["none", "global", "field", "row", "quantile", "field_adaptive", "cowclip"]
+Granularity = Literal["none", "global", "field", "row", "field_adaptive", "cowclip"]
 
 # Rules with a constant threshold, which the user gives.
 _CONSTANT = ("global", "field", "row")
@@ -30,14 +30,12 @@ class CowClip:
     | `global` | the gradients of all tables with this granularity | threshold |
     | `field` | the gradient of a table | threshold |
     | `row` | the gradient of a row | threshold * max(count, 1) |
-    | `quantile` | the gradient of a row | quantile of its table * max(count, 1) |
     | `field_adaptive` | the gradient of a table | ratio * norm of its weights |
     | `cowclip` | the gradient of a row | ratio * max(norm of its weights, bound) * max(count, 1) |
 
     Gradients include the L2 term. Norms run over the rows that take part in the step: all, or the
-    batch's. The quantile is taken of norm / max(count, 1) over the rows of the batch, to within 4%;
-    rows outside of the batch are not clipped by it. The count is how often an id occurs in the
-    global batch; a repeat within one bag counts, whatever the pooling and the weights of samples.
+    batch's. The count is how often an id occurs in the global batch; a repeat within one bag
+    counts, whatever the pooling and the weights of samples.
 
     Args:
         granularity: see the table.
@@ -45,7 +43,6 @@ class CowClip:
         bound: lower bound of the weight norm in the threshold (`zeta`), so that small rows
             can still grow. 1e-5 on Criteo.
         threshold: the constant of `global`, `field` and `row`.
-        quantile: of `quantile`, between 0 and 1: the share of the rows that are not clipped.
         variant: `reference` is the authors' code, where the bound is scaled by
             `ratio * sqrt(columns)`; `paper` compares with the bare bound.
         columns: only the first `columns` columns of a row are clipped and give its norms; the
@@ -61,7 +58,6 @@ class CowClip:
     threshold: float | None = None
     variant: Variant = "reference"
     columns: int | None = None
-    quantile: float | None = None
 
     def __post_init__(self) -> None:
         if self.granularity not in get_args(Granularity):
@@ -69,7 +65,7 @@ class CowClip:
                 f"CowClip: granularity is {self.granularity!r}; write one of "
                 f"{', '.join(get_args(Granularity))}"
             )
-        for name in ("ratio", "bound", "threshold", "quantile"):
+        for name in ("ratio", "bound", "threshold"):
             # YAML reads `1e-5`, which has no point, as text.
             if isinstance(value := getattr(self, name), str):
                 raise ValueError(f"CowClip: {name} is {value!r}; write a number")
@@ -77,16 +73,12 @@ class CowClip:
             raise ValueError(f"CowClip: ratio is {self.ratio!r}; write a number above 0")
         if not (math.isfinite(self.bound) and self.bound >= 0):
             raise ValueError(f"CowClip: bound is {self.bound!r}; write a number of at least 0")
-        of_some = (
-            ("threshold", self.threshold, _CONSTANT, math.inf, "a number above 0"),
-            ("quantile", self.quantile, ("quantile",), 1.0, "a number between 0 and 1"),
-        )
-        for name, value, owners, end, wanted in of_some:
-            if (value is None) == (self.granularity in owners):
-                has = f"needs a {name}" if value is None else f"has no {name}, but it is {value!r}"
-                raise ValueError(f"CowClip: granularity {self.granularity!r} {has}")
-            if value is not None and not 0 < value < end:
-                raise ValueError(f"CowClip: {name} is {value!r}; write {wanted}")
+        value = self.threshold
+        if (value is None) == (self.granularity in _CONSTANT):
+            has = "needs a threshold" if value is None else f"has no threshold, but it is {value!r}"
+            raise ValueError(f"CowClip: granularity {self.granularity!r} {has}")
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"CowClip: threshold is {value!r}; write a number above 0")
         if self.variant not in get_args(Variant):
             raise ValueError(f"CowClip: variant is {self.variant!r}; write 'reference' or 'paper'")
         if self.columns is not None and self.columns < 1:
@@ -105,12 +97,7 @@ class CowClip:
     @property
     def needs_counts(self) -> bool:
         """Whether a threshold depends on how often an id occurs."""
-        return self.by_row or self.granularity == "quantile"
-
-    @property
-    def needs_tables(self) -> bool:
-        """Whether a row's threshold depends on other rows."""
-        return self.by_table or self.granularity == "quantile"
+        return self.by_row
 
     def row_bounds(self, width: int) -> tuple[float, float]:
         """`relative` and `least` of the threshold `max(relative * ||w||, least) * max(count, 1)`.
@@ -125,7 +112,7 @@ class CowClip:
 
     def may_clip_decay(self, l2: float) -> bool:
         """Whether the L2 term of a row without other gradient, `2*l2*w`, can exceed a threshold."""
-        if self.granularity in ("none", "quantile") or l2 == 0:
+        if self.granularity == "none" or l2 == 0:
             return False
         if self.granularity == "cowclip":
             return 2.0 * l2 > self.ratio
@@ -138,7 +125,7 @@ class TableSums:
 
     nonfinite: Tensor  # Above 0 where a non-finite gradient forbids the step.
     # By table, or None for all tables clipped together: `[2]`, squared norms of the gradient and of
-    # the weights, or the histogram of the rows' norms, see `norm_histogram`.
+    # the weights.
     parts: dict[str | None, Tensor] = field(default_factory=dict)
 
 
@@ -170,37 +157,6 @@ def row_threshold(weight_norm: Tensor, counts: Tensor, width: int, clip: CowClip
     of_weights = relative * weight_norm if relative else weight_norm.new_zeros(weight_norm.shape)
     threshold = of_weights.clamp_min(least)
     return threshold * counts.clamp_min(1).to(threshold.dtype)
-
-
-# Norms that a histogram tells apart, as powers of 2, and its bins for each doubling.
-_LEAST_POWER, _MOST_POWER, _BINS = -64, 32, 16
-HISTOGRAM_SIZE = (_MOST_POWER - _LEAST_POWER) * _BINS + 2
-
-
-def norm_histogram(norms: Tensor) -> Tensor:
-    """Number of norms `[n]` near each power of 2: `[HISTOGRAM_SIZE]` float64.
-
-    Each norm counts for the two nearest bins, more for the nearer one. So rounding changes the
-    histogram little, and the histograms of several ranks add up.
-    """
-    import torch
-
-    powers = norms.double().log2().clamp(_LEAST_POWER, _MOST_POWER)
-    position = (powers - _LEAST_POWER) * _BINS
-    lower = position.floor()
-    upper_share = position - lower
-    histogram = torch.zeros(HISTOGRAM_SIZE, dtype=torch.float64, device=norms.device)
-    histogram.index_add_(0, lower.long(), 1.0 - upper_share)
-    return histogram.index_add_(0, lower.long() + 1, upper_share)
-
-
-def quantile_of(histogram: Tensor, quantile: float) -> Tensor:
-    """The norm below which this share of a histogram's norms lies: float64 scalar."""
-    total = histogram.cumsum(0)
-    wanted = quantile * total[-1]
-    bin_ = (total < wanted).sum().clamp_max(len(total) - 1)
-    above = (total[bin_] - wanted) / histogram[bin_].clamp_min(1e-300)
-    return 2.0 ** (_LEAST_POWER + (bin_ - above) / _BINS)
 
 
 def table_factor(grad_squares: Tensor, weight_squares: Tensor, clip: CowClip) -> Tensor:

@@ -220,8 +220,6 @@ class CowClipAdam(CowClipOptimizer):
         padding_idx: plain PyTorch: a row that is never changed; found automatically if the table
             belongs to an `nn.Embedding` or `nn.EmbeddingBag`.
         seed: of the stochastic rounding of fp16 and bf16 tables.
-        ar_alpha, min_shrinkage: adaptive regularisation (arXiv 2511.06374), which decays a row by
-            the steps since it was last seen, see `UpdateSettings`; needs `rows="touched"`.
 
     Raises:
         ValueError: a setting is out of range.
@@ -251,8 +249,6 @@ class CowClipAdam(CowClipOptimizer):
         on_nonfinite: OnNonfinite = "error",
         padding_idx: int | None = None,
         seed: int = 0,
-        ar_alpha: float = 0.0,
-        min_shrinkage: float = 0.1,
         **unknown: Any,
     ) -> None:
         super().__init__(params, lr, locals())
@@ -275,7 +271,6 @@ class CowClipAdagrad(CowClipOptimizer):
         eps: added to the denominator.
         params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
             `CowClipAdam`.
-        ar_alpha, min_shrinkage: see `CowClipAdam`.
     """
 
     rule_type = Adagrad
@@ -293,8 +288,6 @@ class CowClipAdagrad(CowClipOptimizer):
         on_nonfinite: OnNonfinite = "error",
         padding_idx: int | None = None,
         seed: int = 0,
-        ar_alpha: float = 0.0,
-        min_shrinkage: float = 0.1,
         **unknown: Any,
     ) -> None:
         super().__init__(params, lr, locals())
@@ -316,7 +309,6 @@ class CowClipSGD(CowClipOptimizer):
         momentum: in [0, 1).
         params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
             `CowClipAdam`.
-        ar_alpha, min_shrinkage: see `CowClipAdam`.
     """
 
     rule_type = SGD
@@ -334,8 +326,6 @@ class CowClipSGD(CowClipOptimizer):
         on_nonfinite: OnNonfinite = "error",
         padding_idx: int | None = None,
         seed: int = 0,
-        ar_alpha: float = 0.0,
-        min_shrinkage: float = 0.1,
         **unknown: Any,
     ) -> None:
         super().__init__(params, lr, locals())

@@ -19,9 +19,6 @@ Kernels = Literal["auto", "torch", "triton"]
 # Avoids 0/0 for a table without gradient; the constant of Helen's repository.
 _NORM_FLOOR = 1e-12
 
-# State of adaptive regularisation: the last step with the row in its batch, 0 for none.
-LAST_STEP = "last_step"
-
 
 @dataclass(frozen=True)
 class UpdateSettings:
@@ -33,12 +30,6 @@ class UpdateSettings:
         l2: coefficient of `||w||^2` in the loss; adds `2*l2*w` to the gradient, inside the clip.
         weight_decay: decoupled decay, `w = w * (1 - lr*weight_decay)` before the step, outside the
             clip (AdamW).
-        ar_alpha: adaptive regularisation (Li and Lyu, arXiv 2511.06374, algorithm 2, as FBGEMM's
-            ROWWISE_RMSPROP_AR): a row of the batch is first multiplied by
-            `max(min_shrinkage, 1 - min(1, lr*ar_alpha*gap))`, `gap` being the steps since it was
-            last in a batch, 1 for its first. So rare ids decay as much over time as frequent ones.
-            Only with `rows="touched"`; 0 for none.
-        min_shrinkage: see `ar_alpha`.
         rows: `all`, every row takes a step (momentum, L2 and decay), or `touched`, only the rows
             of the batch.
         on_nonfinite: what to do about a NaN or an infinity in a row's gradient: `error` refuses the
@@ -53,11 +44,9 @@ class UpdateSettings:
     rows: Rows = "all"
     on_nonfinite: OnNonfinite = "error"
     seed: int = 0
-    ar_alpha: float = 0.0
-    min_shrinkage: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("l2", "weight_decay", "ar_alpha"):
+        for name in ("l2", "weight_decay"):
             check_number(name, getattr(self, name))
         if not isinstance(self.clip, CowClip):
             raise ValueError(f"clip is {self.clip!r}; write a CowClip(...), or None for no clip")
@@ -65,18 +54,6 @@ class UpdateSettings:
             if getattr(self, name) not in get_args(allowed):
                 one, other = get_args(allowed)
                 raise ValueError(f"{name} is {getattr(self, name)!r}; write {one!r} or {other!r}")
-        if not 0 <= self.min_shrinkage <= 1:
-            raise ValueError(f"min_shrinkage is {self.min_shrinkage!r}; write a number from 0 to 1")
-        if self.ar_alpha and self.rows != "touched":
-            raise ValueError(
-                f"ar_alpha is {self.ar_alpha!r}, but rows is {self.rows!r}; write rows='touched': "
-                "it replaces the decay of rows that no batch holds"
-            )
-
-    def state_shapes(self, rows: int, dim: int, has_rest: bool) -> dict[str, tuple[int, ...]]:
-        """Shape of every state by name, see `Rule.state_shapes`."""
-        own = {LAST_STEP: (rows,)} if self.ar_alpha else {}
-        return {**self.rule.state_shapes(rows, dim, has_rest), **own}
 
     @property
     def moves_untouched_rows(self) -> bool:

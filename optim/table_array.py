@@ -63,7 +63,7 @@ class TableArray:
         width = min(settings.clip.columns or dim, dim)
         local_width = min(max(width - shards[0].column_offset, 0), weights.shape[1])
         states = {}
-        for name, shape in settings.state_shapes(*weights.shape, has_rest=width < dim).items():
+        for name, shape in settings.rule.state_shapes(*weights.shape, has_rest=width < dim).items():
             state = (known or {}).get(name)
             if state is None:
                 state = torch.zeros(shape, dtype=state_dtype(weights), device=weights.device)

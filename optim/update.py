@@ -15,11 +15,8 @@ from stampede.optim.backends.torch import Measured, PendingUpdate
 from stampede.optim.clip import (
     CowClip,
     TableSums,
-    norm_histogram,
-    quantile_of,
     row_factor,
     table_factor,
-    threshold_factor,
 )
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.table_array import TableArray
@@ -136,10 +133,9 @@ def _table_sums(steps: Sequence[Measured], device: torch.device) -> TableSums:
         array, settings = one.update.array, one.update.array.settings
         if settings.on_nonfinite == "error" and array.counts_rows:
             sums.nonfinite += one.skipped
-        if not settings.clip.needs_tables:
+        if not settings.clip.by_table:
             continue
-        parts = _shard_sums(one) if settings.clip.by_table else _shard_histograms(one)
-        for shard, part in zip(array.shards, parts, strict=True):
+        for shard, part in zip(array.shards, _shard_sums(one), strict=True):
             key = _key(shard.table, settings.clip)
             part = part if shard.counted else part.zero_()
             sums.parts[key] = sums.parts[key] + part if key in sums.parts else part
@@ -163,16 +159,6 @@ def _shard_sums(one: Measured) -> list[Tensor]:
     return sums
 
 
-def _shard_histograms(one: Measured) -> list[Tensor]:
-    """Histograms of each shard's norms of rows, per occurrence; the first column shard has them."""
-    norms = one.values[0].sqrt()
-    norms = norms / one.update.batch.counts.clamp_min(1).to(norms.dtype)
-    if one.update.array.shards[0].column_offset:
-        norms = norms[:0]
-    bounds = [min(bound, len(norms)) for bound in one.update.bounds()]
-    return [norm_histogram(norms[a:b]) for a, b in pairwise(bounds)]
-
-
 def _factors(one: Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | None]:
     """Factors of the gradients: of the batch's rows and of all rows; None for 1."""
     array, (_, grads, counts), everything = one.update.array, one.update.batch, one.everything
@@ -187,11 +173,6 @@ def _factors(one: Measured, sums: TableSums) -> tuple[Tensor | None, Tensor | No
         once = torch.ones_like(everything[0])
         return factor, row_factor(everything[0], everything[2], once, array.width, clip)
     held = torch.stack([sums.parts[_key(shard.table, clip)] for shard in array.shards])
-    if clip.granularity == "quantile":
-        norms = one.values[0].sqrt()
-        each = torch.stack([quantile_of(histogram, clip.quantile) for histogram in held])
-        largest = _repeated(each.to(norms.dtype), one.update.bounds())
-        return threshold_factor(norms, largest * counts.clamp_min(1).to(norms.dtype)), None
     by_shard = table_factor(*held.T, clip).to(grads.dtype)
     swept = None if everything is None else _repeated(by_shard, array.starts)
     return _repeated(by_shard, one.update.bounds()), swept

@@ -65,9 +65,6 @@ class Progress:
         selected, last: evaluations of the best epoch and the newest ones, by part.
         evaluated_step: the step of the newest ones.
         metrics_lines: lines of `metrics.jsonl` so far.
-        tables_epoch: epoch before which tables were last reset, from 0, see
-            `optim.embedding.begin_again`.
-        tables_start: updates of the model before that.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -95,18 +92,11 @@ class Progress:
     last: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluated_step: Count = 0
     metrics_lines: Count = 0
-    tables_epoch: Count = 0
-    tables_start: Count = 0
 
     @property
     def updates(self) -> int:
         """Updates of the model so far: steps whose batch was not skipped."""
         return self.step - self.skipped_batches
-
-    @property
-    def table_steps(self) -> int:
-        """Steps of the tables since they were last reset."""
-        return self.updates - self.tables_start
 
     @property
     def is_epoch_end(self) -> bool:
@@ -226,6 +216,14 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
                 f"{path}: the checkpoint has format {values['format']}, but this version of "
                 f"stampede reads only {FORMAT}; use the version that wrote it, or train from "
                 "scratch with another run.name"
+            )
+        # Versions up to f7ec6225 could reset tables between epochs.
+        values["progress"].pop("tables_epoch", None)
+        if values["progress"].pop("tables_start", 0):
+            raise RunFolderError(
+                f"{path}: its tables began again each epoch (optim.embedding.begin_again), which "
+                "this version cannot do; continue with commit f7ec6225, or train from scratch with "
+                "another run.name"
             )
         # From text, where a list may stand for a tuple and a section for a dataclass.
         return Manifest.model_validate_json(json.dumps(values))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from stampede.engine.config import Config, check_divides, config_type
 from stampede.engine.config.model import DEFAULT_NETWORK, execute_network_file
-from stampede.engine.config.presets import below_old_runs, with_preset
+from stampede.engine.config.presets import below_old_runs, with_preset, without_removed
 from stampede.settings import SettingsError, cut, parse_yaml, read_yaml, sentences, shown
 
 
@@ -52,7 +52,7 @@ def load_config_of_run(path: Path) -> Config:
             raise SettingsError(
                 f"{path}: no run wrote it ({section} is missing); copy the run again"
             )
-    return check_config(below_old_runs(values), path)
+    return check_config(below_old_runs(without_removed(values)), path)
 
 
 def check_config(values: dict[str, Any], path: Path, world_size: int = 1) -> Config:
@@ -115,6 +115,6 @@ def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
     refuses is returned as it is.
     """
     try:
-        return _validated(below_old_runs(saved), "run").model_dump(mode="json")
+        return _validated(below_old_runs(without_removed(saved)), "run").model_dump(mode="json")
     except ValidationError:
         return saved

@@ -97,9 +97,8 @@ class ClipSection(Section):
     granularity: Granularity = Field(
         "cowclip",
         description="which gradients are clipped together. none: no clipping; global: all "
-        "tables; field: each field; row: each row; quantile: each row, with a threshold from "
-        "the rows of its field in the batch; field_adaptive: each field, with a threshold "
-        "from its weights; cowclip: each row, with a threshold from its weights",
+        "tables; field: each field; row: each row; field_adaptive: each field, with a "
+        "threshold from its weights; cowclip: each row, with a threshold from its weights",
     )
     ratio: float = Field(
         1.0, gt=0, description="field_adaptive, cowclip: gradient norm allowed per weight norm"
@@ -107,13 +106,6 @@ class ClipSection(Section):
     bound: float = Field(1e-5, ge=0, description="cowclip: lower bound of the weight norm")
     threshold: float | None = Field(
         None, gt=0, description="global, field, row: gradient norm allowed; required by these clips"
-    )
-    quantile: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="quantile: share of a field's rows in the batch that are not clipped; "
-        "required by this clip",
     )
     variant: Variant = Field(
         "reference", description="form of the lower bound: as in the authors' code or in the paper"
@@ -159,33 +151,12 @@ class _Rows(Section):
 
 
 class _Clipped(_TableOptimizer, _L2, _Decoupled, _Rows):
-    ar_alpha: float = Field(
-        0.0,
-        ge=0,
-        description="rows: touched. Adaptive regularisation (arXiv 2511.06374): a row of the batch "
-        "is first multiplied by max(min_shrinkage, 1 - lr*ar_alpha*gap), gap being the steps since "
-        "it was last seen; 0: none; never scaled",
-    )
-    min_shrinkage: float = Field(0.1, ge=0, le=1, description="see ar_alpha")
-    begin_again: Literal["never", "each_epoch"] = Field(
-        "never",
-        description="each_epoch: tables and their moments are reinitialized each epoch; dense "
-        "layers keep training (MEDA, arXiv 2305.19531)",
-    )
     clip: ClipSection | None = Field(ClipSection(), description="null for no clipping")
     on_nonfinite: OnNonfinite = Field(
         "error",
         description="what to do about a NaN or infinity in a row's gradient: stop the run, or "
         "leave the row out of the batch",
     )
-
-    @model_validator(mode="after")
-    def _check_ar(self) -> _Clipped:
-        if self.ar_alpha and self.rows != "touched":
-            raise ValueError(
-                f"ar_alpha is {self.ar_alpha:g} but rows is {self.rows!r}; write rows: touched"
-            )
-        return self
 
 
 class _BetasByRecipe(Section):

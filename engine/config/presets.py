@@ -62,6 +62,25 @@ def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
     return merged(below, values)
 
 
+# Keys of earlier versions, with the values that said that a run did not use them.
+_REMOVED = (
+    ("optim.embedding", {"ar_alpha": 0.0, "min_shrinkage": 0.1, "begin_again": "never"}),
+    ("optim.embedding.clip", {"quantile": None}),
+)
+
+
+def without_removed(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved configuration without the removed keys, except those that its run made use of."""
+    saved = merged(saved, {})
+    for section, unused in _REMOVED:
+        found = at(saved, section)
+        if isinstance(found, dict):
+            for key, value in unused.items():
+                if found.get(key, value) == value:
+                    found.pop(key, None)
+    return saved
+
+
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """A new dictionary of both, section by section; values of `above` win."""
     found = {

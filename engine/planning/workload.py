@@ -158,7 +158,7 @@ class TableStates:
             return 0
         clipped = self.settings.clip.columns
         rest = 2 if clipped is not None and clipped < self.dim else 1
-        return 3 + rest * len(self.settings.rule.row_states) + bool(self.settings.ar_alpha)
+        return 3 + rest * len(self.settings.rule.row_states)
 
     @property
     def needs_all_rows(self) -> bool:

@@ -27,10 +27,9 @@ class CpuBackend(TorchBackend):
         settings = array.settings
         if replays and is_replayable(settings):
             self.waiting = _WaitingRows(array, defers)
-        is_plain = type(settings.rule) is Adam and not settings.ar_alpha
-        is_still = is_plain and not settings.moves_untouched_rows
+        is_still = type(settings.rule) is Adam and not settings.moves_untouched_rows
         self._steps = self.waiting is not None or is_still
-        needs_sums = array.is_split or settings.clip.needs_tables or settings.needs_all_rows
+        needs_sums = array.is_split or settings.clip.by_table or settings.needs_all_rows
         self._steps_at_once = self._steps and not needs_sums
         self.pools = True
 

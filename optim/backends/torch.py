@@ -10,7 +10,6 @@ from torch import Tensor
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.rules import Adam, RowGradientSquares, RowStep
-from stampede.optim.settings import LAST_STEP
 from stampede.optim.table_array import TableArray
 from stampede.optim.waiting_rows import WaitingRows
 
@@ -181,12 +180,6 @@ class TorchBackend:
         squares = self._take_values(states, measured.values, factor)
         if settings.weight_decay:
             weights.mul_(1.0 - lr * settings.weight_decay)
-        if settings.ar_alpha:
-            last = states[LAST_STEP]
-            gap = torch.where(last == 0, 1.0, step - last)
-            kept = 1.0 - (lr * settings.ar_alpha * gap).clamp_max(1.0)
-            weights.mul_(kept.clamp_min(settings.min_shrinkage)[:, None])
-            last.fill_(step)
         settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
         if settings.moves_untouched_rows:
             # As if no row were in the batch.

@@ -31,8 +31,7 @@ def why_not(array: TableArray) -> str | None:
     is_split = clip.by_row and array.width != array.local_width
     reasons = [
         (type(settings.rule) is not Adam, f"the rule is {type(settings.rule).__name__}, not Adam"),
-        (settings.ar_alpha, "ar_alpha shrinks rows by the steps since they were last seen"),
-        (clip.needs_tables, f"granularity {clip.granularity!r} needs sums over whole tables"),
+        (clip.by_table, f"granularity {clip.granularity!r} needs sums over whole tables"),
         (settings.on_nonfinite != "error", f"on_nonfinite is {settings.on_nonfinite!r}"),
         (array.frozen_row is not None, "a row is frozen"),
         (weights.dtype != torch.float32, f"the weights are {weights.dtype}, not float32"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -191,14 +190,6 @@ class CowClipCollection:
                     high=table.get_weight_init_max(),
                 )
 
-    def begin_again(self, seed: int) -> None:
-        """See `begin_tables_again`."""
-        self._flush()
-        self._table_init = replace(self._table_init or TableInit(), seed=seed)
-        self.reset_parameters()
-        for tbe in self.cowclip_tables():
-            tbe.begin_again()
-
     def input_dist(
         self, ctx: Any, features: KeyedJaggedTensor, *rest: Any
     ) -> Awaitable[Awaitable[KJTList]]:
@@ -355,20 +346,6 @@ def tell_when_reached(
 def local_cowclip_tables(model: nn.Module) -> list[CowClipTables]:
     """All `CowClipTables` of this rank in a model, in the order of its modules."""
     return [tables for found in _collections_of(model) for tables in found.cowclip_tables()]
-
-
-def begin_tables_again(model: nn.Module, seed: int) -> None:
-    """Give tables new initial values and clear their state, as before the first step.
-
-    MEDA (arXiv 2305.19531) does this between epochs, while the dense layers keep training. Learning
-    rates are unchanged. All ranks must call it.
-
-    Args:
-        model: sharded; all tables of its collections with CowClip are reset.
-        seed: of the initial values, instead of `TableInit.seed`.
-    """
-    for found in _collections_of(model):
-        found.begin_again(seed)
 
 
 def table_update(model: nn.Module) -> BackwardUpdate | None:

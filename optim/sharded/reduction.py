@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
-from stampede.optim.clip import HISTOGRAM_SIZE, TableSums
+from stampede.optim.clip import TableSums
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray
@@ -90,7 +90,7 @@ class CollectionGroups:
         ]
         self._world_size = env.world_size
         self.everyone = group_of(tuple(range(env.world_size)))
-        sizes = {"field": 2, "field_adaptive": 2, "quantile": HISTOGRAM_SIZE}
+        sizes = {"field": 2, "field_adaptive": 2}
         self._tables = {
             table: sizes[setting.clip.granularity]
             for table, setting in sorted(settings.items())

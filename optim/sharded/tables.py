@@ -513,16 +513,6 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             for values in array.all_tensors():
                 values.index_fill_(0, rows.long() + first, 0)
 
-    @torch.no_grad()
-    def begin_again(self) -> None:
-        """Forget all state; the caller has given the rows their initial values."""
-        for array in self.arrays:
-            for state in array.states.values():
-                state.zero_()
-        self.set_optimizer_step(0)
-        # Rows that were looked up before are out of date.
-        self.version += 1
-
     def set_optimizer_step(self, step: int) -> None:
         """Set the number of steps taken; bias corrections and rounding continue from it."""
         self.flush()

@@ -58,10 +58,8 @@ def would_notice(case, found, expected):
     assert 0.2 < expected.clipped / expected.touched < 0.8
     assert expected.largest_count > 3
     wrongs = [{"granularity": "none"}]
-    if granularity in ("cowclip", "row", "quantile"):
+    if granularity in ("cowclip", "row"):
         wrongs.append({"force_counts": 1})
-    if case.arguments.get("ar_alpha"):
-        wrongs.append({"ar_alpha": 0.0})
     start = start_of(case, found)
     for wrong in wrongs:
         other = train_reference(case, start, **wrong)

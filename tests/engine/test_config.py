@@ -48,7 +48,7 @@ OVERRIDES = [
     ("optim.embedding.optimizer=adamw", ["embedding.optimizer: found 'adamw'", "'adam'"]),
     ("optim.embedding.momentum=0.9", ["momentum: not for optimizer: adam, only for", "sgd"]),
     ("optim.embedding.clip.granularity=row", ["clip: granularity 'row' needs a threshold"]),
-    ("optim.embedding.ar_alpha=1", ["ar_alpha is 1", "write rows: touched"]),
+    ("optim.embedding.ar_alpha=1", ["optim.embedding.ar_alpha: unknown key"]),
     (
         "optim.embedding.optimizer=fbgemm_cowclip sharding.plan=column_wise",
         ["sharding.plan", "'column_wise'", "table_wise"],

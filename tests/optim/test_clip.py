@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stampede.optim import CowClip
-from stampede.optim.clip import norm_histogram, quantile_of, row_factor, table_factor
+from stampede.optim.clip import row_factor, table_factor
 
 
 @pytest.mark.parametrize(
@@ -62,24 +62,12 @@ def test_a_gradient_of_zero_or_at_its_threshold_is_not_clipped():
         assert table_factor(grad, weight, CowClip("field", threshold=5.0)).item() == 1.0
 
 
-@pytest.mark.parametrize("quantile", [0.05, 0.5, 0.95])
-def test_a_quantile_of_the_histogram_is_that_of_the_norms(quantile):
-    draw = torch.Generator().manual_seed(0)
-    norms = 10.0 ** torch.empty(10_000).uniform_(-8, 2, generator=draw)
-    halves = norm_histogram(norms[:3000]) + norm_histogram(norms[3000:])
-    found = quantile_of(halves, quantile)
-    torch.testing.assert_close(found, quantile_of(norm_histogram(norms), quantile))
-    expected = norms.double().quantile(quantile)
-    torch.testing.assert_close(found, expected, rtol=2 ** (1 / 16) - 1, atol=0)
-
-
 @pytest.mark.parametrize(
     "clip, l2, expected",
     [
         (CowClip("none"), 100.0, False),
         (CowClip("row", threshold=100.0), 1e-9, True),
         (CowClip("row", threshold=100.0), 0.0, False),
-        (CowClip("quantile", quantile=0.1), 100.0, False),
         (CowClip("field_adaptive"), 1e-9, True),
         # ||2*l2*w|| <= r*||w|| up to 2*l2 = r.
         (CowClip(ratio=0.5), 0.25, False),
@@ -106,9 +94,6 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
         ({"bound": "1e-5"}, "bound is '1e-5'; write a number"),
         ({"variant": "tf"}, "'reference' or 'paper'"),
         ({"columns": 0}, "columns is 0"),
-        ({"quantile": 0.5}, "'cowclip' has no quantile"),
-        ({"granularity": "quantile"}, "'quantile' needs a quantile"),
-        ({"granularity": "quantile", "quantile": 1.0}, "a number between 0 and 1"),
         ({"granularity": "column"}, "granularity is 'column'.*field_adaptive"),
     ],
 )  # fmt: skip

@@ -100,7 +100,7 @@ class Case:
         return self.plan if isinstance(self.plan, str) else self.plan[int(table[1:])]
 
 
-CLIP = ("granularity", "ratio", "bound", "threshold", "variant", "columns", "quantile")
+CLIP = ("granularity", "ratio", "bound", "threshold", "variant", "columns")
 DEFAULTS = {"lr": 1e-2, "l2": 1e-3, "granularity": "cowclip", "bound": 1e-3, "ratio": 0.2}
 
 

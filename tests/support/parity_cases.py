@@ -30,7 +30,6 @@ FAMILY = {
     "global": {"granularity": "global", "threshold": 30.0},
     "field": {"granularity": "field", "threshold": 8.0},
     "row": {"granularity": "row", "threshold": 0.2},
-    "quantile": {"granularity": "quantile", "quantile": 0.5},
     "field_adaptive": {"granularity": "field_adaptive", "ratio": 5.0},
     "cowclip": {},
 }
@@ -42,7 +41,6 @@ STRENGTHS = (
     *(5.7, 5.7, 0.076, 14.0, 0.42),
     10.0,
 )
-ADAPTIVE = {"rows": "touched", "ar_alpha": 30.0, "ratio": 2.0}
 
 
 def every_plan():
@@ -97,11 +95,6 @@ def corners():
         Case("column_wise", (Table(30, 20), Table(9, 8), Table(11, 4)), arguments={"ratio": 0.4}),
         Case("row_wise", (Table(3, 4), Table(1, 8), Table(2, 4)), arguments={"ratio": 0.6}),
         Case("grid_shard", SUMS, arguments={"variant": "paper", "bound": 0.3}),
-        # Some gaps shrink a row by a part, some to the least share.
-        Case("grid_shard", SUMS, "adam", ADAPTIVE),
-        Case("column_wise", SUMS, "rowwise_adam", ADAPTIVE),
-        Case("data_parallel", SUMS, "rowwise_adagrad", ADAPTIVE),
-        Case("row_wise", SUMS, "sgd", ADAPTIVE),
     ]
 
 

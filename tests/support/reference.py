@@ -38,9 +38,6 @@ class ReferenceTables:
         threshold=None,
         variant="reference",
         columns=None,
-        quantile=None,
-        ar_alpha=0.0,
-        min_shrinkage=0.1,
     ):
         self.weights = {name: w.detach().double().clone() for name, w in weights.items()}
         self.first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
@@ -49,7 +46,6 @@ class ReferenceTables:
         self.t = 0
         self.touched = self.clipped = 0
         self.largest_count = 0
-        self.last = {name: torch.zeros(len(w)).double() for name, w in self.weights.items()}
 
     def __getattr__(self, name):
         return self.settings[name]
@@ -72,12 +68,6 @@ class ReferenceTables:
             w, g = weights[rows], grads[name][rows]
             m, v = self.first[name][rows], self.second[name][rows]
             w = w * (1 - lr * self.weight_decay)
-            if self.ar_alpha:
-                last = self.last[name][rows]
-                gap = torch.where(last == 0, 1.0, self.t - last)
-                shrinkage = 1 - (lr * self.ar_alpha * gap).clamp_max(1.0)
-                w = w * shrinkage.clamp_min(self.min_shrinkage)[:, None]
-                self.last[name][rows] = float(self.t)
             w, m, v = self._move(w, g, m, v, lr)
             weights[rows], self.first[name][rows], self.second[name][rows] = w, m, v
 
@@ -101,10 +91,6 @@ class ReferenceTables:
             elif self.granularity == "row":
                 limit = self.threshold * times[name]
                 factor[name] = limit / norms.maximum(limit)
-            elif self.granularity == "quantile":
-                here = counts[name] > 0
-                limit = _quantile(norms[here] / times[name][here], self.quantile) * times[name]
-                factor[name] = torch.where(here, limit / norms.maximum(limit), 1.0)
             elif self.granularity == "field":
                 norm = g[name][part].norm()
                 factor[name][:] = min(1.0, self.threshold / float(norm.clamp_min(1e-300)))
@@ -140,21 +126,3 @@ class ReferenceTables:
             return w - lr * size * m / (v.sqrt() + self.eps), m, v
         hat = (v / (1 - b2**self.t)).sqrt() + self.eps
         return w - lr * (m / (1 - b1**self.t)) / hat, m, v
-
-
-def _quantile(norms, quantile):
-    """Where the weights of 16 bins a doubling add up to it; a norm is shared by two of them."""
-    if len(norms) == 0:
-        return 1.0
-    places = (16 * norms.log2()).clamp(16 * -64, 16 * 32).tolist()
-    weights = {}
-    for place in places:
-        lower = math.floor(place)
-        weights[lower] = weights.get(lower, 0.0) + 1 - (place - lower)
-        weights[lower + 1] = weights.get(lower + 1, 0.0) + place - lower
-    below, wanted = 0.0, quantile * len(places)
-    for place, weight in sorted(weights.items()):
-        if below + weight >= wanted:
-            return 2 ** ((place - 1 + (wanted - below) / weight) / 16)
-        below += weight
-    return 2 ** (max(weights) / 16)

@@ -197,7 +197,7 @@ def reference_of(weights, settings):
     """Tables that are updated by the same settings in float64."""
     rule = settings.rule
     arguments = {**vars(rule), **vars(settings.clip), "rule": NAMES[type(rule)]}
-    for key in ("l2", "weight_decay", "rows", "ar_alpha", "min_shrinkage"):
+    for key in ("l2", "weight_decay", "rows"):
         arguments[key] = getattr(settings, key)
     return ReferenceTables(weights, **arguments)
 

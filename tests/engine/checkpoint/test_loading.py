@@ -64,6 +64,32 @@ def test_a_key_that_came_later_had_its_default(changed):
             changed([key], f"{key}={other}")
 
 
+UNUSED = {"ar_alpha": 0.0, "min_shrinkage": 0.1, "begin_again": "never"}
+
+
+def test_a_run_of_an_earlier_version_goes_on_unless_it_used_a_removed_power(saved):
+    before = values_of(saved)
+
+    def told(used=(), start=0):
+        values = deepcopy(before)
+        embedding = values["config"]["optim"]["embedding"]
+        embedding.update(UNUSED, **dict(used))
+        embedding["clip"]["quantile"] = None
+        values["progress"] |= {"tables_epoch": start, "tables_start": 8 * start}
+        sign(saved, values)
+        with processes("cpu") as here:
+            return changes(saved, small_config(saved.parents[2]), here)
+
+    try:
+        assert told() == []
+        with pytest.raises(RunFolderError, match="ar_alpha"):
+            told({"ar_alpha": 1.0})
+        with pytest.raises(RunFolderError, match=r"began again each epoch .* f7ec6225"):
+            told(start=1)
+    finally:
+        sign(saved, before)
+
+
 def test_another_network(saved):
     manifest = read_manifest(saved)
     model = {
