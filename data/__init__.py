@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from stampede.data.errors import DataError
     from stampede.data.global_batches import GlobalBatches
     from stampede.data.order import Order
+    from stampede.data.prepared.reader import open_prepared
     from stampede.data.samples import Bag, Batch, Dataset, Part, Samples, click_share, only_label
     from stampede.data.synthetic import SyntheticClicks
 
@@ -25,6 +26,7 @@ _MODULES = {
     "SyntheticClicks": "synthetic",
     "click_share": "samples",
     "only_label": "samples",
+    "open_prepared": "prepared.reader",
 }
 __all__ = sorted(_MODULES)
 

@@ -237,7 +237,7 @@ def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None
         summed = sum_by_row(grad._indices()[0], values)
     if counts is not None:
         return summed._replace(counts=counts[summed.rows])
-    if not settings.clip.needs_counts:
+    if not settings.clip.clips:
         return summed
     ids = ids_behind(param)
     if ids is None:
@@ -262,7 +262,7 @@ def _dense(
         # A penalty in the loss reaches rows that did not occur.
         rows = ((counts > 0) | (grad != 0).any(1)).nonzero().flatten()
         return RowGradients(rows, grad[rows], counts[rows])
-    if settings.clip.needs_counts or settings.rows == "touched":
+    if settings.clip.clips or settings.rows == "touched":
         raise ValueError(
             f"the gradient of {name} is dense and does not tell how often each id occurred, which "
             "the clip or rows='touched' needs; build the table with sparse=True (in TorchRec, pass "

@@ -64,8 +64,6 @@ class UpdateSettings:
     @property
     def needs_all_rows(self) -> bool:
         """Whether a step must know the norms or row states of rows that are not in the batch."""
-        if self.rows == "all" and self.clip.granularity == "field_adaptive":
-            return True
         return self.moves_untouched_rows and (
             self.clip.may_clip_decay(self.l2) or bool(self.rule.row_states)
         )

@@ -121,5 +121,4 @@ def is_replayable(settings: UpdateSettings) -> bool:
         type(settings.rule) is Adam
         and settings.moves_untouched_rows
         and not settings.needs_all_rows
-        and not settings.clip.by_table
     )

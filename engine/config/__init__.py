@@ -273,7 +273,6 @@ class Config(Section):
         if not self.train.reproducible:
             return self
         table = self.optim.embedding
-        clip = getattr(getattr(table, "clip", None), "granularity", "none")
         sent = self.sharding.communication
         own_optimizers = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
         # By key: its value, and those that keep the bits.
@@ -282,7 +281,6 @@ class Config(Section):
             "sharding.communication.forward": (sent.forward, ("fp32",)),
             "sharding.communication.backward": (sent.backward, ("fp32",)),
             "optim.embedding.optimizer": (table.optimizer, own_optimizers),
-            "optim.embedding.clip.granularity": (clip, ("none", "row", "cowclip")),
             "train.compile": (self.train.compile, ("none",)),
         }
         for key, (value, fit) in keys.items():
@@ -316,7 +314,7 @@ class Config(Section):
                 f"auto, {', '.join(BASELINE_SHARDING_TYPES)}, or another optim.embedding.optimizer"
             )
         clip = getattr(self.optim.embedding, "clip", None)
-        if self.train.clip_stats_every and (clip is None or not clip.as_clip(None).by_row):
+        if self.train.clip_stats_every and (clip is None or not clip.as_clip(None).clips):
             raise ValueError(
                 f"train.clip_stats_every is {self.train.clip_stats_every}, but "
                 f"optim.embedding.optimizer {optimizer!r} does not clip row by row here; write 0, "

@@ -96,16 +96,13 @@ class ClipSection(Section):
 
     granularity: Granularity = Field(
         "cowclip",
-        description="which gradients are clipped together. none: no clipping; global: all "
-        "tables; field: each field; row: each row; field_adaptive: each field, with a "
-        "threshold from its weights; cowclip: each row, with a threshold from its weights",
+        description="how the gradient of each row is clipped. none: not at all; row: with a "
+        "constant threshold; cowclip: with a threshold from the weights of the row",
     )
-    ratio: float = Field(
-        1.0, gt=0, description="field_adaptive, cowclip: gradient norm allowed per weight norm"
-    )
+    ratio: float = Field(1.0, gt=0, description="cowclip: gradient norm allowed per weight norm")
     bound: float = Field(1e-5, ge=0, description="cowclip: lower bound of the weight norm")
     threshold: float | None = Field(
-        None, gt=0, description="global, field, row: gradient norm allowed; required by these clips"
+        None, gt=0, description="row: gradient norm allowed; required by this clip"
     )
     variant: Variant = Field(
         "reference", description="form of the lower bound: as in the authors' code or in the paper"

@@ -18,7 +18,7 @@ _OPS = torch.ops.stampede
 
 
 class CpuBackend(TorchBackend):
-    """The C++ kernels; PyTorch for rules other than Adam and clips over whole tables."""
+    """The C++ kernels; PyTorch for rules other than Adam."""
 
     name = "the C++ kernels"
 
@@ -29,7 +29,7 @@ class CpuBackend(TorchBackend):
             self.waiting = _WaitingRows(array, defers)
         is_still = type(settings.rule) is Adam and not settings.moves_untouched_rows
         self._steps = self.waiting is not None or is_still
-        needs_sums = array.is_split or settings.clip.by_table or settings.needs_all_rows
+        needs_sums = array.is_split or settings.needs_all_rows
         self._steps_at_once = self._steps and not needs_sums
         self.pools = True
 
@@ -71,13 +71,13 @@ class CpuBackend(TorchBackend):
     def step_at_once_(self, batch: RowGradients, lr: float, step: int) -> int:
         """See `TorchBackend.step_at_once_`."""
         array, settings = self.array, self.array.settings
-        by_row = settings.clip.by_row
+        clips = settings.clip.clips
         constants, last = self._begin_step(lr, step)
         clipped = _OPS.clip_and_step_rows_(
             *array.adam_tensors(),
             *batch,
-            array.local_width if by_row else 0,
-            *(settings.clip.row_bounds(array.width) if by_row else (0.0, 0.0)),
+            array.local_width if clips else 0,
+            *(settings.clip.row_bounds(array.width) if clips else (0.0, 0.0)),
             settings.l2,
             constants,
             *settings.rule.betas,

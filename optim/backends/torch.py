@@ -47,17 +47,12 @@ class Measured:
     Values are a matrix `[3 + row states, n]` that can be summed over column shards: squared norm of
     the gradient over the clipped columns and over the others, squared norm of the weights over the
     clipped columns, row states.
-
     """
 
     update: PendingUpdate  # Its gradients include the L2 term, and will be overwritten.
     values: Tensor  # Of the batch's rows.
     # Of all rows, as if their gradient were the L2 term; None if the step needs none.
     everything: Tensor | None = None
-    # `[3, n]` this array's part of `values` and of `everything`, if sums over tables are needed;
-    # these add up column shards, so each keeps its own part.
-    share: Tensor | None = None
-    whole_share: Tensor | None = None
     skipped: int = 0  # Rows skipped because their gradient is not finite.
 
 

@@ -25,13 +25,11 @@ from stampede.optim.waiting_rows import WaitingRows, is_replayable
 def why_not(array: TableArray) -> str | None:
     """Why the kernels cannot update an array, or None if they can."""
     settings, weights, dim = array.settings, array.weights, array.weights.shape[1]
-    clip = settings.clip
     needs_replay = settings.moves_untouched_rows and not is_replayable(settings)
     is_odd = dim % 4 or not 4 <= dim <= MAX_COLUMNS
-    is_split = clip.by_row and array.width != array.local_width
+    is_split = settings.clip.clips and array.width != array.local_width
     reasons = [
         (type(settings.rule) is not Adam, f"the rule is {type(settings.rule).__name__}, not Adam"),
-        (clip.by_table, f"granularity {clip.granularity!r} needs sums over whole tables"),
         (settings.on_nonfinite != "error", f"on_nonfinite is {settings.on_nonfinite!r}"),
         (array.frozen_row is not None, "a row is frozen"),
         (weights.dtype != torch.float32, f"the weights are {weights.dtype}, not float32"),

@@ -46,7 +46,6 @@ class _Collection:
     of_rank: list[weakref.ref[CowClipTables]]
     names: frozenset[str]  # Of its tables in the sums over ranks.
     groups: CollectionGroups
-    clips_everything: bool  # Whether some of its tables are clipped together with all others.
     is_queued: bool  # Whether its updates are queued on a GPU, on all ranks.
     # Row gradients of earlier passes of the current step.
     held: dict[CowClipTables, list[list[RowGradients]]] = field(default_factory=dict)
@@ -60,7 +59,7 @@ class _Collection:
 class BackwardUpdate:
     """Updates the tables at the end of each backward pass; one for each `cowclip_sharders()`.
 
-    A row's step may need sums over other tables and ranks. So one update of all tables runs before
+    A row's step may need sums over other ranks. So one update of all tables runs before
     `backward` returns, with its collectives in an order fixed at sharding.
 
     Args:
@@ -141,7 +140,6 @@ class BackwardUpdate:
             self._helen = self._helen or HelenPasses()
             self._helen.settings.update(helen)
         groups = CollectionGroups(split_blocks, settings, env, device)
-        clips_everything = any(s.clip.granularity == "global" for s in settings.values())
         number = self._next
         self._next += 1
         unable = why_not_queued(tables, bool(helen), self._kernels)
@@ -157,7 +155,6 @@ class BackwardUpdate:
             [weakref.ref(tbe) for tbe in tables],
             frozenset(settings),
             groups,
-            clips_everything,
             is_queued,
         )
         return number
@@ -280,15 +277,6 @@ class BackwardUpdate:
         present = [self._collections[number] for number in numbers]
         if not present:
             return
-        if any(collection.clips_everything for collection in present):
-            for collection in self._collections.values():
-                alive = collection.module() is not None
-                if collection.clips_everything and alive and collection not in present:
-                    raise ValueError(
-                        "CowClip(granularity='global') clips the gradients of all tables together, "
-                        "but a backward pass reached only some of the collections; use another "
-                        "granularity, or compute one loss from all collections"
-                    )
         tables = [tbe for collection in present for tbe in collection.tables]
         if is_one_pass and all(collection.is_queued for collection in present):
             lookups = {tbe: tbe.take_gradients()[0] for tbe in tables if tbe.gradients}
@@ -329,8 +317,7 @@ class BackwardUpdate:
                 self._helen.first_pass(updates, groups)
                 return
             updates = self._helen.second_pass(updates, groups)
-        is_together = any(collection.clips_everything for collection in present)
-        row_counts = update_(updates, groups, groups[0].everyone if is_together else None)
+        row_counts = update_(updates, groups)
         for tbe, counts in zip(tables, row_counts, strict=True):
             tbe.row_counts += counts
         for tbe in set(tables):

@@ -12,7 +12,6 @@ from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
-from stampede.optim.clip import TableSums
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray
@@ -61,7 +60,7 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
 class CollectionGroups:
     """The process groups of one collection, and the `Reduction` that runs in them.
 
-    Ranks without tables take part in sums over tables too.
+    Ranks without tables take part too.
 
     Args:
         split_blocks: see `blocks_split_by_columns`.
@@ -90,12 +89,6 @@ class CollectionGroups:
         ]
         self._world_size = env.world_size
         self.everyone = group_of(tuple(range(env.world_size)))
-        sizes = {"field": 2, "field_adaptive": 2}
-        self._tables = {
-            table: sizes[setting.clip.granularity]
-            for table, setting in sorted(settings.items())
-            if setting.clip.granularity in sizes
-        }
         self._refuses_nonfinite = any(s.on_nonfinite == "error" for s in settings.values())
 
     def exchange(self, rows: RowGradients) -> RowGradients:
@@ -166,16 +159,6 @@ class CollectionGroups:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.everyone)
         return bool(flag)
 
-    def sum_tables_(self, sums: TableSums) -> None:
-        """See `Reduction`; without the sum over everything."""
-        if self.everyone is None or not (self._tables or self._refuses_nonfinite):
-            return
-        parts = [
-            sums.parts.get(table, sums.nonfinite.new_zeros(size))
-            for table, size in self._tables.items()
-        ]
-        whole = torch.cat([*parts, sums.nonfinite[None]])
-        dist.all_reduce(whole, group=self.everyone)
-        *parts, nonfinite = whole.split([*self._tables.values(), 1])
-        sums.parts.update(zip(self._tables, parts, strict=True))
-        sums.nonfinite = nonfinite[0]
+    def refuses(self, found: bool) -> bool:
+        """See `Reduction`."""
+        return self.any(found) if self._refuses_nonfinite else found

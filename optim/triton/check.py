@@ -261,7 +261,7 @@ def _updates_rows(array: TableArray, lookup: Lookup) -> Iterator[tuple[str, Tens
     rows, counts = runs.rows[:number], runs.starts.diff()[:number].long()
     grads = torch.randn(number, _dim(array), generator=_draw()).to(exact.weights)
     of_weights = exact.weights[rows, :clipped].square().sum(1)
-    if clip.by_row:
+    if clip.clips:
         # Each row's norm is either ten times or a tenth of its threshold.
         threshold = row_threshold(of_weights.sqrt(), counts, array.width, clip)
         times = torch.where(torch.arange(number, device=rows.device) % 4 < 2, 10.0, 0.1)
@@ -269,7 +269,7 @@ def _updates_rows(array: TableArray, lookup: Lookup) -> Iterator[tuple[str, Tens
     grads = grads.float().double()
     squares = grads.square()
     values = torch.stack([squares[:, :clipped].sum(1), squares[:, clipped:].sum(1), of_weights])
-    factor = row_factor(values[0], values[2], counts, array.width, clip) if clip.by_row else None
+    factor = row_factor(values[0], values[2], counts, array.width, clip) if clip.clips else None
     expected = [number, 0 if factor is None else int((factor < 1).sum()), 0]
 
     room = runs.capacity - number

@@ -51,17 +51,13 @@ def test_the_result_is_that_of_one_process_in_float64(count, case):
 
 def would_notice(case, found, expected):
     """Rows are clipped and not clipped, ids repeat, and a wrong rule deviates."""
-    granularity = case.arguments.get("granularity", "cowclip")
-    if granularity == "none":
+    if case.arguments.get("granularity") == "none":
         assert expected.clipped == 0
         return
     assert 0.2 < expected.clipped / expected.touched < 0.8
     assert expected.largest_count > 3
-    wrongs = [{"granularity": "none"}]
-    if granularity in ("cowclip", "row"):
-        wrongs.append({"force_counts": 1})
     start = start_of(case, found)
-    for wrong in wrongs:
+    for wrong in ({"granularity": "none"}, {"force_counts": 1}):
         other = train_reference(case, start, **wrong)
         assert deviation(start, found["weights"], other) > 100 * TOLERANCE
 

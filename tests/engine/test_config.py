@@ -47,6 +47,10 @@ OVERRIDES = [
     ("optim.dense.schedule.decay=linear", ["optim.dense.schedule.decay", "'step'"]),
     ("optim.embedding.optimizer=adamw", ["embedding.optimizer: found 'adamw'", "'adam'"]),
     ("optim.embedding.momentum=0.9", ["momentum: not for optimizer: adam, only for", "sgd"]),
+    (
+        "optim.embedding.clip.granularity=global",
+        ["clip.granularity: found 'global'", "'none', 'row' or 'cowclip'"],
+    ),
     ("optim.embedding.clip.granularity=row", ["clip: granularity 'row' needs a threshold"]),
     ("optim.embedding.ar_alpha=1", ["optim.embedding.ar_alpha: unknown key"]),
     (
@@ -100,10 +104,6 @@ OVERRIDES = [
             ("sharding.communication.backward=bf16", "sharding.communication.backward"),
             (HELEN, "optim.embedding.optimizer: with 'helen'"),
             ("optim.embedding.optimizer=fbgemm_cowclip", "with 'fbgemm_cowclip'"),
-            (
-                "optim.embedding.clip.granularity=global optim.embedding.clip.threshold=1",
-                "with 'global'",
-            ),
             ("train.compile=default", "train.compile: with 'default'"),
         )
     ),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stampede.optim import CowClip
-from stampede.optim.clip import row_factor, table_factor
+from stampede.optim.clip import row_factor
 
 
 @pytest.mark.parametrize(
@@ -27,30 +27,13 @@ def test_row_factors(arguments, expected):
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
-@pytest.mark.parametrize(
-    "clip, expected",
-    [
-        # Gradient norms 10, 1, 10; weight norms 4, 4, 40.
-        (CowClip("field", threshold=2.0), [0.2, 1.0, 0.2]),
-        (CowClip("global", threshold=2.0), [0.2, 1.0, 0.2]),
-        (CowClip("field_adaptive"), [0.4, 1.0, 1.0]),
-        (CowClip("field_adaptive", ratio=0.1), [0.04, 0.4, 0.4]),
-    ],
-)
-def test_table_factors(clip, expected):
-    grads, weights = torch.tensor([10.0, 1.0, 10.0]), torch.tensor([4.0, 4.0, 40.0])
-    found = table_factor(grads.square(), weights.square(), clip)
-    torch.testing.assert_close(found, torch.tensor(expected))
-
-
 @pytest.mark.parametrize("grad", [0.0, 1e-30, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zero_weights_without_bound_let_no_gradient_through_and_give_no_nan(grad, dtype):
     grads, zero = torch.tensor([grad], dtype=dtype), torch.zeros(1, dtype=dtype)
     rows = row_factor(grads, zero, torch.tensor([3]), 4, CowClip(bound=0.0))
-    table = table_factor(grads, zero, CowClip("field_adaptive"))
-    assert rows.item() * grad == table.item() * grad == 0.0
-    assert rows.dtype == table.dtype == dtype
+    assert rows.item() * grad == 0.0
+    assert rows.dtype == dtype
 
 
 def test_a_gradient_of_zero_or_at_its_threshold_is_not_clipped():
@@ -58,8 +41,6 @@ def test_a_gradient_of_zero_or_at_its_threshold_is_not_clipped():
     for grad, weight in ((zero, zero), (zero, one), (five, five)):
         assert row_factor(grad, weight, one, 4, CowClip(bound=0.0)).item() == 1.0
         assert row_factor(grad, weight, one, 4, CowClip("row", threshold=5.0)).item() == 1.0
-        assert table_factor(grad, weight, CowClip("field_adaptive")).item() == 1.0
-        assert table_factor(grad, weight, CowClip("field", threshold=5.0)).item() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +49,6 @@ def test_a_gradient_of_zero_or_at_its_threshold_is_not_clipped():
         (CowClip("none"), 100.0, False),
         (CowClip("row", threshold=100.0), 1e-9, True),
         (CowClip("row", threshold=100.0), 0.0, False),
-        (CowClip("field_adaptive"), 1e-9, True),
         # ||2*l2*w|| <= r*||w|| up to 2*l2 = r.
         (CowClip(ratio=0.5), 0.25, False),
         (CowClip(ratio=0.5), 0.26, True),
@@ -81,12 +61,11 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        *(({"granularity": name, "threshold": x}, f"threshold is {x}")
-          for name in ("global", "field", "row") for x in (0.0, -1.0, float("nan"), float("inf"))),
-        *(({"granularity": name}, f"'{name}' needs a threshold")
-          for name in ("global", "field", "row")),
+        *(({"granularity": "row", "threshold": x}, f"threshold is {x}")
+          for x in (0.0, -1.0, float("nan"), float("inf"))),
+        ({"granularity": "row"}, "'row' needs a threshold"),
         *(({"granularity": name, "threshold": 1.0}, f"'{name}' has no threshold")
-          for name in ("none", "field_adaptive", "cowclip")),
+          for name in ("none", "cowclip")),
         ({"ratio": 0}, "ratio is 0"),
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"bound": -1}, "bound is -1"),
@@ -94,7 +73,7 @@ def test_whether_the_decay_alone_can_be_clipped(clip, l2, expected):
         ({"bound": "1e-5"}, "bound is '1e-5'; write a number"),
         ({"variant": "tf"}, "'reference' or 'paper'"),
         ({"columns": 0}, "columns is 0"),
-        ({"granularity": "column"}, "granularity is 'column'.*field_adaptive"),
+        ({"granularity": "column"}, "granularity is 'column'; write one of none, row, cowclip"),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(arguments, words):

@@ -249,7 +249,6 @@ def test_a_copy_counts_no_rows(counted):
     [
         (UpdateSettings(RowWiseAdam()), 4, torch.float32, "RowWiseAdam, not Adam"),
         (UpdateSettings(SGD()), 4, torch.float32, "SGD, not Adam"),
-        (UpdateSettings(clip=CowClip("field", threshold=1.0)), 4, torch.float32, "whole tables"),
         (UpdateSettings(on_nonfinite="skip_row"), 4, torch.float32, "'skip_row'"),
         (UpdateSettings(), 4, torch.bfloat16, "bfloat16, not float32"),
         (UpdateSettings(), 6, torch.float32, "6 columns"),

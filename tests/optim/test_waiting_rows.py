@@ -143,7 +143,6 @@ def test_small_tables_and_those_with_a_batch_of_many_rows_are_swept(rows, touche
         UpdateSettings(rows="touched"),
         UpdateSettings(rule=RowWiseAdam(), l2=1e-3),
         UpdateSettings(rule=SGD(0.9), l2=1e-3),
-        UpdateSettings(clip=CowClip(granularity="field", threshold=1.0)),
         # Its L2 term may be clipped.
         UpdateSettings(clip=CowClip(granularity="row", threshold=1.0), l2=1e-3),
         UpdateSettings(clip=CowClip(ratio=1e-3), l2=1e-3),

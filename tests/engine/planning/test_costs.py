@@ -52,9 +52,9 @@ def test_weights_states_and_lookups():
     assert numbers.imbalance()["memory"] == total[1] / total.mean()
     larger = found("train.batch_size=128")[1].memory["activations"]
     assert (larger > numbers.memory["activations"]).all()
-    # The clip by weights of a table needs norms of all its rows.
+    # An L2 term that may be clipped itself needs norms of all rows.
     assert not work.states.needs_all_rows
-    whole = found("optim.embedding.clip.granularity=field_adaptive")[1]
+    whole = found("optim.embedding.l2=1", "optim.embedding.clip.ratio=0.01")[1]
     grown = whole.memory["activations"] - numbers.memory["activations"]
     assert grown[1] == pytest.approx(rows[1] * 3 * 4, rel=0.05)
 
