@@ -43,7 +43,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
-from stampede.optim import CowClipAdam, Helen, cowclip_sharders
+from stampede.optim import CowClipAdam, cowclip_sharders
 from support import (
     bags,
     foreign,
@@ -342,13 +342,6 @@ def _weights_by_rows() -> None:
     _planned(two.Model(weighted=True), "row_wise")(two.features(weights=learnable))
 
 
-def _helen_behind_collision() -> None:
-    model = managed_collision.SparseArch(pooled=True, rows=64)
-    tables = [p for name, p in model.named_parameters() if "embedding" in name]
-    apply_optimizer_in_backward(Helen, tables, {"lr": 1e-2})
-    DistributedModelParallel(model, device=two.CPU, sharders=cowclip_sharders())
-
-
 def _bags(plan: Any = bags.WHOLE, kernel: str | None = None, **given: Any) -> nn.Module:
     settings = {key: given.pop(key) for key in ("rows",) if key in given}
     model = bags.with_cowclip(bags.Bags(**given), **settings)
@@ -381,7 +374,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "an id of -1": _no_id,
     "mean pooling by rows of a batch with weights, `is_weighted=False`": _unannounced_weights,
     "learnable per-sample weights where TorchRec loses their gradient": _weights_by_rows,
-    "Helen behind managed collision": _helen_behind_collision,
     "delta tracker with `rows: all`": lambda: ModelDeltaTrackerTrec(_bags(a=8, rows="all")),
     "tables in host memory (`fused_uvm_caching`)": lambda: _bags(a=8, kernel="fused_uvm_caching"),
     "INT8 tables": lambda: _bags(a=8, data_type=DataType.INT8),

@@ -15,7 +15,7 @@ from stampede.engine.config import Config
 from stampede.engine.job import Job, build_model, choose_precision, compile_network, move_dense
 from stampede.engine.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
 from stampede.engine.planning.planner import make_plan, sharding_types
-from stampede.engine.planning.workload import passes, planned_data, workload
+from stampede.engine.planning.workload import planned_data, workload
 from stampede.engine.processes import Processes
 from stampede.models import cpu
 from stampede.optim import TableInit, cowclip_sharders, table_update
@@ -72,7 +72,6 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         optimizer,
         scaling,
         precision,
-        passes(config),
         table_update(sharded),
         config.run.seed,
         config.train.on_nonfinite == "skip_batch",

@@ -50,7 +50,6 @@ class Job:
 
     Attributes:
         scaling: settings at the base batch size and at the configured one.
-        passes: the forward and backward passes of a step.
         seed: of random numbers in the dense layers, such as dropout.
         skips_nonfinite: whether to skip a batch whose loss is not finite.
     """
@@ -60,7 +59,6 @@ class Job:
     dense_optimizer: DenseAdam
     scaling: Scaled
     precision: DensePrecision
-    passes: int = 1
     table_update: BackwardUpdate | None = None
     seed: int = 0
     skips_nonfinite: bool = False

@@ -18,7 +18,6 @@ from stampede.optim import (
     CowClipRowWiseAdam,
     CowClipSGD,
     DenseAdam,
-    Helen,
     Hyperparameters,
     Scaled,
     learning_rate,
@@ -65,8 +64,6 @@ def table_optimizer(
             return baseline_optimizer(section.optimizer, device_type=device.type, **arguments)
         except ValueError as failure:
             raise SettingsError(f"optim.embedding: {failure}") from None
-    if section.optimizer == "helen":
-        return Helen, {**arguments, "columns": columns}
     none = CowClip(granularity="none", columns=columns)
     arguments["clip"] = none if section.clip is None else section.clip.as_clip(columns)
     return _WITH_CLIP[section.optimizer], arguments

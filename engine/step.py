@@ -140,13 +140,6 @@ def train_step(
     heartbeat.beat("updating tables")
     with stopping(step):
         rows.backward(grad)
-        if job.passes == 2:
-            # Helen's, at the moved rows; the dense layers keep the gradient of the first one.
-            first = [parameter.grad for parameter in job.dense_parameters.values()]
-            rows = job.front.lookup(batch.sparse)
-            rows.backward(_dense_pass(job, batch, rows.detach(), step, processes)[1])
-            for parameter, kept in zip(job.dense_parameters.values(), first, strict=True):
-                parameter.grad = kept
     heartbeat.beat("averaging gradients")
     average_gradients_(
         job.dense_parameters.values(), processes.world_size, in_order=batch.tiles > 0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stampede.optim.clip import CowClip
     from stampede.optim.dense_adam import DenseAdam
-    from stampede.optim.helen import Helen
     from stampede.optim.nonfinite import NonFiniteGradientError
     from stampede.optim.optimizers import (
         CowClipAdagrad,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 _NAMES = {
     "clip": ("CowClip",),
     "dense_adam": ("DenseAdam",),
-    "helen": ("Helen",),
     "nonfinite": ("NonFiniteGradientError",),
     "optimizers": (
         *("CowClipAdagrad", "CowClipAdam", "CowClipRowWiseAdagrad", "CowClipRowWiseAdam"),

@@ -109,18 +109,12 @@ def _leave_out_nonfinite(steps: Sequence[Measured]) -> bool:
 
 def _factors(one: Measured) -> tuple[Tensor | None, Tensor | None]:
     """Factors of the gradients: of the batch's rows and of all rows; None for 1."""
-    array, (_, grads, counts), everything = one.update.array, one.update.batch, one.everything
+    array, counts, everything = one.update.array, one.update.batch.counts, one.everything
     clip = array.settings.clip
     if not clip.clips:
-        swept = one.update.swept_decay_factor
-        return None, None if swept is None else _repeated(swept.to(grads.dtype), array.starts)
+        return None, None
     factor = row_factor(one.values[0], one.values[2], counts, array.width, clip)
     if not clip.may_clip_decay(array.settings.l2) or everything is None:
         return factor, None
     once = torch.ones_like(everything[0])
     return factor, row_factor(everything[0], everything[2], once, array.width, clip)
-
-
-def _repeated(by_shard: Tensor, bounds: list[int]) -> Tensor:
-    """Repeat one value per shard for each of its rows, which end at these bounds."""
-    return by_shard.repeat_interleave(torch.tensor(bounds, device=by_shard.device).diff())

@@ -320,13 +320,10 @@ class Config(Section):
                 f"optim.embedding.optimizer {optimizer!r} does not clip row by row here; write 0, "
                 "or optim.embedding.clip.granularity: cowclip or row"
             )
-        # Helen's second pass would overwrite the gradients of the first.
-        if self.train.compile == "cuda_graphs" and (
-            self.run.device == "cpu" or optimizer == "helen"
-        ):
+        if self.train.compile == "cuda_graphs" and self.run.device == "cpu":
             raise ValueError(
-                "train.compile: found 'cuda_graphs', which works neither on run.device 'cpu' nor "
-                "with optim.embedding.optimizer 'helen'; write train.compile: default or none"
+                "train.compile: found 'cuda_graphs', which does not work on run.device 'cpu'; "
+                "write train.compile: default or none"
             )
         for part in ("embedding", "dense"):
             key, schedule = f"optim.{part}.schedule", getattr(self.optim, part).schedule

@@ -196,18 +196,6 @@ class SGDSection(_Clipped):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum")
 
 
-class HelenSection(_TableOptimizer, _L2, _Betas, _Rows):
-    """Helen (arXiv 2403.00798): two passes per step, the second at perturbed rows."""
-
-    optimizer: Literal["helen"] = Field("helen", description="optimizer of the tables")
-    rho: float = Field(0.05, ge=0, description="length of the perturbation")
-    bound: float = Field(
-        0.3, ge=0, le=1, description="smallest share of the perturbation, which rare ids get"
-    )
-    eps: float = Field(1e-8, gt=0, description="Adam's epsilon, after the bias correction")
-    weight_decay: float = Field(0.0, ge=0, description="adds weight_decay*w to the gradient")
-
-
 class FbgemmRowWiseAdagradSection(_TableOptimizer, _L2, _Decoupled):
     """FBGEMM's own row-wise Adagrad, a baseline."""
 
@@ -245,7 +233,6 @@ EmbeddingOptimSection = Annotated[
     AdamSection
     | AdagradSection
     | SGDSection
-    | HelenSection
     | FbgemmRowWiseAdagradSection
     | FbgemmAdamSection
     | FbgemmCowClipSection,

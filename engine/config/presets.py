@@ -34,7 +34,7 @@ _PAPER_ON_AVAZU: dict[str, Any] = {
 
 _WITHOUT_L2 = ("fbgemm_adam", "fbgemm_rowwise_adagrad")
 _WITH_BETAS = (None, "adam", "rowwise_adam")
-_WITHOUT_CLIP = ("helen", "fbgemm_cowclip", *_WITHOUT_L2)
+_WITHOUT_CLIP = ("fbgemm_cowclip", *_WITHOUT_L2)
 
 
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:

@@ -274,7 +274,7 @@ class PlanCosts:
     Attributes:
         memory: bytes of weights, optimizer state and activations.
         lookups: expected ids that a rank looks up in a step.
-        sent, received: bytes of a step, those sent by what is sent; with Helen, in both passes.
+        sent, received: bytes of a step, those sent by what is sent.
         groups: of the tables by sharding type: their `fields`, the largest first, and all their
             `rows`, `shards` and `ranks`.
     """
@@ -370,8 +370,8 @@ def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
             "activations": work.common_activation_bytes() + by_rank(work.activation_bytes),
         },
         by_rank(work.lookups),
-        {kind: values * work.passes for kind, values in sent.items()},
-        (received + row_sums + dense) * work.passes,
+        sent,
+        received + row_sums + dense,
         groups,
     )
 

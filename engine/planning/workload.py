@@ -28,7 +28,6 @@ from stampede.engine.config.data import SizesSection, SyntheticSection
 from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
-from stampede.optim import Helen
 from stampede.optim.baselines import BASELINES
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
@@ -135,8 +134,6 @@ class TableStates:
         kind, arguments = table_optimizer(
             config, scaled_hyperparameters(config).scaled, columns, torch.device("cpu")
         )
-        if issubclass(kind, Helen):
-            return cls(optimizer, dim, kind.table_settings(arguments)[0].second_pass())
         return cls(optimizer, dim, kind.update_settings(kind.defaults_with(arguments)))
 
     def per_row(self, columns: int, column_offset: int = 0) -> int:
@@ -146,8 +143,7 @@ class TableStates:
             values = {"fbgemm_rowwise_adagrad": 1, "fbgemm_cowclip": 3, "fbgemm_adam": 2 * columns}
             return FLOAT * values[self.optimizer]
         # Counted on every device, although some have no kernel that makes up for missed steps.
-        # With Helen no row misses a step.
-        counts_steps = self.optimizer != "helen" and is_replayable(self.settings)
+        counts_steps = is_replayable(self.settings)
         own = _state_bytes(self.settings, columns, column_offset, self.dim)
         return own + _STEP_COUNTER * counts_steps
 
@@ -183,7 +179,6 @@ class Workload:
         states: of the tables' optimizer.
         dense_bytes_per_sample: activations of the dense layers.
         batch_size: global.
-        passes: forward and backward passes of a step.
         bytes_on_the_way: bytes of a number of an embedding, and of its gradient, as sent.
         reproducible: whether the bits may not depend on the number of ranks.
     """
@@ -195,7 +190,6 @@ class Workload:
     dense_bytes_per_sample: int
     batch_size: int
     world_size: int
-    passes: int = 1
     bytes_on_the_way: tuple[int, int] = (FLOAT, FLOAT)
     reproducible: bool = False
 
@@ -252,8 +246,8 @@ class Workload:
         row = shard.columns * FLOAT
         # With its gradient.
         output = 2 * samples * row
-        # Gradient and weights of the rows, twice with Helen's first pass; their states.
-        of_rows = 2 * self.passes * row + states.per_row(shard.columns, shard.column_offset)
+        # Gradient, weights and states of the rows.
+        of_rows = 2 * row + states.per_row(shard.columns, shard.column_offset)
         of_rows += 2 * LONG + states.values_per_row * FLOAT
         update = lookups * _SORTING + self.distinct_rows(shard) * of_rows
         if states.needs_all_rows:
@@ -311,18 +305,12 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         activation_bytes_per_sample(model),
         config.train.batch_size,
         world_size,
-        passes(config),
         tuple(
             FLOAT if precision == "fp32" else FLOAT // 2
             for precision in (communication.forward, communication.backward)
         ),
         config.train.reproducible,
     )
-
-
-def passes(config: Config) -> int:
-    """Forward and backward passes of a step."""
-    return 2 if config.optim.embedding.optimizer == "helen" else 1
 
 
 def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:

@@ -16,14 +16,12 @@ _LOG = logging.getLogger("stampede.optim")
 def choose_backend(
     array: TableArray,
     *,
-    replays: bool = True,
     defers: bool = False,
     flag: NonFiniteFlag | None = None,
 ) -> TorchBackend:
     """Choose the kernels of an array, once, when it is sharded or first updated.
 
     Args:
-        replays: whether steps of rows outside of the batch may be replayed, or are swept.
         defers: whether such rows may wait until they are looked up; readers of the table must then
             call `catch_up` or `flush` first.
         flag: stops updates that are queued on a GPU.
@@ -33,7 +31,7 @@ def choose_backend(
 
         backend = TritonBackend(array, flag)
     elif native.handles(array.weights):
-        backend = CpuBackend(array, replays=replays, defers=defers)
+        backend = CpuBackend(array, defers=defers)
     else:
         backend = TorchBackend(array)
     waits = backend.waiting is not None and backend.waiting.defers

@@ -22,10 +22,10 @@ class CpuBackend(TorchBackend):
 
     name = "the C++ kernels"
 
-    def __init__(self, array: TableArray, *, replays: bool, defers: bool) -> None:
+    def __init__(self, array: TableArray, *, defers: bool) -> None:
         super().__init__(array)
         settings = array.settings
-        if replays and is_replayable(settings):
+        if is_replayable(settings):
             self.waiting = _WaitingRows(array, defers)
         is_still = type(settings.rule) is Adam and not settings.moves_untouched_rows
         self._steps = self.waiting is not None or is_still

@@ -27,17 +27,11 @@ class PendingUpdate:
     batch: RowGradients
     lr: float
     step: int
-    # `[shards]` factor of the L2 term of rows outside of the batch, besides the clip; None for 1.
-    swept_decay_factor: Tensor | None = None
 
     @property
     def array(self) -> TableArray:
         """The array that is updated."""
         return self.backend.array
-
-    def bounds(self) -> list[int]:
-        """Start of each shard's rows among the batch's rows, and their end."""
-        return self.array.bounds_of(self.batch.rows)
 
 
 @dataclass

@@ -24,8 +24,7 @@ from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.lookup import Lookup
 from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
 from stampede.optim.rows import RowGradients, merge_rows
-from stampede.optim.settings import HelenSettings, Kernels, UpdateSettings
-from stampede.optim.sharded.helen import HelenPasses
+from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.model_optimizers import (
     ModelOptimizers,
     check_scale,
@@ -80,7 +79,6 @@ class BackwardUpdate:
         # Whether the program calls `fused_optimizer.step()`, which tells steps as well.
         self._is_stepped = False
         self._optimizers = ModelOptimizers()
-        self._helen: HelenPasses | None = None
         self._collections: dict[int, _Collection] = {}
         self._next = 0
         self._pass: int | None = None
@@ -102,7 +100,6 @@ class BackwardUpdate:
         tables: Sequence[CowClipTables],
         split_blocks: dict[Block, tuple[int, ...]],
         settings: dict[str, UpdateSettings],
-        helen: dict[str, HelenSettings],
         env: ShardingEnv,
         device: torch.device,
     ) -> int:
@@ -111,10 +108,10 @@ class BackwardUpdate:
         Args:
             tables: this rank's.
             split_blocks: see `blocks_split_by_columns`.
-            settings, helen: by table, as named in sums and random numbers.
+            settings: by table, as named in sums and random numbers.
 
         Raises:
-            ValueError: the sharders were given to two models, or optimizers cannot be mixed.
+            ValueError: the sharders were given to two models.
         """
         for number in [n for n, c in self._collections.items() if c.module() is None]:
             del self._collections[number]
@@ -125,24 +122,10 @@ class BackwardUpdate:
                 f"table {twice[0].lstrip('.')!r} is sharded for the second time by the same "
                 "sharders; call cowclip_sharders() once for each model"
             )
-        has_other_passes = self._collections and bool(helen) != (self._helen is not None)
-        if bool(helen) != (len(helen) == len(settings)) or has_other_passes:
-            raise ValueError(
-                "Helen takes two backward passes a step and the optimizers with CowClip take "
-                "one; give Helen to all tables or to none"
-            )
-        if helen and self._per_step not in (1, None):
-            raise ValueError(
-                "Helen takes two backward passes of one batch a step and does not add up "
-                "their gradients; leave backwards_per_step out of cowclip_sharders()"
-            )
-        if helen:
-            self._helen = self._helen or HelenPasses()
-            self._helen.settings.update(helen)
         groups = CollectionGroups(split_blocks, settings, env, device)
         number = self._next
         self._next += 1
-        unable = why_not_queued(tables, bool(helen), self._kernels)
+        unable = why_not_queued(tables, self._kernels)
         # Queued updates have collectives of their own, so all ranks must decide alike.
         is_queued = not groups.any(unable is not None)
         on_gpu = device.type == "cuda" or (tables and triton.handles(tables[0].row_counts))
@@ -206,9 +189,8 @@ class BackwardUpdate:
                     lookup.wait()
         completed = reached
         if self._per_step is not None:
-            allowed = 1 if self._helen is None else 2
             limits = self._is_stepped or self._optimizers.found
-            if limits and any(self._since_step[n] >= allowed for n in reached):
+            if limits and any(self._since_step[n] for n in reached):
                 raise ValueError(
                     "a backward pass asks for a second update of the tables without an optimizer "
                     "step in between. For gradient accumulation write "
@@ -312,11 +294,6 @@ class BackwardUpdate:
                     tables.append(tbe)
                     updates.append(PendingUpdate(backend, batch, lr, steps + 1))
         groups = [collection.groups for collection in present]
-        if self._helen is not None:
-            if self._helen.first is None:
-                self._helen.first_pass(updates, groups)
-                return
-            updates = self._helen.second_pass(updates, groups)
         row_counts = update_(updates, groups)
         for tbe, counts in zip(tables, row_counts, strict=True):
             tbe.row_counts += counts
@@ -393,14 +370,10 @@ class UpdateQueue:
         )
 
 
-def why_not_queued(
-    tables: Sequence[CowClipTables], has_helen: bool, kernels: Kernels = "auto"
-) -> str | None:
+def why_not_queued(tables: Sequence[CowClipTables], kernels: Kernels = "auto") -> str | None:
     """Why the updates of a collection cannot be queued on this rank; None if they can."""
     if kernels == "torch":
         return "kernels is 'torch'"
-    if has_helen:
-        return "Helen moves rows between two lookups of a step"
     for tbe in tables:
         if not triton.handles(tbe.row_counts):
             reason = "Triton has no GPU here, or is not installed"

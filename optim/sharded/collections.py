@@ -32,7 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.backends import choose_backend
 from stampede.optim.rules import SGD, RowWiseAdagrad
-from stampede.optim.settings import HelenSettings, UpdateSettings
+from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.id_check import CheckBeforeSending, Use
 from stampede.optim.sharded.parameters import kept_current
@@ -72,7 +72,6 @@ class CowClipCollection:
         self,
         *,
         settings: dict[str, UpdateSettings],
-        helen: dict[str, HelenSettings],
         init: TableInit | None,
         owner: BackwardUpdate,
         **arguments: Any,
@@ -93,7 +92,6 @@ class CowClipCollection:
                 self.cowclip_tables(),
                 blocks_split_by_columns(plan, self._names),
                 {self._names[table]: setting for table, setting in settings.items()},
-                {self._names[table]: setting for table, setting in helen.items()},
                 self._env,
                 self._device or torch.device("cpu"),
             )
@@ -102,10 +100,8 @@ class CowClipCollection:
             self._optim.register_step_post_hook(lambda *_: owner.after_step())
             for tbe in self.cowclip_tables():
                 tbe.settle = settle
-                # Helen moves rows between two lookups of a step.
                 tbe.backends = [
-                    choose_backend(array, replays=not helen, defers=True, flag=flag)
-                    for array in tbe.arrays
+                    choose_backend(array, defers=True, flag=flag) for array in tbe.arrays
                 ]
             # On every rank, whether it has tables or not.
             self.register_state_dict_pre_hook(lambda *_: settle())

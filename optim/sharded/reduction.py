@@ -79,7 +79,6 @@ class CollectionGroups:
     ) -> None:
         self.device = device
         self._split_blocks = split_blocks
-        self._names = sorted(settings)
         by_ranks: dict[tuple[int, ...], list[Block]] = defaultdict(list)
         for block, ranks in sorted(split_blocks.items()):
             by_ranks[ranks].append(block)
@@ -138,18 +137,6 @@ class CollectionGroups:
             for block, part in zip(present, parts, strict=True):
                 for piece in pieces[block]:
                     piece.copy_(part.view_as(piece))
-
-    def reduce_helen(self, squares: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        """Sum squared gradient norms and take the largest counts over ranks, by table, in place."""
-        if self.everyone is None:
-            return
-        zero = torch.zeros((), dtype=torch.float64, device=self.device)
-        total = torch.stack([squares.get(table, zero) for table in self._names])
-        largest = torch.stack([counts.get(table, zero) for table in self._names])
-        dist.all_reduce(total, group=self.everyone)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.everyone)
-        squares.update(zip(self._names, total, strict=True))
-        counts.update(zip(self._names, largest, strict=True))
 
     def any(self, found: bool) -> bool:
         """Whether any rank found something."""

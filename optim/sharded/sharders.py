@@ -37,10 +37,9 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from stampede.optim.helen import Helen
 from stampede.optim.optimizers import CowClipOptimizer
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
-from stampede.optim.settings import HelenSettings, Kernels, UpdateSettings
+from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import (
     GROUP_KEY,
@@ -210,7 +209,6 @@ class _CowClipSharder(_InDeviceMemory):
         with as_fbgemm_sgd(parameters, chosen):
             sharded = self._sharded_type(
                 settings={name: choice.settings for name, choice in chosen.items()},
-                helen={n: choice.helen for n, choice in chosen.items() if choice.helen},
                 init=self._init,
                 owner=self._owner,
                 module=module,
@@ -308,15 +306,7 @@ class _ManagedCollision(_InDeviceMemory):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> nn.Module:
-        """Shard the tables and their map of ids to rows; Helen is refused."""
-        for path, parameter in module._embedding_module.named_parameters():
-            choice = optimizer_of(parameter)
-            if choice is not None and choice.helen is not None:
-                raise ValueError(
-                    f"table {path.split('.')[-2]!r} with Helen: Helen looks up every batch twice, "
-                    "and managed collision may move an id to another row in between; write an "
-                    "optimizer with CowClip"
-                )
+        """Shard the tables and their map of ids to rows."""
         # TorchRec does not pass on the path, and tables of two modules may share a name.
         named = copy.copy(self)
         named._e_sharder = copy.copy(self._e_sharder)
@@ -338,12 +328,13 @@ class ChosenOptimizer(NamedTuple):
     name: str
     settings: UpdateSettings
     lr: float
-    helen: HelenSettings | None = None
 
     def __str__(self) -> str:
         settings = self.settings
-        clip = f"clip {settings.clip.granularity}, " if self.helen is None else ""
-        return f"{self.name} (lr {self.lr:g}, l2 {settings.l2:g}, {clip}rows {settings.rows})"
+        return (
+            f"{self.name} (lr {self.lr:g}, l2 {settings.l2:g}, clip {settings.clip.granularity}, "
+            f"rows {settings.rows})"
+        )
 
 
 def _forget_hooks(parameter: nn.Parameter) -> None:
@@ -360,7 +351,7 @@ def _forget_hooks(parameter: nn.Parameter) -> None:
 def optimizer_of(parameter: nn.Parameter) -> ChosenOptimizer | None:
     """The optimizer of ours that `apply_optimizer_in_backward` gave a table, if it did."""
     classes = getattr(parameter, "_optimizer_classes", [])
-    if not any(issubclass(kind, CowClipOptimizer | Helen) for kind in classes):
+    if not any(issubclass(kind, CowClipOptimizer) for kind in classes):
         return None
     if len(classes) > 1:
         names = ", ".join(kind.__name__ for kind in classes)
@@ -369,9 +360,6 @@ def optimizer_of(parameter: nn.Parameter) -> ChosenOptimizer | None:
             "once for each table"
         )
     (kind,), (arguments,) = classes, parameter._optimizer_kwargs
-    if issubclass(kind, Helen):
-        settings, lr = kind.table_settings(arguments)
-        return ChosenOptimizer(kind.__name__, settings.second_pass(), lr, settings)
     group = kind.defaults_with(arguments)
     if group["padding_idx"] is not None:
         raise ValueError(
@@ -443,7 +431,7 @@ def as_fbgemm_sgd(
     try:
         for parameter, choice in zip(saved, chosen.values(), strict=True):
             parameter._optimizer_classes = [torch.optim.SGD]
-            group = (choice.settings, parameter.shape[1], choice.helen)
+            group = (choice.settings, parameter.shape[1])
             parameter._optimizer_kwargs = [{"lr": choice.lr, GROUP_KEY: group}]
         yield
     finally:

@@ -8,7 +8,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.processes import processes
-from stampede.optim import CowClipAdam, Helen, cowclip_sharders
+from stampede.optim import CowClipAdam, cowclip_sharders
 from support.gathering import tables_of
 from support.parity import Case, Holder, Table, build_collection, shard
 from support.ranks import process_group, run_ranks
@@ -50,26 +50,6 @@ def train_partly(all_plans):
     return results
 
 
-def helen_on_two_batches():
-    """Two passes on different batches, of which only rank 1 sees the difference."""
-    with process_group():
-        model = sharded(("table_wise", "row_wise"), sequence=False, optimizer=Helen, rho=1.0)
-        before = tables_of(model)
-        said = []
-        for ids in ((1, 2, 2, 5), (1, 2, 2, 5) if dist.get_rank() == 0 else (9, 9, 9, 9)):
-            try:
-                model(features(ids)).values().square().sum().backward()
-                said.append("")
-            except ValueError as error:
-                said.append(str(error))
-        same = same_tables(before, tables_of(model))
-        for _ in range(2):
-            model(features()).values().square().sum().backward()
-        after = tables_of(model)
-        moved = dist.get_rank() != 0 or not after["t0"].equal(before["t0"])
-        return said, same, moved
-
-
 PLANS = [
     ("table_wise", "table_wise"),
     ("table_wise", "column_wise"),
@@ -92,14 +72,6 @@ def test_tables_outside_of_the_loss_take_their_step_on_every_plan(results, plans
     for name in ("t0", "t1"):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-7)
         assert (found[name] != start[name]).any()
-
-
-def test_helen_refuses_another_batch_in_its_second_pass_on_all_ranks():
-    of_ranks = run_ranks(2, helen_on_two_batches)
-    assert of_ranks[0][0] == of_ranks[1][0]
-    (first, second), same, moved = of_ranks[0]
-    assert first == "" and "same batch" in second
-    assert same and moved
 
 
 @pytest.fixture

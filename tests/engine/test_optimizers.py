@@ -9,7 +9,7 @@ from stampede.engine.optimizers import table_optimizer
 from stampede.optim import CowClip, Hyperparameters, Schedule, learning_rate
 from stampede.settings import SettingsError
 from support.checkpoints import small_job
-from support.jobs import lines, losses_and_weights, run_small, small_config
+from support.jobs import lines, run_small, small_config
 
 
 def test_both_schedules_are_followed_and_may_change_on_resume(tmp_path):
@@ -80,7 +80,7 @@ def test_matrices_of_the_network_decay(tmp_path):
 
 
 OURS = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
-ON_CPU = (*OURS, "helen", "fbgemm_rowwise_adagrad", "fbgemm_cowclip")
+ON_CPU = (*OURS, "fbgemm_rowwise_adagrad", "fbgemm_cowclip")
 
 
 def chosen(tmp_path, *overrides):
@@ -111,28 +111,10 @@ def test_settings_reach_the_optimizer(tmp_path, optimizer):
     assert arguments["lr"] == 0.5
 
 
-def test_settings_of_helen_and_no_clip_reach_it(tmp_path):
+def test_no_clip_reaches_it(tmp_path):
     # Row-wise states tell the embedding from the first-order weight, also without a clip.
     _, arguments = chosen(tmp_path, "optim.embedding.clip=null")
     assert (arguments["clip"].granularity, arguments["clip"].columns) == ("none", 10)
-    kind, arguments = chosen(tmp_path, "optim.embedding.optimizer=helen", "optim.embedding.rho=0.7")
-    settings, lr = kind.table_settings(arguments)
-    assert (settings.rho, settings.bound, settings.l2, settings.columns) == (0.7, 0.3, 0.25, 10)
-    assert lr == 0.5
-
-
-@pytest.mark.slow
-def test_helen_differs_from_adam_by_its_first_pass(tmp_path):
-    """Without a perturbation Helen is Adam with torch's epsilon and no clip."""
-    plain = "{optimizer: adam, lr: 1e-2, clip: null, eps: 1e-8, eps_placement: torch}"
-    adam, still, helen = (
-        losses_and_weights(tmp_path, [f"optim.embedding={section}"]).losses
-        for section in (
-            plain, "{optimizer: helen, lr: 1e-2, rho: 0}", "{optimizer: helen, lr: 1e-2, rho: 1}"
-        )
-    )  # fmt: skip
-    assert still == pytest.approx(adam, rel=1e-6)
-    assert helen != pytest.approx(adam, rel=1e-6)
 
 
 def test_an_optimizer_that_the_device_lacks_is_refused(tmp_path):

@@ -49,8 +49,6 @@ def test_the_paper_leaves_nothing_open():
     assert config.data.features == "paper" and config.train.epochs == 10
     avazu = load_config(ROOT / "configs/avazu.yaml", ["preset=paper"])
     assert avazu.optim.dense.lr == 1e-4 and avazu.optim.embedding.clip.bound == 1e-4
-    helen = load_config(CRITEO, ["preset=paper", "optim.embedding.optimizer=helen"])
-    assert helen.optim.embedding.lr == 1e-4
     with pytest.raises(SettingsError, match=r"preset: found 'papers'; write .*'paper'"):
         load_config(CRITEO, ["preset=papers"])
 

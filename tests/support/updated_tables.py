@@ -108,7 +108,6 @@ class Tables:
             [self.tbe],
             split_blocks,
             dict.fromkeys(names, setting),
-            helen={},
             env=ShardingEnv.from_local(1, 0),
             device=self.device,
         )

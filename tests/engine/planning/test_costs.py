@@ -96,14 +96,6 @@ def test_split_columns_add_up_their_norms():
     assert numbers.lookups.tolist() == [BATCH, 0, 2 * BATCH, 0]
 
 
-def test_helen_exchanges_twice():
-    once = found("optim.embedding.optimizer=adam")[1]
-    twice = found("optim.embedding.optimizer=helen")[1]
-    for kind in ("ids", "pooled_rows", "gradients", "dense"):
-        assert twice.sent[kind].tolist() == [2 * sent for sent in once.sent[kind]]
-    assert twice.received.tolist() == [2 * received for received in once.received]
-
-
 def test_frequencies_by_zipf_and_by_a_sample():
     assert [zipf(8, 0.0)(row) for row in (0, 2, 8)] == [0.0, 0.25, 1.0]
     dataset = SyntheticClicks(scale=0.0001, zipf=1.3).dataset(20_000, 100)

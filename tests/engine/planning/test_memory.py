@@ -97,7 +97,7 @@ def planned_and_real(folder, overrides, here):
     [
         *(
             [f"optim.embedding.optimizer={name}"]
-            for name in ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd", "helen")
+            for name in ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
         ),
         ["optim.embedding.rows=touched"],
         ["optim.embedding.optimizer=sgd", "optim.embedding.momentum=0.9"],
@@ -113,7 +113,7 @@ def test_one_rank(tmp_path, overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "sgd", "helen"])
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "sgd"])
 def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
     large = ["data.rows=20000", "model.hidden=[200,200]", "train.batch_size=4096"]
     with small_job(tmp_path, f"optim.embedding.optimizer={optimizer}", *large) as made:

@@ -1,4 +1,4 @@
-"""Helen in plain PyTorch."""
+"""Helen in plain PyTorch, against its formulas in float64."""
 
 import copy
 
@@ -8,8 +8,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from stampede.optim.helen import Helen
-from stampede.optim.nonfinite import NonFiniteGradientError
+from stampede.lab.helen import Helen
 from support.helen_reference import ReferenceHelen
 
 ROWS = {"user": 40, "item": 12, "wide": 40}
@@ -96,24 +95,6 @@ def largest_difference(model, weights):
 SETTINGS = dict(lr=1e-2, rho=0.3, bound=0.4, weight_decay=1e-2)
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"lr": -1}, "lr is -1"),
-        ({"lr": "1e-4"}, "lr is '1e-4'"),
-        ({"rho": float("nan")}, "rho is nan"),
-        ({"bound": 1.5}, "bound is 1.5"),
-        ({"betas": (0.9, 1.0)}, "betas"),
-        ({"eps": 0.0}, "eps is 0.0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        Helen(Net().by_kind(), **arguments)
-    with pytest.raises(ValueError, match=words):
-        Helen([group | arguments for group in Net().by_kind()])
-
-
 @pytest.mark.parametrize("l2", [0.0, 0.05])
 @pytest.mark.parametrize(
     "net_pert, dense_norm", [(False, "all"), (True, "all"), (True, "last_table")]
@@ -129,13 +110,17 @@ def test_steps_are_those_of_the_formulas(net_pert, dense_norm, l2):
 
 def test_gradients_without_counts_are_refused():
     dense, sparse = nn.Embedding(5, 4), nn.Embedding(5, 4, sparse=True)
-    for table, words in ((dense, "sparse=True"), (sparse, "coalesced")):
+    for table, words in ((dense, "dense or"), (sparse, "coalesced")):
         optimizer = Helen([{"params": table.parameters(), "kind": "embedding"}])
-        table(torch.tensor([1, 2, 2])).sum().backward()
-        if table is sparse:
-            table.weight.grad = table.weight.grad.coalesce()
+
+        def closure(table=table):
+            loss = backward(table(torch.tensor([1, 2, 2])).sum())
+            if table.sparse:
+                table.weight.grad = table.weight.grad.coalesce()
+            return loss
+
         with pytest.raises(ValueError, match=words):
-            optimizer.first_step()
+            optimizer.step(closure)
 
 
 def test_parameters_without_gradient_and_empty_batches_are_left_out():
@@ -158,57 +143,7 @@ def test_parameters_without_gradient_and_empty_batches_are_left_out():
     assert torch.equal(empty.weight, before)
 
 
-@pytest.mark.parametrize(
-    "group_kind, sparse", [("embedding", True), ("dense", True), ("dense", False)]
-)
-@pytest.mark.parametrize("rows", ["all", "touched"])
-def test_a_padding_row_never_changes(group_kind, sparse, rows):
-    table = nn.Embedding(6, 3, sparse=sparse, padding_idx=1)
-    with torch.no_grad():
-        table.weight.fill_(2.0)
-    settings = {"lr": 0.1, "rho": 0.5, "l2": 0.1, "weight_decay": 0.1, "net_pert": True}
-    optimizer = Helen([{"params": [table.weight], "kind": group_kind}], rows=rows, **settings)
-    seen = []
-
-    def closure():
-        seen.append(table.weight.detach().clone())
-        loss = table(torch.tensor([0, 1, 1, 2])).square().sum()
-        # A lookup that does not know of the padding gives the row a gradient.
-        other = functional.embedding(torch.tensor([1, 2]), table.weight, sparse=sparse)
-        return backward(loss + other.sum())
-
-    for _ in range(3):
-        optimizer.zero_grad()
-        optimizer.step(closure)
-    padding = torch.stack([*seen, table.weight.detach()])[:, 1]
-    assert torch.equal(padding, torch.full_like(padding, 2.0))
-    assert not optimizer.state[table.weight]["exp_avg"][1].any()
-    assert (seen[1][[0, 2]] != 2.0).all() and (table.weight[[0, 2]] != 2.0).all()
-    absent_move = rows == "all" or not sparse
-    assert (table.weight[3:] != 2.0).all() == absent_move
-
-
-@pytest.mark.parametrize("net_pert", [False, True])
-def test_two_calls_equal_step_even_if_gradients_share_memory(net_pert):
-    one, other = Net(), Net()
-    train(one, Helen(one.by_kind(), net_pert=net_pert), 3)
-    optimizer = Helen(other.by_kind(), net_pert=net_pert)
-    for step in range(3):
-        optimizer.zero_grad(set_to_none=False)
-        closure = closure_of(other, step)
-        closure()
-        buffers = {param: param.grad for param in other.hidden.parameters()}
-        optimizer.first_step()
-        # DistributedDataParallel writes the second gradient where the first one was.
-        for param, buffer in buffers.items():
-            param.grad = buffer.zero_()
-        closure()
-        optimizer.second_step()
-    assert largest_difference(one, dict(other.named_parameters())) == 0.0
-
-
-@pytest.mark.parametrize("failure", [KeyError, NonFiniteGradientError])
-def test_a_second_pass_that_fails_changes_nothing(failure):
+def test_a_second_pass_that_fails_changes_nothing():
     model, calls = Net(), []
     before = copy.deepcopy(model.state_dict())
     optimizer = Helen(model.by_kind(), l2=0.1)
@@ -216,21 +151,19 @@ def test_a_second_pass_that_fails_changes_nothing(failure):
 
     def closure():
         calls.append(1)
-        is_second = len(calls) == 2
-        if is_second and failure is KeyError:
+        if len(calls) == 2:
             raise KeyError
-        return backward(bce(model(users, items), labels) * (float("nan") if is_second else 1.0))
+        return backward(bce(model(users, items), labels))
 
-    with pytest.raises(failure):
+    with pytest.raises(KeyError):
         optimizer.step(closure)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
-    assert not any(state["step"] for state in optimizer.state.values())
+    assert not optimizer.state
     train(model, optimizer, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_state_dict_continues_exactly(dtype):
-    whole, model, resumed = (Net(dtype) for _ in range(3))
+def test_state_dict_continues_exactly():
+    whole, model, resumed = (Net() for _ in range(3))
     settings = SETTINGS | dict(net_pert=True, dense_norm="last_table", l2=1e-3)
     train(whole, Helen(whole.by_kind(), **settings), 6)
     half = Helen(model.by_kind(), **settings)
@@ -238,10 +171,5 @@ def test_state_dict_continues_exactly(dtype):
     resumed.load_state_dict(model.state_dict())
     optimizer = Helen(resumed.by_kind())
     optimizer.load_state_dict(copy.deepcopy(half.state_dict()))
-    assert optimizer.param_groups[1]["dense_norm"] == "last_table"
-    # Moments of tables of lower precision are kept in float32.
-    kept = torch.float64 if dtype == torch.float64 else torch.float32
-    moments = optimizer.state[resumed.user.weight]
-    assert moments["exp_avg"].dtype == moments["exp_avg_sq"].dtype == kept
     train(resumed, optimizer, 3, first=3)
     assert largest_difference(whole, dict(resumed.named_parameters())) == 0.0
