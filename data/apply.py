@@ -60,8 +60,12 @@ def apply_learned(
             for chunk in log.chunks(bad_rows)
         )
         with RowProgress("writing", log.bytes) as progress:
-            parts = write_rows(unfinished, rows, learned, options, progress)
-        source = {"learned_from": str(prepared), "schema": learned.schema.model_dump(mode="json")}
+            parts, unknown = write_rows(unfinished, rows, learned, options, progress)
+        source = {
+            "learned_from": str(prepared),
+            "schema": learned.schema.model_dump(mode="json"),
+            "unknown_ids": unknown,
+        }
         write_manifest(unfinished, log, learned, options, parts, bad_rows, source, place=folder)
 
     return make_folder(folder, make, DataError)

@@ -15,7 +15,6 @@ import yaml
 
 from stampede.data.description.guess import chosen_features, guess
 from stampede.data.description.statistics import (
-    DAY,
     QUANTILES,
     TOPS,
     Column,
@@ -27,6 +26,7 @@ from stampede.data.description.statistics import (
 )
 from stampede.data.errors import DataError, OnBadRow, exit_status
 from stampede.data.options import Split
+from stampede.data.prepare import MOST_NEWER
 from stampede.data.prepared.manifest import BAD_ROWS, MANIFEST, PARTS
 from stampede.data.raw.files import expand
 from stampede.data.raw.rows import BadRows
@@ -42,7 +42,7 @@ _SLICES = 12
 _TOP = 3
 
 # Shares and AUCs from which a column or a slice gets advice.
-_MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES, _LARGE_SLICE = 0.2, 0.98, 0.95, 0.9, 1 / 3
+_MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES = 0.2, 0.98, 0.95, 0.9
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,17 +168,12 @@ def _about_parts(statistics: Statistics) -> Iterator[str]:
         if rows and clicks in (0, rows):
             found = "only clicks" if clicks else "no clicks"
             yield f"the {PARTS[part]} part has {found}, so it has no AUC; choose another split"
-    width = max(statistics.width, DAY)
-    days = statistics.wider(width)
-    if statistics.by_time and len(days) > 2:
-        largest = int(days["rows"].arg_max())
-        share = days["rows"][largest] / statistics.rows.sum()
-        if share > _LARGE_SLICE:
-            yield (
-                f"{share:.0%} of the rows lie in {statistics.span(width)} of {len(days)}, from "
-                f"{statistics.place(days['start'][largest])} on: a split by rows is not a split "
-                "by time; split=by_column splits at a date"
-            )
+    if statistics.newer >= MOST_NEWER:
+        yield (
+            f"{statistics.newer:.0%} of the training rows are newer than half of the test rows, as "
+            "the log is not in the order of time: a split by rows is not a split by time; "
+            "split=by_column splits at a date"
+        )
 
 
 def _about(column: Column) -> Iterator[tuple[str, str]]:

@@ -15,10 +15,29 @@ HOUR, DAY, WEEK = 3600, 86400, 7
 # 1970-01-01 was a Thursday; Monday is weekday 0.
 THURSDAY = 3
 
+# Formats of times as numbers: how many of them a second has.
+UNITS = {"seconds": 1, "milliseconds": 1000, "microseconds": 1_000_000}
+
+# All formats that are recognised, in the order in which they are tried.
+FORMATS = (
+    *UNITS, "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d", "iso8601",
+    "%Y%m%d",
+)  # fmt: skip
+
+# The first and the last second of the years 1990 to 2099.
+FIRST_TIME, LAST_TIME = 631_152_000, 4_102_444_799
+
 # Row 0 of a table of buckets is for missing numbers.
 _FIRST_BUCKET = 1
 
 _FNV_OFFSET, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+
+
+# Up to here a float of this width represents every whole number.
+LARGEST_WHOLE = {pl.Float32: 2**24, pl.Float64: 2**53}
+
+# A whole number as text with a fraction of zeros.
+_WHOLE = r"^(-?[1-9]\d*|0)\.0+$"
 
 
 def stripped(column: str, kind: pl.DataType) -> pl.Expr:
@@ -27,6 +46,16 @@ def stripped(column: str, kind: pl.DataType) -> pl.Expr:
         return pl.col(column)
     text = pl.col(column).str.strip_chars()
     return pl.when(text != "").then(text)
+
+
+def number_of(column: str, kind: pl.DataType, rules: int) -> pl.Expr:
+    """A column as Float64, null where it is no number, rounded to the nearest float32.
+
+    So 9.99 is the same number as text, as a float of any width and as a decimal. With `rules` 1,
+    of older versions, numbers are not rounded.
+    """
+    value = stripped(column, kind).cast(pl.Float64, strict=False)
+    return value if rules == 1 else value.cast(pl.Float32).cast(pl.Float64)
 
 
 def filled(value: pl.Expr, fill: float, transform: Sequence[str]) -> pl.Expr:
@@ -64,17 +93,65 @@ def bucket_rows(numbers: pl.Series, edges: Sequence[float]) -> np.ndarray:
     return rows
 
 
-def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
-    """A column of times in a format, or `seconds`, as seconds since 1970, UTC; null where bad."""
+def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> pl.Expr:
+    """A column of times as seconds since 1970, UTC: Int64, null where bad.
+
+    Times outside 1990 to 2099 are bad, as those of another format; not with `rules` 1.
+
+    Args:
+        format: one of `UNITS`, `iso8601`, or a format of strptime; dates and datetimes need none.
+    """
     if kind.is_temporal():
-        return pl.col(column).dt.epoch("s")
-    if format == "seconds":
-        return stripped(column, kind).cast(pl.Int64, strict=False)
-    # The parser needs minutes with hours; Avazu has hours alone.
-    text = pl.col(column).cast(pl.String)
-    if "%H" in format and "%M" not in format:
-        text, format = text + ":00", format + ":%M"
-    return text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
+        found = pl.col(column).dt.epoch("s")
+    elif format in UNITS:
+        given = stripped(column, kind)
+        found = given.cast(pl.Int64, strict=False)
+        if kind == pl.String:
+            # Pandas writes 1772668806.0 beside a missing one.
+            fraction = given.cast(pl.Float64, strict=False).floor()
+            found = pl.coalesce(found, fraction.cast(pl.Int64, strict=False))
+        found = found // UNITS[format]
+    elif format == "iso8601":
+        found = _seconds_of_iso8601(pl.col(column).cast(pl.String).str.strip_chars())
+    else:
+        text = pl.col(column).cast(pl.String)
+        # The parser needs minutes with hours; Avazu has hours alone.
+        if "%H" in format and "%M" not in format:
+            text, format = text + ":00", format + ":%M"
+        found = text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
+    if rules == 1:
+        return found
+    return pl.when(found.is_between(FIRST_TIME, LAST_TIME)).then(found)
+
+
+# Date, time of day, seconds, and hours and minutes east of Greenwich; UTC without the latter.
+_ISO8601 = (
+    r"^(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(?::(\d\d)(?:[.,]\d+)?)?"
+    r"\s*(?:[Zz]|UTC|([+-]\d\d)(?::?(\d\d))?)?)?$"
+)
+
+
+def _seconds_of_iso8601(text: pl.Expr) -> pl.Expr:
+    date, clock, seconds, hours, minutes = (text.str.extract(_ISO8601, i) for i in range(1, 6))
+    clock = clock.fill_null("00:00") + ":" + seconds.fill_null("00")
+    when = (date + " " + clock).str.strptime(pl.Datetime("us"), "%Y-%m-%d %H:%M:%S", strict=False)
+    east = hours.fill_null("+0").str.slice(1).cast(pl.Int64, strict=False) * HOUR
+    east += minutes.fill_null("0").cast(pl.Int64, strict=False) * 60
+    return when.dt.epoch("s") - pl.when(hours.str.starts_with("-")).then(-east).otherwise(east)
+
+
+def fitting_format(times: pl.Series) -> str | None:
+    """The first of `FORMATS` in which all values are times; None if there is no value or format."""
+    times, kind = times.drop_nulls(), times.dtype
+    for format in FORMATS if len(times) else ():
+        if not (kind.is_numeric() or kind == pl.String) or ("-" in format and kind != pl.String):
+            continue
+        # Floats are no dates.
+        if format in UNITS or kind == pl.String or kind.is_integer():
+            found = seconds_of_time(times.name, kind, format, 2)
+            if not times.to_frame().select(found.is_null().any()).item():
+                return format
+    return None
 
 
 def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
@@ -84,16 +161,65 @@ def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
     return ((seconds // DAY) + THURSDAY).mod(WEEK)
 
 
+def written_alike(ids: pl.Series) -> tuple[pl.Series, int]:
+    """Ids, or lists of them, as text that does not depend on their type.
+
+    A whole number has no fraction: 45 for the float 45.0, the decimal 45.00 and the text `45.0`,
+    which pandas writes for whole numbers with missing values. Other numbers are the shortest text
+    that gives their value, such as 45.5; other texts stay as they are.
+
+    Returns:
+        The ids, and the number of single texts that changed.
+    """
+    kind = ids.dtype
+    if isinstance(kind, pl.List | pl.Array):
+        ids = ids.arr.to_list() if isinstance(kind, pl.Array) else ids
+        return ids.list.eval(_written_alike(pl.element(), kind.inner)), 0
+    changed = 0
+    if kind == pl.String:
+        # Few ids end in 0; this is much faster than to match all of them.
+        ends = ids.filter(ids.str.ends_with("0").fill_null(False))
+        changed = int(ends.str.contains(_WHOLE).sum())
+        if not changed:
+            return ids, 0
+    value = _written_alike(pl.col(ids.name), kind)
+    return ids.to_frame().select(value).to_series(), changed
+
+
+def _written_alike(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    text = value.cast(pl.String)
+    if kind == pl.String:
+        return text.str.replace(_WHOLE, "${1}")
+    if kind.is_float():
+        is_whole = (value % 1 == 0) & (value.abs() < 2**63)
+        whole = value.cast(pl.Int64, strict=False).cast(pl.String)
+        return pl.when(is_whole).then(whole).otherwise(text)
+    if kind.is_decimal():
+        has_fraction = text.str.contains(".", literal=True)
+        return pl.when(has_fraction).then(text.str.replace(r"\.?0+$", "")).otherwise(text)
+    return text
+
+
+def too_coarse(ids: pl.Series) -> pl.Series:
+    """Whether a float is a whole number that may stand for several ids, as digits were lost."""
+    most = LARGEST_WHOLE.get(ids.dtype)
+    if most is None:
+        return pl.Series([False]).new_from_index(0, len(ids))
+    return (ids.abs() > most).fill_null(False)
+
+
 def id_texts(
     column: str,
     kind: pl.DataType,
     separator: str | None,
     max_ids: int | None,
     missing: Sequence[str],
+    rules: int,
 ) -> pl.Expr:
     """Ids as text; lists of them for multi-valued fields.
 
     Args:
+        column: with ids as `written_alike` gives them.
         missing: texts to leave out of lists; single cells with such a text are already null.
     """
     cells = pl.col(column)
@@ -105,7 +231,8 @@ def id_texts(
         cells = cells.cast(pl.List(pl.String))
     else:
         cells = cells.cast(pl.String).str.split(separator)
-    cells = cells.list.eval(pl.element().filter(~pl.element().is_in(["", *missing])))
+    texts = pl.element().filter(~pl.element().is_in(["", *missing]))
+    cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String))
     return cells if max_ids is None else cells.list.head(max_ids)
 
 

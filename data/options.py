@@ -69,8 +69,8 @@ class Split(Section):
     )
     test_from: Annotated[str | None, BeforeValidator(_as_text)] = Field(
         None,
-        description="split by_column: rows with this value or one that sorts after it as text are "
-        "in the test part; for dates",
+        description="split by_column: rows with this value or a larger one are in the test part; "
+        "for dates and days. Numbers compare as numbers, other values as text",
     )
     validation_values: _Texts = Field(
         [], description="split by_column: values in the validation part; empty: validation_fraction"

@@ -32,7 +32,7 @@ from stampede.data.prepared.manifest import (
 from stampede.data.prepared.verify import verify
 from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import Chunk, RawLog
+from stampede.data.raw.log import LABEL, Chunk, RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Quantiles, Schema, described
 from stampede.data.sources import TRAIN, Assignment, Kind, Source, open_source
@@ -43,7 +43,7 @@ from stampede.settings import from_key_values, keys_help, shown
 _FEWEST_ROWS = 10
 
 # Times sampled per part, and the share of newer training rows that gives advice.
-_MOST_TIMES, _MOST_NEWER = 100_000, 0.1
+_MOST_TIMES, MOST_NEWER = 100_000, 0.1
 
 _PART, _POSITION = "#part", "#position"
 
@@ -113,7 +113,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
         again = log.chunks(BadRows(options.on_bad_row))
         rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
     with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
-        parts = write_rows(folder, rows, learned, options, progress)
+        parts, unknown = write_rows(folder, rows, learned, options, progress)
     if options.split == "by_column":
         _check_named_parts(log, options, parts)
     shutil.rmtree(folder / "spool", ignore_errors=True)
@@ -125,6 +125,14 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
     if options.split == "sequential" and log.schema.time is not None:
         advice = _advice_on_order(folder, parts, log.schema.time.column, options.written)
         about |= {"advice": advice} if advice else {}
+    for name, share in learner.unseen.items():
+        unknown["train"][name]["unseen"] = share
+    if learner.soft_labels:
+        learner.notes.append(
+            f"labels between 0 and 1, as in column {log.schema.label.column}, are soft: each is "
+            "trained on as the probability of a click"
+        )
+    about |= {"notes": learner.notes, "unknown_ids": unknown}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth, place)
 
 
@@ -161,7 +169,7 @@ def _advice_on_order(
 
     train, test = some_times("train"), some_times("test")
     newer = (train > np.median(test)).mean() if len(test) else 0.0
-    if newer < _MOST_NEWER:
+    if newer < MOST_NEWER:
         return ""
     keys = ("split=by_column", f"split_column={column}", "test_from=VALUE")
     return (
@@ -183,6 +191,7 @@ def _learn(
 
         def learn(chunk: Chunk) -> None:
             parts = assignment.parts(chunk)
+            learner.soft_labels |= bool(chunk.frame[LABEL].is_between(0, 1, closed="none").any())
             distinct = distinct_ids(chunk.frame, log.schema)
             frame = chunk.frame.drop(distinct)
             train = parts == TRAIN

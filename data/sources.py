@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import Growth, read_saved
@@ -159,6 +160,7 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
     # The schema of earlier periods with the keys that this period may change.
     was, given = saved.schema_.model_dump(), schema.model_dump()
     was |= {key: given[key] for key in _OF_FILES}
+    given["rules"] = was["rules"]
     for kind, key in (("ids", "min_count"), ("numbers", "transform")):
         for name, field in given[kind].items():
             # What a schema leaves open was settled in the first period.
@@ -205,6 +207,17 @@ def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:20]
 
 
+def _is_from(values: pl.Series, first: str) -> pl.Series:
+    """Whether a value is `first` or a larger one: as a number if both are, else as text."""
+    by_text = values >= first
+    try:
+        least = float(first)
+    except ValueError:
+        return by_text
+    number = values.cast(pl.Float64, strict=False)
+    return by_text.zip_with(number.is_null(), number >= least)
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Assigns the rows of a log to parts."""
@@ -228,11 +241,9 @@ class Assignment:
             parts = np.full(len(chunk.numbers), self.source.file_parts[chunk.file], dtype=np.int8)
         else:
             values = chunk.frame[SPLIT]
-            if values.null_count() and split.test_from is not None:
-                values = values.fill_null("")
             test = values.is_in(split.test_values).fill_null(False)
             if split.test_from is not None:
-                test = test | (values >= split.test_from)
+                test = test | _is_from(values.fill_null(""), split.test_from)
             named = values.is_in(split.validation_values).fill_null(False)
             parts = np.where(test.to_numpy(), TEST, np.where(named.to_numpy(), VALIDATION, TRAIN))
             parts = parts.astype(np.int8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow
 
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run, set_key
@@ -217,7 +219,7 @@ class Run:
 
     def score(
         self,
-        data: pd.DataFrame | pl.DataFrame | str | PathLike[str] | list[str],
+        data: pd.DataFrame | pl.DataFrame | pyarrow.Table | str | PathLike[str] | list[str],
         *,
         batch_size: int = 8192,
         on_bad_value: OnBadValue = "error",
@@ -231,6 +233,9 @@ class Run:
             on_bad_value: `missing` treats raw values that cannot be used as missing,
                 and warns how many there were.
 
+        Prints the shares of missing and unseen ids of raw rows, and warns if one is far above that
+        of the validation part.
+
         Raises:
             DataError: it lacks a column, or a value cannot be used.
             RunFolderError: the run has no checkpoint, or it is damaged.
@@ -243,9 +248,15 @@ class Run:
         if on_bad_value not in get_args(OnBadValue):
             raise ValueError(f"on_bad_value: found {on_bad_value!r}; write 'error' or 'missing'")
         with libraries_quiet():
-            if not isinstance(data, pd.DataFrame | pl.DataFrame):
+            if not isinstance(data, pd.DataFrame | pl.DataFrame | pyarrow.Table):
                 data = [str(name) for name in (data if isinstance(data, list | tuple) else [data])]
-            scores, missing = score(self._trained, self._model, data, batch_size, on_bad_value)
+            scores, missing, unknown = score(
+                self._trained, self._model, data, batch_size, on_bad_value
+            )
+        if unknown is not None:
+            print("; ".join(": ".join(line) for line in unknown.lines.items()), file=sys.stderr)
+            for sentence in unknown.warnings:
+                warnings.warn(sentence, stacklevel=2)
         if missing:
             told = ", ".join(f"{count:,} of {column}" for column, count in missing.items())
             warnings.warn(f"bad values treated as missing: {told}", stacklevel=2)

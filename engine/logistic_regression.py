@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from stampede.data import Dataset, Part
-from stampede.engine.metrics import PartMetrics
+from stampede.engine.metrics import PartMetrics, without_soft
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -53,6 +53,9 @@ def logistic_regression(
     start = time.perf_counter()
     inputs, label, weight = _features(dataset, dataset.train)
     seen = np.unique(inputs.indices)
+    # The model knows classes only.
+    taken, label, weight = without_soft(label, np.asarray(weight))
+    inputs = inputs if len(taken) == inputs.shape[0] else inputs[taken]
     weight *= len(weight) / weight.sum()
     others = {
         name: (features[:, seen], *rest)

@@ -53,7 +53,7 @@ class PartMetrics:
         self._chosen = frozenset(chosen)
         self._scores, self._truths = _Records(1, samples), _Records(1, samples)
         self._groups = _Records(2, samples)
-        self._grouped = self._weighted = False
+        self._grouped = self._weighted = self._soft = False
         self.samples = 0
         self._unknown_groups = np.array(list(unknown_groups), np.int64)
         self._unknown_samples = 0
@@ -72,11 +72,18 @@ class PartMetrics:
 
         Args:
             logits, weights: `[n]` float32.
-            labels: `[n]`, 0 or 1.
+            labels: `[n]`, 0 to 1. A soft one counts as a click and a non-click at once, with shares
+                of the weight.
             groups: `[n]` non-negative integers.
             truth: `[n]` float32, the probabilities that the labels were drawn with.
         """
         self.samples += len(logits)
+        if ((labels > 0) & (labels < 1)).any():
+            self._soft = True
+            taken, labels, weights = without_soft(labels, weights)
+            logits, groups, truth = (
+                None if one is None else one[taken] for one in (logits, groups, truth)
+            )
         # Without weights, pairs are counted as integers.
         self._weighted = self._weighted or bool((weights != 1).any())
         keys = _keys(logits, labels, weights)
@@ -101,6 +108,9 @@ class PartMetrics:
         With groups also `gauc`, the number `gauc_groups` of groups it averages, `gauc_left_out` of
         groups of one class, and `gauc_unknown_samples` of samples in `unknown_groups`.
         """
+        if self._soft:
+            # Its buckets have equally many samples, which have one label each.
+            self._chosen -= {"calibration_buckets"}
         weight, positive, loss, predicted = self._sums.tolist()
         logloss = loss / weight if weight else float("nan")
         buckets = np.zeros((4, 10)) if "calibration_buckets" in self._chosen else None
@@ -129,6 +139,21 @@ class PartMetrics:
             found |= _gauc(self._groups.distinct(self._weighted))
             found["gauc_unknown_samples"] = self._unknown_samples
         return found
+
+
+def without_soft(
+    labels: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples with labels 0 and 1 that have the same losses: a soft one becomes one of each.
+
+    Returns:
+        Which samples they are `[m]`, their labels `[m]`, and their shares of the weights `[m]`.
+    """
+    is_soft = (labels > 0) & (labels < 1)
+    taken = np.append(np.arange(len(labels)), np.flatnonzero(is_soft))
+    shares = np.append(np.where(is_soft, labels, 1), 1 - labels[is_soft])
+    clicks = np.append(labels > 0, np.zeros(is_soft.sum(), bool))
+    return taken, clicks, (weights[taken] * shares).astype(np.float32)
 
 
 def probability(logits: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stampede.data.errors import DataError, UnfinishedFileError
+from stampede.data.learning.unknown import compared
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.raw.files import expand, naturally
 from stampede.engine.checkpoint.retention import delete_all
@@ -70,6 +71,9 @@ _PARTS = {
     "computing metrics": "scoring",
     "saving": "saving",
 }
+
+# With fewer rows, the AUC where ids are new says nothing.
+_FEWEST_NEW = 100
 
 # Metrics of a period's rows in its line.
 _METRICS = ("auc", "logloss", "normalized_entropy", "calibration", "samples")
@@ -366,6 +370,7 @@ class _Periods:
             }
             self.folder.log(line)
             print(_shown(line), flush=True)
+            self._tell_unknown(period)
         self._draw()
         shutil.rmtree(self._cache, ignore_errors=True)
         last = period.number - self.whole.checkpoint.keep
@@ -373,6 +378,20 @@ class _Periods:
             # Checkpoints that are being read, and their vocabularies, are deleted later.
             if (older / INPUTS).exists() and delete_all(older / "checkpoints"):
                 delete_folder(older / INPUTS)
+
+    def _tell_unknown(self, period: Period) -> None:
+        """Print the shares of missing and new ids of a period beside those of the one before."""
+        if period.number == 1:
+            return
+        found = read_manifest(self._run_of(period) / INPUTS).source.get("unknown_ids", {})
+        # All ids of the first period are new.
+        before = self.folder.path / period_folder(period.number - 1) / INPUTS
+        source = {} if period.number == 2 else read_manifest(before).source
+        told = compared(found.get("train", {}), source, "the period before")
+        for line in told.lines.items():
+            print("  " + ": ".join(line), flush=True)
+        for sentence in told.warnings:
+            print(f"warning: {period.file}: {sentence}", file=sys.stderr, flush=True)
 
     def _lines(self) -> list[dict[str, Any]]:
         return [line for line in self.folder.lines() if line["kind"] == "period"]
@@ -436,7 +455,8 @@ def _shown(line: dict[str, Any]) -> str:
     scores = "not scored: the first"
     if line["period"] != 1:
         scores = f"AUC {readable_metric(line['auc'])} logloss {line['logloss']:.4f}"
-        if f"{NEW_IDS}auc" in line:
-            scores += f", AUC {readable_metric(line[f'{NEW_IDS}auc'])} where ids are new"
+        if (rows := line.get(f"{NEW_IDS}samples") or 0) >= _FEWEST_NEW:
+            new = readable_metric(line[f"{NEW_IDS}auc"])
+            scores += f", AUC {new} in {rows:,} rows where ids are new"
     name = Path(line["file"]).name
     return f"period {line['period']:>3}  {name}  {line['rows']:>9,} rows  {scores}"

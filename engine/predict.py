@@ -54,12 +54,16 @@ def _predict(given: argparse.Namespace) -> None:
     if done.bad_values:
         told = ", ".join(f"{column} {count:,}" for column, count in done.bad_values.items())
         rows.append(("bad values", f"treated as missing: {told}"))
+    if done.unknown is not None:
+        rows += done.unknown.lines.items()
     if done.metrics:
         rows.append(("AUC", readable_metric(done.metrics["auc"])))
         logloss = done.metrics["logloss"]
         # NaN if all weights are 0.
         rows.append(("logloss", "undefined" if math.isnan(logloss) else f"{logloss:.4f}"))
     print(table(rows))
+    for sentence in done.unknown.warnings if done.unknown is not None else ():
+        print(f"warning: {sentence}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

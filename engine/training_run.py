@@ -180,5 +180,8 @@ def _metric_table(summary: dict[str, Any]) -> str:
         for name, shown in METRICS.items()
         if name in blocks[0]["test"]
     ]
-    lines = [f"  {name:<14}" + "".join(f"{cell:>12}" for cell in cells) for name, *cells in rows]
+    width = max(12, 2 + max(len(cell) for _, *cells in rows for cell in cells))
+    lines = [
+        f"  {name:<14}" + "".join(f"{cell:>{width}}" for cell in cells) for name, *cells in rows
+    ]
     return "\n".join([title, *lines])

@@ -12,22 +12,25 @@ import polars as pl
 
 from stampede.data.description.statistics import PART, Rows
 from stampede.data.errors import DataError
-from stampede.data.formulas import filled
+from stampede.data.formulas import UNITS, filled, fitting_format, seconds_of_time
 from stampede.data.raw.files import read_blocks
 from stampede.data.raw.formats import open_parquet
-from stampede.data.schema.schema import CRITEO, MISSING, Schema, described, settled
+from stampede.data.raw.log import typed_label
+from stampede.data.schema.schema import CRITEO, MISSING, Label, Schema, described, settled
 from stampede.data.sources import TRAIN, Kind
 from stampede.settings import cut, shown
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
-_TIMES = ("time", "timestamp", "ts", "date", "datetime", "event_time", "unix_time")
-_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+_NAME_OF_A_TIME = re.compile(
+    r"(^|[^a-z])(time|timestamp|ts|date|datetime|day|when|at)($|[^a-z])|time(stamp)?$|[a-z]At$",
+    re.IGNORECASE,
+)
 _AVAZU = {"click", "hour", "C1", "banner_pos", "site_id", "device_ip", "C21"}
 
 _HEAD_BYTES = 1 << 20
 _HEAD_ROWS = 10_000
-# Years 2001 to 2033.
-_SECONDS = (1_000_000_000, 2_000_000_000)
+# Numbers without the name of a time are times if there are at least so many within so many seconds.
+_FEWEST_TIMES, _LONGEST_LOG = 20, 5 * 365 * 86400
 
 
 class Guess(NamedTuple):
@@ -70,11 +73,13 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
             f"is named {', '.join(LABELS)}; write a schema file (if line 1 is a row and not a "
             "header, with `columns: [label, user, item]`) and give it with --schema"
         )
-    time = _time(head.drop(label))
+    section, said = _label(head[label])
+    times = _times(head.drop(label))
+    time = times[0] if times else None
     ids: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
-    left_out = []
-    for series in head.drop(label, *([time["column"]] if time else [])):
+    left_out = [f"{one['column']} (a time)" for one in times[1:]]
+    for series in head.drop(label, *(one["column"] for one in times)):
         name = re.sub(r"[^A-Za-z0-9_-]", "_", series.name).lstrip("_-")
         options = {} if name == series.name else {"column": series.name}
         if not name or name in ids or name in numbers or series.dtype.is_temporal():
@@ -101,7 +106,8 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
         reason.append(f"left out: {_listed(left_out)}")
     if time is None:
         reason.append("found no time; if a column is one, write it as `time` of the schema")
-    schema = {**written, "label": label, "ids": ids, "numbers": numbers}
+    reason += [said] * bool(said)
+    schema = {**written, "label": section, "ids": ids, "numbers": numbers}
     return Guess("table", {**schema, "time": time} if time else schema, reason)
 
 
@@ -124,22 +130,51 @@ def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
         ) from None
 
 
-def _time(head: pl.DataFrame) -> dict[str, str] | None:
-    """The section `time` of a schema."""
+def _label(values: pl.Series) -> tuple[str | dict[str, Any], str]:
+    """The section `label` of a schema, and a sentence if it is not the column alone."""
+    name, present = values.name, values.drop_nulls()
+    frame, rules = present.to_frame(), {"column": name}
+    if values.dtype.is_nested():
+        return name, ""
+    typed = typed_label(Label(column=name), frame.schema, 2)
+    found = frame.select(typed.values.alias("label"), bad=typed.is_bad)
+    read = found["label"]
+    if not (found["bad"].any() or ((read == -1).any() and ((read != -1) & (read != 1)).any())):
+        return name, ""
+    if values.dtype.is_numeric():
+        rules["at_least"] = present.filter(present > present.mean()).min()
+    else:
+        counts = present.cast(pl.String).value_counts(sort=True)
+        rules["positive"] = [counts[name][-1]]
+    shown_rule = ", ".join(f"{key}: {value}" for key, value in rules.items())
+    return rules, f"the label has values other than 0 and 1; guessed {{{shown_rule}}}: correct it"
+
+
+def _times(head: pl.DataFrame) -> list[dict[str, str]]:
+    """The columns of times, each as the section `time` of a schema, the likeliest first."""
+    found: list[tuple[bool, dict[str, str]]] = []
     for series in head:
         present = series.drop_nulls()
+        is_named = bool(_NAME_OF_A_TIME.search(series.name))
         if series.dtype in (pl.Datetime, pl.Date):
-            return {"column": series.name}
-        if series.name.lower() not in _TIMES or not len(present):
+            found.append((is_named, {"column": series.name}))
             continue
-        if present.dtype.is_integer() and present.is_between(*_SECONDS).all():
-            return {"column": series.name}
-        if present.dtype == pl.String:
-            for format in _FORMATS:
-                kind = pl.Datetime if "%H" in format else pl.Date
-                if not present.str.strptime(kind, format, strict=False).null_count():
-                    return {"column": series.name, "format": format}
-    return None
+        format = fitting_format(present)
+        # Any number may be an id or a price: times lie within a few years.
+        is_number = format in UNITS or format == "%Y%m%d"
+        if format is None or (is_number and not is_named and not _looks_timed(present, format)):
+            continue
+        section = {"column": series.name} | ({} if format == "seconds" else {"format": format})
+        found.append((is_named, section))
+    return [section for _, section in sorted(found, key=lambda one: not one[0])]
+
+
+def _looks_timed(numbers: pl.Series, format: str) -> bool:
+    """Whether numbers that could be times all lie within a few years, and are many."""
+    kind = numbers.dtype
+    seconds = numbers.to_frame().select(seconds_of_time(numbers.name, kind, format, 2)).to_series()
+    span = seconds.max() - seconds.min()
+    return seconds.n_unique() >= _FEWEST_TIMES and 0 < span < _LONGEST_LOG
 
 
 def _listed(names: Sequence[str]) -> str:

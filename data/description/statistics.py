@@ -50,6 +50,7 @@ class Rows:
     # Ids, numbers, `#label`, `#part` (index into `PARTS`), `#place`; null is missing.
     frame: pl.LazyFrame
     by_time: bool  # whether `#place` is seconds since 1970; else it is the row's number
+    is_cut_by_rows: bool  # whether the last rows, in their order, are the test part
     ids: Mapping[str, str]  # kind of each id field, in a word, by name
     numbers: Sequence[str]
     notes: Sequence[str]  # sentences for the reader of the description
@@ -95,6 +96,7 @@ def read_rows(source: Source, bad_rows: BadRows, limit: int | None, folder: Path
     return Rows(
         pl.scan_parquet(sorted(folder.glob("*.parquet"))),
         by_time,
+        source.split.split == "sequential",
         {name: _kind(found) for name, found in fields.items() if name not in cut},
         [*log.schema.numbers, *cut],
         [note for note in notes if note],
@@ -155,6 +157,9 @@ class Statistics:
     numbers: list[Column]
     by_time: bool  # whether slices span seconds since 1970; else rows
     width: int  # of a slice
+    # Share of the training rows that are newer than half of the test rows, where times are known
+    # and the test part should be the newest rows.
+    newer: float
     slices: pl.DataFrame  # `start`, `rows` and `clicks` of each slice that has rows, in order
 
     def wider(self, width: int) -> pl.DataFrame:
@@ -186,7 +191,7 @@ def collect(rows: Rows) -> Statistics:
     ends = rows.frame.select(first=pl.col(PLACE).min(), last=pl.col(PLACE).max())
     width = least_width(*ends.collect().row(0), rows.by_time, SLICES)
     slices = rows.frame.group_by(start=pl.col(PLACE) // width * width)
-    slices = slices.agg(rows=pl.len().cast(pl.Int64), clicks=(pl.col(LABEL) > 0).sum())
+    slices = slices.agg(rows=pl.len().cast(pl.Int64), clicks=(pl.col(LABEL) >= 0.5).sum())
     return Statistics(
         rows=counts[:, 0],
         clicks=counts[:, 1],
@@ -194,8 +199,19 @@ def collect(rows: Rows) -> Statistics:
         numbers=[_number(rows, name) for name in rows.numbers],
         by_time=rows.by_time,
         width=width,
+        newer=_newer(rows),
         slices=slices.sort("start").collect(engine="streaming"),
     )
+
+
+def _newer(rows: Rows) -> float:
+    if not (rows.by_time and rows.is_cut_by_rows):
+        return 0.0
+    test = rows.frame.filter(pl.col(PART) == TEST).select(pl.col(PLACE).median()).collect().item()
+    if test is None:
+        return 0.0
+    train = rows.frame.filter(pl.col(PART) == TRAIN)
+    return train.select((pl.col(PLACE) > test).mean()).collect().item() or 0.0
 
 
 def short(name: str, most: int = 17) -> str:
@@ -211,7 +227,7 @@ def least_width(first: int, last: int, by_time: bool, most: int) -> int:
 
 def _counts(values: pl.LazyFrame) -> tuple[pl.Series, np.ndarray]:
     """Each value once, null included, and `[values, parts, 2]` its rows and clicks."""
-    is_click = pl.col(LABEL) > 0
+    is_click = pl.col(LABEL) >= 0.5
     counted = values.group_by(_VALUE).agg(
         counted.sum().cast(pl.Int64).alias(f"{part}{kind}")
         for part in range(len(PARTS))
@@ -273,7 +289,7 @@ def _number(rows: Rows, name: str) -> Column:
         alone=_auc_alone(by_bucket),
         rates=np.pad(by_quarter.sum(1), ((0, 5 - len(by_quarter)), (0, 0))),
         summary=summary,
-        histogram=_histogram(values.to_numpy(), (present[LABEL] > 0).to_numpy()),
+        histogram=_histogram(values.to_numpy(), (present[LABEL] >= 0.5).to_numpy()),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
@@ -31,6 +31,7 @@ from stampede.data.learning.vocabulary import (
     Grown,
     RowsOfIds,
     ValueCounts,
+    alike,
     distinct_ids,
     grown,
     nothing_known,
@@ -147,7 +148,9 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
     missing, unseen = 0, None
     if isinstance(field, Vocabulary):
         ids = read_ids(folder, saved, name, remedy)
-        encode = partial(_rows_of_ids, name, RowsOfIds(ids), ids.str.contains(r"^-?\d+$").all())
+        encode = RowsOfIds(ids)
+        if saved.schema_.rules == 1 and ids.str.contains(r"^-?\d+$").all():
+            encode = partial(_rows_of_whole_ids, name, encode)
         rows, missing, unseen = FIRST_ROW + len(ids), MISSING_ROW, UNSEEN_ROW
     elif isinstance(field, Quantiles):
         edges = saved.quantiles[name]
@@ -175,9 +178,9 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
     return Encoder(entry, encode)
 
 
-def _rows_of_ids(name: str, rows: RowsOfIds, are_whole: bool, values: pl.Series) -> np.ndarray:
-    """Rows of ids. Refuses floats where all known ids are whole numbers: none would be found."""
-    if are_whole and rows.size:
+def _rows_of_whole_ids(name: str, rows: RowsOfIds, values: pl.Series) -> np.ndarray:
+    """Rows of ids. Refuses floats, as all known ids are whole numbers: none would be found."""
+    if rows.size:
         is_float = values.str.ends_with(".0")
         if is_float.any() and is_float.all():
             raise DataError(
@@ -192,9 +195,13 @@ class Learned:
     """Turns typed rows into arrays, by encoders of the id fields and ranges of the numbers."""
 
     def __init__(
-        self, schema: Schema, encoders: Mapping[str, Encoder], ranges: Mapping[str, NumberRange]
+        self,
+        schema: Schema,
+        encoders: Mapping[str, Encoder],
+        ranges: Mapping[str, NumberRange],
+        soft_labels: bool = False,
     ) -> None:
-        self.schema = schema
+        self.schema, self.soft_labels = schema, soft_labels
         self._encoders = encoders
         self._numbers = [
             transformed(name, field, ranges[name]) for name, field in schema.numbers.items()
@@ -298,6 +305,12 @@ class Learner:
         budget: bytes of counts in memory; more go to the folder `spill`.
         growth: for a log in periods; ranges, quantiles and the settled schema are those of the
             first period.
+
+    Attributes:
+        rows: of the training part so far.
+        soft_labels: whether some labels are between 0 and 1; set it before saving.
+        notes: sentences for the user, once it has saved.
+        unseen: share of the ids that no earlier period had, by field; empty without periods.
     """
 
     def __init__(
@@ -310,6 +323,9 @@ class Learner:
         counted = [name for name, field in schema.ids.items() if isinstance(field, kinds)]
         self.counts = ValueCounts(counted, budget, spill)
         self.rows = 0
+        self.soft_labels = False
+        self.notes: list[str] = []
+        self.unseen: dict[str, float] = {}
         self._numbers = schema.numbers if self._before is None else {}
         # Whether these numbers become logarithms is decided when all values are known.
         self._log1p = {
@@ -354,19 +370,25 @@ class Learner:
         files = {name: f"{name}.parquet" for name, f in ids.items() if isinstance(f, Vocabulary)}
         waiting = {name: f"{name}.waiting.parquet" for name in files if self._growth is not None}
 
-        def write_vocabulary(name: str) -> None:
+        def write_vocabulary(name: str) -> list[str]:
             field, counts = ids[name], self.counts.tables(name)
             if self._growth is None:
-                vocabulary(counts, field).write_parquet(folder / files[name])
-                return
-            growth, limits = self._growth, (field.min_count, self._growth.options, field.max_size)
-            after = grown(growth.ids_before(name), counts, growth.period, *limits)
-            after.vocabulary.write_parquet(folder / files[name])
-            after.waiting.write_parquet(folder / waiting[name])
+                table = vocabulary(counts, field)
+            else:
+                growth = self._growth
+                limits = (field.min_count, growth.options, field.max_size)
+                after = grown(growth.ids_before(name), counts, growth.period, *limits)
+                table = after.vocabulary
+                if after.seen:
+                    self.unseen[name] = after.unseen / after.seen
+                after.waiting.write_parquet(folder / waiting[name])
+            table.write_parquet(folder / files[name])
+            return alike(table, name)
 
-        for _ in computed_ahead(write_vocabulary, files, 2, threads=2):
-            pass
+        for notes in computed_ahead(write_vocabulary, files, 2, threads=2):
+            self.notes += notes
         update = {"vocabularies": files, "waiting": waiting, "rows": self.rows}
+        update["soft_labels"] = self.soft_labels
         if self._growth is not None:
             update["period"] = self._growth.period
             update["rows"] += self._growth.rows_before
@@ -386,6 +408,12 @@ class Saved(Section):
     # File of the ids that wait for a row, by field.
     waiting: dict[str, str] = Field(default_factory=dict)
     rows: int = 0  # training rows of all periods
+    soft_labels: bool = False  # whether some labels are between 0 and 1
+
+    @field_validator("schema_", mode="before")
+    @classmethod
+    def _of_older_versions(cls, schema: Any) -> Any:
+        return {"rules": 1, **schema} if isinstance(schema, dict) else schema
 
 
 def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
@@ -401,7 +429,7 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
     with reading(folder / LEARNED, DataError, remedy):
         ids = saved.schema_.ids.items()
         encoders = {name: _encoder(name, field, saved, folder, remedy) for name, field in ids}
-        return Learned(saved.schema_, encoders, saved.ranges)
+        return Learned(saved.schema_, encoders, saved.ranges, saved.soft_labels)
 
 
 def read_ids(folder: Path, saved: Saved, field: str, remedy: str = _REMEDY) -> pl.Series:

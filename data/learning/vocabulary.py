@@ -13,6 +13,7 @@ import polars as pl
 
 from stampede.data.options import GrowthOptions
 from stampede.data.schema.schema import Schema, Vocabulary
+from stampede.settings import counted
 
 VALUE, COUNT = "value", "count"
 
@@ -179,11 +180,36 @@ def _sorted(table: pl.DataFrame) -> pl.DataFrame:
     return table.sort([COUNT, VALUE], descending=[True, False])
 
 
+def alike(table: pl.DataFrame, field: str) -> list[str]:
+    """Sentences on the ids of a vocabulary that a person would take for another of its ids."""
+    values, said = table[VALUE], []
+    accented = values.str.len_bytes() != values.str.len_chars()
+    ways = {
+        "by blanks around them": values.str.strip_chars(),
+        "in how accents are encoded (Unicode NFC, NFD)": values.set(~accented, None).str.normalize(
+            "NFC"
+        ),
+    }
+    for way, form in ways.items():
+        found = table.with_columns(form.alias("form")).filter(pl.col("form") != pl.col(VALUE))
+        found = found.filter(pl.col("form").is_in(values.implode()))
+        if len(found):
+            one, other = found.row(0, named=True)[VALUE], found["form"][0]
+            said.append(
+                f"{counted(len(found), 'id')} of {field}, in {counted(found[COUNT].sum(), 'row')}, "
+                f"differ from another id only {way}, such as {one!r} beside {other!r}: each has "
+                "a row of its own; write them alike if they mean the same"
+            )
+    return said
+
+
 class Grown(NamedTuple):
     """A field's ids after a period; the id in line i of the vocabulary has row `FIRST_ROW + i`."""
 
     vocabulary: pl.DataFrame  # columns of `KEPT`; counts are those since the id began to wait
     waiting: pl.DataFrame  # ids without a row; columns of `WAITING`
+    seen: int = 0  # occurrences of ids in the period
+    unseen: int = 0  # those of ids that had no row before
 
 
 def nothing_known() -> Grown:
@@ -249,7 +275,8 @@ def grown(
     kept = placed.filter(~pl.col("place").is_in(free.implode()))
     vocabulary = pl.concat([kept, admitted.with_columns(places).select(kept.columns)])
     vocabulary = vocabulary.sort("place").drop("place")
-    return Grown(vocabulary, waiting.join(admitted, on=VALUE, how="anti").sort([PERIOD, VALUE]))
+    waiting = waiting.join(admitted, on=VALUE, how="anti").sort([PERIOD, VALUE])
+    return Grown(vocabulary, waiting, seen[COUNT].sum(), new[COUNT].sum())
 
 
 def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import Field, field_validator
 from stampede.data.errors import DataError
 from stampede.data.schema.schema import MOST_ROWS, FieldName
 from stampede.files import MOST_MANIFEST, FileEntry, read_file
-from stampede.settings import Section, counted, reading
+from stampede.settings import Section, counted, cut, reading
 
 # Incremented when the layout or its meaning changes; other formats are refused.
 FORMAT = 2
@@ -49,8 +50,9 @@ class ShardEntry(Section):
     """Some rows of a part, one `.npy` file per array.
 
     The arrays: `ids` `[rows, single-valued fields]`, `numbers` `[rows, numbers]`, `label` `[rows]`
-    uint8; if the data have them, `weight` `[rows]` float32, `time` `[rows]` int64 seconds; for the
-    multi-valued field number i (of those) `offsets_i` `[rows + 1]` int64, from 0, into `values_i`.
+    uint8, or float32 with soft labels; if the data have them, `weight` `[rows]` float32, `time`
+    `[rows]` int64 seconds; for the multi-valued field number i (of those) `offsets_i` `[rows + 1]`
+    int64, from 0, into `values_i`.
     """
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]
@@ -137,6 +139,15 @@ def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
         f"treated {counted(cells, 'cell')} as missing because of the text: "
         f"{', '.join(named)}{more}; if such a text is a value, write the schema's list `missing` "
         "without it"
+    )
+
+
+def whole_ids_sentence(columns: Mapping[str, int]) -> str:
+    """A sentence on ids that were read without their `.0`, by column."""
+    named = ", ".join(f"{name} {cells:,}" for name, cells in columns.items())
+    return (
+        f"read {counted(sum(columns.values()), 'id')} such as 45.0 as the whole number 45: "
+        f"{cut(named)}"
     )
 
 

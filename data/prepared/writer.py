@@ -13,7 +13,9 @@ import numpy as np
 import polars as pl
 from tqdm.auto import tqdm
 
+from stampede.data.errors import DataError
 from stampede.data.learning.learned import Growth, Learned
+from stampede.data.learning.unknown import Shares, UnknownIds
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.options import WritingOptions
 from stampede.data.parallel import computed_ahead
@@ -26,6 +28,7 @@ from stampede.data.prepared.manifest import (
     PartName,
     ShardEntry,
     missing_marks_sentence,
+    whole_ids_sentence,
 )
 from stampede.data.prepared.verify import record_verified
 from stampede.data.progress import RowProgress
@@ -53,13 +56,18 @@ def write_rows(
     learned: Learned,
     options: WritingOptions,
     progress: RowProgress,
-) -> dict[PartName, list[ShardEntry]]:
-    """Encode rows and write each to its part; returns the manifest's entries of the files."""
+) -> tuple[dict[PartName, list[ShardEntry]], dict[PartName, Shares]]:
+    """Encode rows and write each to its part.
+
+    Returns:
+        The manifest's entries of the files; and the shares of missing and unseen ids, by part.
+    """
+    unknown = {part: UnknownIds(learned.fields) for part in PARTS}
     writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
         arrays, bags = learned.encode(some.frame, options.numbers_dtype, some.distinct)
-        arrays["label"] = some.frame[LABEL].to_numpy().astype(np.uint8)
+        arrays["label"] = _stored_labels(some.frame[LABEL].to_numpy(), learned.soft_labels)
         for name, column in (("weight", WEIGHT), ("time", TIME)):
             if column in some.frame.columns:
                 arrays[name] = some.frame[column].to_numpy()
@@ -68,18 +76,35 @@ def write_rows(
     for some, arrays, bags in computed_ahead(encode, rows, 2, threads=2):
         for number, part in enumerate(PARTS):
             mask = some.parts == number
-            if mask.all():
-                writers[part].append(arrays, bags)
-            elif mask.any():
-                writers[part].append(
+            if not mask.any():
+                continue
+            of_part = arrays, bags
+            if not mask.all():
+                of_part = (
                     {name: array[mask] for name, array in arrays.items()},
                     [(lengths[mask], ids[np.repeat(mask, lengths)]) for lengths, ids in bags],
                 )
+            writers[part].append(*of_part)
+            unknown[part].add(of_part[0]["ids"], of_part[1])
         progress.advance_to(some.position, len(some.parts))
     # The disk then writes for all of them while their checksums are computed.
     for writer in writers.values():
         writer.close()
-    return {part: writer.finish() for part, writer in writers.items()}
+    parts = {part: writer.finish() for part, writer in writers.items()}
+    return parts, {part: counts.shares() for part, counts in unknown.items() if parts[part]}
+
+
+def _stored_labels(labels: np.ndarray, are_soft: bool) -> np.ndarray:
+    """Labels as they are stored: float32 if any of the training's data is soft, else uint8."""
+    if are_soft:
+        return labels
+    stored = labels.astype(np.uint8)
+    if (stored != labels).any():
+        raise DataError(
+            f"found the label {labels[stored != labels][0]:g}, but the training's labels are 0 and "
+            "1; write 0 or 1, or prepare both together"
+        )
+    return stored
 
 
 def write_manifest(
@@ -99,6 +124,7 @@ def write_manifest(
     path, for the message.
     """
     marks = bad_rows.marks_by_column()
+    notes = [whole_ids_sentence(bad_rows.whole)] * bool(bad_rows.whole) + source.get("notes", [])
     manifest = Manifest(
         version=metadata.version("stampede"),
         fields=learned.fields,
@@ -118,6 +144,7 @@ def write_manifest(
             "options": options.model_dump(mode="json"),
             **({"missing_marks": marks} if marks else {}),
             **source,
+            "notes": notes,
         },
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
@@ -127,6 +154,8 @@ def write_manifest(
         tqdm.write(f"left out {counted(bad_rows.count, 'bad row')}, listed in {listed}")
     if marks:
         tqdm.write(missing_marks_sentence(marks))
+    for note in notes:
+        tqdm.write(note)
 
 
 class PartWriter:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.parquet
 
 from stampede.data.errors import DataError
 from stampede.data.raw.files import Block, count_bytes, read_blocks
-from stampede.data.raw.rows import BadRow, RawRows, without_marks
+from stampede.data.raw.rows import BadRow, RawRows, pieces_of, without_marks
 from stampede.settings import cut, shown
 
 _REMEDY = (
@@ -27,8 +28,36 @@ _REMEDY = (
 )
 
 
-# Some lines of a file, and the names of its columns.
-_Lines = tuple[Path, Block, list[str]]
+_NEWLINE = ord("\n")
+
+# Longer records are not looked for: csv's limit of a cell.
+_LONGEST_RECORD = 1 << 17
+
+
+@dataclass(frozen=True)
+class Records:
+    """Some rows of a file as they are written; a quoted cell may hold line ends."""
+
+    path: Path
+    columns: Sequence[str]
+    text: bytes
+    lines: np.ndarray  # `[n]` number of the line on which each begins, from 1
+    starts: np.ndarray | None  # `[n + 1]` where they begin in the text; None: each is a line
+    first: int  # number of the first within the file, from 0
+    position: int  # bytes of the file read so far
+
+    def each(self) -> list[bytes]:
+        """The records."""
+        return pieces_of(self.text, self.starts)
+
+    def take(self, kept: Sequence[int]) -> Records:
+        """Some of them, by index."""
+        every = self.each()
+        found = [every[i] for i in kept]
+        starts = self.starts
+        if starts is not None:
+            starts = np.concatenate([[0], np.cumsum([len(one) for one in found], dtype=np.int64)])
+        return replace(self, text=b"".join(found), lines=self.lines[kept], starts=starts)
 
 
 @dataclass(frozen=True)
@@ -45,10 +74,9 @@ class Delimited:
         """Rows counted and bytes read so far; the last pair is that of the whole file."""
         rows = 0
         yield rows, 0
-        for block in read_blocks(path):
-            is_header = block.first_line == 1 and not self.columns
-            rows += block.lines - is_header
-            yield rows, block.position
+        for records in self.pieces(path, set()):
+            rows += len(records.lines)
+            yield rows, records.position
 
     def names(self, path: Path, optional: str) -> list[str]:
         """Names of a file's columns; without a header, line 1 decides whether `optional` is one."""
@@ -60,13 +88,13 @@ class Delimited:
         cells = self._cells(line.decode("utf-8", "replace"))
         return without if len(cells) == len(without) else list(self.columns)
 
-    def pieces(self, path: Path, used: set[str]) -> Iterator[_Lines]:
+    def pieces(self, path: Path, used: set[str]) -> Iterator[Records]:
         """A file in pieces that can be parsed independently.
 
         Raises:
             DataError: the file cannot be read or lacks a used column.
         """
-        columns = list(self.columns)
+        columns, rows, held = list(self.columns), 0, b""
         with closing(read_blocks(path)) as blocks:
             for block in blocks:
                 if not columns:
@@ -77,34 +105,70 @@ class Delimited:
                         f"{path}: no column {absent[0]!r}; its header line has "
                         f"{cut(', '.join(columns))}; correct the schema: {_REMEDY}"
                     )
-                yield path, block, columns
+                first = block.first_line - held.count(b"\n")
+                records, held = self._records(path, columns, held + block.data, first, True)
+                position = block.position
+                yield replace(records, first=rows, position=position)
+                rows += len(records.lines)
+            if held:
+                first += len(records.text.split(b"\n")) - 1
+                records, _ = self._records(path, columns, held, first, False)
+                yield replace(records, first=rows, position=position)
 
-    def rows(self, piece: _Lines, used: set[str]) -> RawRows:
+    def _records(
+        self, path: Path, columns: list[str], text: bytes, first_line: int, has_more: bool
+    ) -> tuple[Records, bytes]:
+        """The records of some lines, and the last lines if their record may end further on."""
+        if not self.quote or self.quote.encode() not in text:
+            lines = np.arange(first_line, first_line + count_bytes(text, _NEWLINE))
+            return Records(path, columns, text, lines, None, 0, 0), b""
+        array = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero(array == _NEWLINE) + 1
+        begins = np.concatenate([[0], ends[:-1]])
+        quotes = np.flatnonzero(array == ord(self.quote))
+        within = np.diff(np.searchsorted(quotes, ends), prepend=0)
+        # A quoted cell opens or ends on lines with an odd number of quotes.
+        odd = np.flatnonzero(within % 2).tolist()
+        is_first, held, at = np.ones(len(ends), bool), len(ends), 0
+        while at < len(odd):
+            begin, last = odd[at], odd[at + 1] if at + 1 < len(odd) else None
+            start, at = begins[begin], at + 1
+            end = len(text) if last is None else ends[last]
+            if end - start > _LONGEST_RECORD:
+                continue
+            if last is None:
+                held = begin if has_more else held
+            elif self._fault(text[start:end], len(columns)) is None:
+                is_first[begin + 1 : last + 1] = False
+                at += 1
+        end = begins[held] if held < len(ends) else len(text)
+        lines = first_line + np.flatnonzero(is_first[:held])
+        starts = None
+        if not is_first[:held].all():
+            starts = np.append(begins[:held][is_first[:held]], end)
+        return Records(path, columns, text[:end], lines, starts, 0, 0), text[end:]
+
+    def rows(self, piece: Records, used: set[str]) -> RawRows:
         """Rows of a piece, with the used columns; null is missing.
 
-        Columns are String; if every cell of the numeric ones is a number, these are Float64. Raises
-        a `DataError` if a cell spans several lines.
+        Columns are String; if every cell of the numeric ones is a number, these are Float64.
         """
-        path, block, columns = piece
-        lines = np.arange(block.first_line, block.first_line + block.lines)
-        text, bad = block.data, []
-        frame = self._frame(text, columns, used, block.lines)
+        bad, numbers = [], piece.first + np.arange(len(piece.lines))
+        frame = self._frame(piece, used)
         if frame is None:
-            bad = self._bad_lines(path, block, len(columns))
-            wrong = {row.line - block.first_line for row in bad}
-            kept = [i for i in range(block.lines) if i not in wrong]
-            every = text.split(b"\n")
-            text = b"".join(every[i] + b"\n" for i in kept)
-            lines = lines[kept]
-            frame = self._frame(text, columns, used, len(kept)) if bad else None
+            bad, kept = self._bad_records(piece)
+            piece, numbers = piece.take(kept), numbers[kept]
+            frame = self._frame(piece, used)
         if frame is None:
             raise DataError(
-                f"{path}: cannot be parsed from line {block.first_line} on; quoted cells cannot "
-                "contain line ends; remove them"
+                f"{piece.path}: cannot be parsed from line {piece.lines[0]} on; check the quotes "
+                "of its cells"
             )
         frame, marks = without_marks(frame, self.missing)
-        numbers = lines - 1 - (not self.columns)
-        return RawRows(frame, str(path), lines, numbers, text, block.position, bad, marks)
+        file, text, starts = str(piece.path), piece.text, piece.starts
+        return RawRows(
+            frame, file, piece.lines, numbers, text, piece.position, bad, marks, starts=starts
+        )
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
         line, _, rest = block.data.partition(b"\n")
@@ -122,11 +186,10 @@ class Delimited:
             )
         return columns, Block(rest, block.first_line + 1, block.lines - 1, block.position)
 
-    def _frame(
-        self, text: bytes, columns: list[str], used: set[str], lines: int
-    ) -> pl.DataFrame | None:
-        """The used columns; None if any line is bad."""
-        if not lines:
+    def _frame(self, records: Records, used: set[str]) -> pl.DataFrame | None:
+        """The used columns; None if any record is bad."""
+        text, columns, count = records.text, records.columns, len(records.lines)
+        if not count:
             return pl.DataFrame(schema=dict.fromkeys(sorted(used), pl.String))
         has_quoted_blanks = "" in self.missing and self.quote and (self.quote * 2).encode() in text
         for numeric in (self.numeric, ()) if b"\0" not in text else ():
@@ -146,18 +209,23 @@ class Delimited:
                 if any(frame[name].is_nan().any() for name in numeric if name in frame.columns):
                     continue
                 # The parser silently fills short lines with nulls.
-                if len(frame) == lines and self._columns_agree(text, len(columns), lines):
+                if len(frame) == count and self._columns_agree(records):
                     # It returns many small chunks, which would slow all later steps.
                     return frame.select(sorted(used)).rechunk()
         return None
 
-    def _columns_agree(self, text: bytes, columns: int, lines: int) -> bool:
-        """Whether no line is short; the parser has refused long ones."""
+    def _columns_agree(self, records: Records) -> bool:
+        """Whether no record is short; the parser has refused long ones."""
+        text, columns = records.text, len(records.columns)
         if not self.quote or self.quote.encode() not in text:
-            return count_bytes(text, ord(self.separator)) == (columns - 1) * lines
+            count = len(records.lines)
+            return count_bytes(text, ord(self.separator)) == (columns - 1) * count
         names = [str(i) for i in range(columns)]
         options = pyarrow.csv.ParseOptions(
-            delimiter=self.separator, quote_char=self.quote, ignore_empty_lines=False
+            delimiter=self.separator,
+            quote_char=self.quote,
+            ignore_empty_lines=False,
+            newlines_in_values=records.starts is not None,
         )
         try:
             pyarrow.csv.read_csv(
@@ -170,29 +238,44 @@ class Delimited:
             return False
         return True
 
-    def _bad_lines(self, path: Path, block: Block, columns: int) -> list[BadRow]:
-        """Lines that are not UTF-8 or have a wrong number of columns, found line by line."""
-        bad = []
+    def _bad_records(self, records: Records) -> tuple[list[BadRow], list[int]]:
+        """Records that are not UTF-8 or have a wrong number of columns; the indices of others."""
+        bad, kept, columns = [], [], len(records.columns)
         remedy = f"write {columns} columns of UTF-8 text, separated by {self.separator!r}"
-        for i, line in enumerate(block.data.split(b"\n")[:-1]):
-            found = None
-            try:
-                content = line.rstrip(b"\r").decode("utf-8")
-                cells = len(self._cells(content))
-                if b"\0" in line:
-                    found = "a NUL byte, a sign of a damaged file"
-                elif cells != columns:
-                    found = f"{cells} columns"
-                elif self.quote and content.count(self.quote) % 2:
-                    found = "a quote that is not closed"
-            except UnicodeDecodeError:
-                found = "bytes that are not UTF-8 text"
-            except csv.Error as failure:
-                found = f"a line that is not CSV ({failure})"
-            if found is not None:
-                text = line.decode("utf-8", "backslashreplace")
-                bad.append(BadRow(str(path), block.first_line + i, "", found, remedy, text))
-        return bad
+        for i, record in enumerate(records.each()):
+            found = self._fault(record, columns)
+            if found is None:
+                kept.append(i)
+                continue
+            text = record.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+            line = int(records.lines[i])
+            bad.append(BadRow(str(records.path), line, "", found, remedy, text))
+        return bad, kept
+
+    def _fault(self, record: bytes, columns: int) -> str | None:
+        """What is wrong with a record as a whole; None if it has the right number of columns."""
+        try:
+            content = record.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes that are not UTF-8 text"
+        if b"\0" in record:
+            return "a NUL byte, a sign of a damaged file"
+        is_quoted = bool(self.quote) and self.quote in content
+        if not is_quoted:
+            cells = content.count(self.separator) + 1
+            return None if cells == columns else f"{cells} columns"
+        quoted = {"delimiter": self.separator, "quotechar": self.quote}
+        try:
+            found = list(csv.reader(io.StringIO(content, newline=""), strict=True, **quoted))
+        except csv.Error as failure:
+            if "unexpected end" in str(failure):
+                return "a quote that is not closed"
+            if "expected after" in str(failure):
+                return "text after the closing quote of a cell (a quote within it is written twice)"
+            return f"a line that is not CSV ({failure})"
+        if len(found) != 1 or content.count(self.quote) % 2:
+            return "a quote that is not closed"
+        return None if len(found[0]) == columns else f"{len(found[0])} columns"
 
     def _cells(self, line: str) -> list[str]:
         if not self.quote or self.quote not in line:
@@ -254,7 +337,7 @@ class Parquet:
 def open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
     """Open a file. Raises a `DataError` if it is damaged, as is found here or while it is read."""
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as failure:
         raise DataError(

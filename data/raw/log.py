@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,18 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError, UnfinishedFileError
-from stampede.data.formulas import id_texts, part_of_time, seconds_of_time, stripped
+from stampede.data.formulas import (
+    LARGEST_WHOLE,
+    UNITS,
+    fitting_format,
+    id_texts,
+    number_of,
+    part_of_time,
+    seconds_of_time,
+    stripped,
+    too_coarse,
+    written_alike,
+)
 from stampede.data.parallel import computed_ahead
 from stampede.data.progress import RowProgress
 from stampede.data.raw.formats import Delimited, Parquet
@@ -23,6 +36,7 @@ from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_ma
 from stampede.data.schema.schema import (
     IdField,
     Integers,
+    Label,
     Quantiles,
     Schema,
     TimePart,
@@ -129,7 +143,7 @@ class RawLog:
         Raises:
             DataError: a file cannot be used, or has a bad row and `bad_rows` refuses it.
         """
-        before = 0
+        before, labels = 0, _Labels(self.schema.label)
         for number, file in enumerate(self.files):
             kind = _format_of(self.schema, file, self._split_column)
 
@@ -145,8 +159,10 @@ class RawLog:
                 for rows in parsed:
                     bad_rows.marks += rows.marks
                     bad_rows.values += rows.values
+                    bad_rows.whole += rows.whole
                     bad_rows.report(rows.bad)
-                    yield Chunk(rows.frame, number, rows.numbers, before + rows.position)
+                    frame = labels.checked(rows.frame, file)
+                    yield Chunk(frame, number, rows.numbers, before + rows.position)
             before += self._sizes[number]
 
     def _typed(self, raw: RawRows) -> RawRows:
@@ -155,12 +171,13 @@ class RawLog:
         Other rows are added to the bad ones.
         """
         try:
-            columns = _columns(self.schema, self._split_column, raw.frame.schema)
+            frame, whole = self._with_ids_alike(raw)
+            columns = _columns(self.schema, self._split_column, frame.schema)
         except DataError as failure:
             raise DataError(f"{raw.file}: {failure}") from None
         checked = [column for column in columns if column.is_bad is not None]
         # In one query, which computes common parts of values and checks once.
-        found = raw.frame.lazy().select(
+        found = frame.lazy().select(
             *(column.values.alias(column.name) for column in columns),
             *(column.is_bad.fill_null(False).alias(f"?{column.name}") for column in checked),
         )
@@ -177,7 +194,7 @@ class RawLog:
                 first = dict.fromkeys(is_bad.arg_true().to_list(), column) | first
         frame = found.select(column.name for column in columns)
         marks = raw.marks + _marks_in_bags(raw.frame, self.schema)
-        done = replace(raw, frame=frame, values=+taken, marks=marks)
+        done = replace(raw, frame=frame, values=+taken, marks=marks, whole=whole)
         if not first:
             return done
         bad = []
@@ -185,9 +202,35 @@ class RawLog:
             column, line = first[index], int(raw.lines[index])
             value = raw.frame[column.column][index]
             shown = "nothing" if value is None else repr(value)
-            bad.append(BadRow(raw.file, line, column.column, shown, column.remedy, text))
+            remedy = column.remedy if isinstance(column.remedy, str) else column.remedy(value)
+            bad.append(BadRow(raw.file, line, column.column, shown, remedy, text))
         kept = np.delete(np.arange(len(frame)), list(first))
         return replace(done, frame=frame[kept], numbers=raw.numbers[kept], bad=[*raw.bad, *bad])
+
+    def _with_ids_alike(self, raw: RawRows) -> tuple[pl.DataFrame, Counter[str]]:
+        """The rows with each id in one form, whatever its type; see `written_alike`."""
+        changed: Counter[str] = Counter()
+        # A search of all the text at once is much faster than one of each column.
+        if self.schema.rules == 1 or (raw.text is not None and b".0" not in raw.text):
+            return raw.frame, changed
+        names = self.schema.id_columns() | {self._split_column} - {None}
+        columns = []
+        for name in sorted(names):
+            ids = raw.frame[name]
+            kind = ids.dtype.inner if isinstance(ids.dtype, pl.List | pl.Array) else ids.dtype
+            if not (kind == pl.String or kind.is_float() or kind.is_decimal()):
+                continue
+            coarse = too_coarse(ids.explode() if kind != ids.dtype else ids)
+            if coarse.any():
+                raise DataError(
+                    f"column {name} holds ids above {LARGEST_WHOLE[kind]:,} but is stored as "
+                    f"{kind}, which cannot tell them from their neighbours; store it as whole "
+                    "numbers (Int64) or as text"
+                )
+            ids, cells = written_alike(ids)
+            columns.append(ids)
+            changed[name] += cells
+        return raw.frame.with_columns(columns), +changed
 
 
 def scoring_log(
@@ -263,35 +306,28 @@ class _Typed(NamedTuple):
     column: str
     values: pl.Expr  # null where an input's value is bad
     is_bad: pl.Expr | None  # whether a row's value is bad; null counts as good
-    remedy: str
+    remedy: str | Callable[[Any], str]  # what to write, or a function of the bad value
 
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
     columns = []
-    if (label := schema.label) is not None:
-        value = _float(label.column, types)
-        if label.at_least is None:
-            bad = ~value.is_in([0.0, 1.0]).fill_null(False)
-            remedy = "write 0 or 1, or `label: {column, at_least}` in the schema"
-        else:
-            bad = ~value.is_finite().fill_null(False)
-            value, remedy = value >= label.at_least, "write a number"
-        columns.append(_Typed(LABEL, label.column, value.cast(pl.Float32), bad, remedy))
+    if schema.label is not None:
+        columns.append(typed_label(schema.label, types, schema.rules))
     for name, field in schema.numbers.items():
-        columns.append(_number(name, field.column or name, types))
+        columns.append(_number(name, field.column or name, types, schema.rules))
     for name, field in schema.ids.items():
         columns.append(_ids(name, field, schema, types))
     if schema.weight is not None:
-        value = _float(schema.weight, types)
+        value = _float(schema.weight, types, schema.rules)
         bad = ~value.is_between(0, LARGEST).fill_null(False)
         remedy = f"write a number from 0 to {LARGEST:.1e}"
         columns.append(_Typed(WEIGHT, schema.weight, value.cast(pl.Float32), bad, remedy))
     if schema.time is not None:
         column, form = schema.time.column, schema.time.format
         seconds = _seconds(schema, types)
-        remedy = "whole seconds since 1970" if form == "seconds" else f"a time as {form}"
-        remedy = "a time" if types[column].is_temporal() else remedy
-        columns.append(_Typed(TIME, column, seconds, seconds.is_null(), f"write {remedy}"))
+        form = "" if types[column].is_temporal() else form
+        remedy = partial(_remedy_of_time, column=column, form=form)
+        columns.append(_Typed(TIME, column, seconds, seconds.is_null(), remedy))
     if split_column is not None:
         kind, text = types[split_column], pl.col(split_column).cast(pl.String)
         _check_type(split_column, kind, "text", _is_text(kind))
@@ -299,18 +335,95 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
     return columns
 
 
-def _float(column: str, types: pl.Schema) -> pl.Expr:
-    """Float64; null for empty cells and for text that is not a number."""
+# Texts of labels, in any case.
+_YES, _NO = ["true", "yes", "t", "y"], ["false", "no", "f", "n"]
+
+
+def typed_label(label: Label, types: pl.Schema, rules: int) -> _Typed:
+    """The column `#label`: 0, 1, a soft label between them, or -1, which `_Labels` turns into 0."""
+    column, kind = label.column, types[label.column]
+    if label.positive:
+        _check_type(column, kind, "a label", _is_text(kind))
+        text = pl.col(column).cast(pl.String)
+        value, bad, remedy = text.is_in(label.positive), text.is_null(), "write a value"
+    elif label.at_least is not None:
+        value = _float(column, types, rules)
+        bad = ~value.is_finite().fill_null(False)
+        least = label.at_least if rules == 1 else float(np.float32(label.at_least))
+        value, remedy = value >= least, "write a number"
+    else:
+        value = _float(column, types, rules)
+        if kind == pl.String:
+            word = pl.col(column).str.strip_chars().str.to_lowercase()
+            is_word = pl.when(word.is_in(_YES)).then(1.0).when(word.is_in(_NO)).then(0.0)
+            value = pl.coalesce(value, is_word)
+        bad = ~(value.is_between(0.0, 1.0) | (value == -1.0)).fill_null(False)
+        remedy = partial(_remedy_of_label, column=column)
+    return _Typed(LABEL, column, value.cast(pl.Float32), bad, remedy)
+
+
+def _remedy_of_label(value: Any, column: str) -> str:
+    """What to write instead of a bad label."""
+    if value is None:
+        return "write 0 or 1"
+    shown = json.dumps(str(value), ensure_ascii=False) if isinstance(value, str) else f"{value:g}"
+    rules = [f"`label: {{column: {column}, positive: [{shown}]}}` in the schema if it is a click"]
+    if not isinstance(value, str):
+        rules.append(f"`label: {{column: {column}, at_least: {shown}}}`")
+    return f"write 0 or 1, or {', or '.join(rules)}"
+
+
+class _Labels:
+    """Turns labels -1 of a log into 0; refuses them beside labels other than 1."""
+
+    def __init__(self, label: Label | None) -> None:
+        self._label = label
+        self._has_minus, self._other = False, None
+
+    def checked(self, frame: pl.DataFrame, file: Path) -> pl.DataFrame:
+        """Rows with labels from 0 to 1."""
+        if self._label is None or self._label.positive or self._label.at_least is not None:
+            return frame
+        label = frame[LABEL]
+        is_minus = label == -1
+        self._has_minus |= bool(is_minus.any())
+        others = label.filter(~is_minus & (label != 1))
+        self._other = others[0] if self._other is None and len(others) else self._other
+        if self._has_minus and self._other is not None:
+            column = self._label.column
+            raise DataError(
+                f"{file}: column {column}: found labels -1 and {self._other:g}, so it is not clear "
+                f"which of them are clicks; write `label: {{column: {column}, positive: [1]}}` in "
+                "the schema, or other values"
+            )
+        return frame.with_columns(label.set(is_minus, 0.0)) if is_minus.any() else frame
+
+
+def _float(column: str, types: pl.Schema, rules: int) -> pl.Expr:
+    """Float64, see `number_of`; null for empty cells and for text that is not a number."""
     _check_type(column, types[column], "a number", _is_numeric(types[column]))
-    return stripped(column, types[column]).cast(pl.Float64, strict=False)
+    return number_of(column, types[column], rules)
 
 
 def _seconds(schema: Schema, types: pl.Schema) -> pl.Expr:
     column = schema.time.column
     kind = types[column]
+    # A float32 is too coarse: it has a value every two minutes.
     serves = kind in (pl.Date, pl.Datetime, pl.String) or kind.is_integer()
+    if schema.time.format in UNITS:
+        serves |= kind == pl.Float64 or kind.is_decimal()
     _check_type(column, kind, "a time", serves)
-    return seconds_of_time(column, kind, schema.time.format)
+    return seconds_of_time(column, kind, schema.time.format, schema.rules)
+
+
+def _remedy_of_time(value: Any, column: str, form: str) -> str:
+    """What to write instead of a bad time: the format that fits, if there is one."""
+    other = fitting_format(pl.Series(column, [value]))
+    if form and other not in (None, form):
+        return f"write `time: {{column: {column}, format: {other!r}}}` in the schema, which fits it"
+    if form in UNITS:
+        return f"write whole {form} since 1970, of a time in 1990 to 2099"
+    return "write a time in 1990 to 2099" + f" as {form}" * bool(form)
 
 
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
@@ -318,8 +431,8 @@ def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:
     return stripped(column, types[column]).is_not_null() & ~is_good.fill_null(False)
 
 
-def _number(name: str, column: str, types: pl.Schema) -> _Typed:
-    value = _float(column, types)
+def _number(name: str, column: str, types: pl.Schema, rules: int) -> _Typed:
+    value = _float(column, types, rules)
     bad = _is_bad(column, types, value.abs() <= LARGEST)
     remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
     return _Typed(name, column, pl.when(~bad).then(value), bad, remedy)
@@ -332,13 +445,13 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
         return _Typed(name, schema.time.column, part, None, "")
     column = field.column or name
     if isinstance(field, Quantiles):
-        return _number(name, column, types)
+        return _number(name, column, types, schema.rules)
     kind, purpose = types[column], f"an id (lists need ids.{name}.separator)"
     one = kind
     if field.separator is not None:
         one, purpose = kind.inner if isinstance(kind, pl.List | pl.Array) else kind, "ids"
     _check_type(column, kind, purpose, _is_text(one))
-    cells = id_texts(column, kind, field.separator, field.max_ids, schema.missing)
+    cells = id_texts(column, kind, field.separator, field.max_ids, schema.missing, schema.rules)
     if not isinstance(field, Integers):
         return _Typed(name, column, cells, None, "")
     remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ class BadRows:
         self.count = 0
         self.marks: Marks = Counter()
         self.values: Counter[str] = Counter()
+        self.whole: Counter[str] = Counter()
 
     def report(self, rows: Sequence[BadRow]) -> None:
         """Count and list bad rows; the caller leaves them out.
@@ -86,19 +88,29 @@ class RawRows:
     file: str
     lines: np.ndarray  # `[n]` number of each row's line, or row of a Parquet file, from 1
     numbers: np.ndarray  # `[n]` number of each row within the file, from 0, bad rows counted
-    text: bytes | None  # the `n` lines themselves; None for Parquet
+    text: bytes | None  # the `n` records themselves; None for Parquet
     position: int  # bytes of the file read so far
     bad: Sequence[BadRow] = ()  # other rows
     marks: Marks = field(default_factory=Counter)  # cells that are null because of their text
     # Bad values that became null, by column of the file.
     values: Counter[str] = field(default_factory=Counter)
+    # Ids such as `45.0` that were read as whole numbers, by column of the file.
+    whole: Counter[str] = field(default_factory=Counter)
+    starts: np.ndarray | None = None  # `[n + 1]` where records begin in text; None: each is a line
 
     def row_texts(self, indices: Sequence[int]) -> list[str]:
         """Whole rows as text, for messages."""
         if self.text is None:
             return [str(self.frame.row(index, named=True)) for index in indices]
-        lines = self.text.split(b"\n")
-        return [lines[index].decode("utf-8", "replace").rstrip("\r") for index in indices]
+        every = pieces_of(self.text, self.starts)
+        return [every[index].decode("utf-8", "replace").rstrip("\r\n") for index in indices]
+
+
+def pieces_of(text: bytes, starts: np.ndarray | None) -> list[bytes]:
+    """Records of a text, which begin at `starts`; None: its lines."""
+    if starts is None:
+        return [line + b"\n" for line in text.split(b"\n")[:-1]]
+    return [text[a:b] for a, b in pairwise(starts.tolist())]
 
 
 def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 
@@ -110,18 +110,46 @@ class NumberField(Section):
         return self
 
 
+def _as_texts(value: Any) -> Any:
+    """Values as the log's text has them; YAML reads `yes` as true."""
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(one, bool) for one in values):
+        raise ValueError(f"found {value!r}; write text in quotes, such as positive: ['yes']")
+    return [f"{one:g}" if isinstance(one, int | float) else one for one in values]
+
+
 class Label(Section):
-    """The label: a column of 0 and 1, or a number with a threshold."""
+    """The label: a column of 0 and 1, a number with a threshold, or values that mean a click."""
 
     column: str = Field(min_length=1)
     at_least: float | None = None  # label 1 for numbers of at least this
+    # Label 1 for these values, 0 for others.
+    positive: Annotated[list[str], BeforeValidator(_as_texts)] = Field([])
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Label:
+        if self.positive and self.at_least is not None:
+            raise ValueError("found at_least and positive; write one of them")
+        return self
 
 
 class Time(Section):
     """The time of a sample, UTC."""
 
     column: str = Field(min_length=1)
-    format: str = "seconds"  # or such as %Y-%m-%d %H:%M:%S
+    # One of `formulas.UNITS`, iso8601, or such as %Y-%m-%d %H:%M:%S.
+    format: str = "seconds"
+
+    @field_validator("format")
+    @classmethod
+    def _format_is_known(cls, format: str) -> str:
+        # Polars is slow to import, and the help does not need it.
+        from stampede.data.formulas import UNITS
+
+        if format not in (*UNITS, "iso8601") and "%" not in format:
+            known = ", ".join((*UNITS, "iso8601"))
+            raise ValueError(f"found {format!r}; write {known}, or such as '%Y-%m-%d %H:%M:%S'")
+        return format
 
 
 def _names_alone(value: Any) -> Any:
@@ -159,6 +187,8 @@ class Schema(Section):
     """What the columns of a click log mean; docs/schema.md describes the keys."""
 
     format: Literal["auto", "csv", "parquet"] = "auto"
+    # How values are read: see `stampede.data.formulas`. 1 in what older versions prepared.
+    rules: Literal[1, 2] = 2
     separator: str = "auto"
     quote: str = '"'
     columns: list[str] = Field([])
@@ -210,8 +240,16 @@ class Schema(Section):
         columns = self.sources()
         numbers = {columns[name] for name in self.numbers}
         texts = {columns[name] for name in columns if name in self.ids}
-        numbers |= {self.label and self.label.column, self.weight}
+        of_label = self.label and self.label.column
+        texts |= {of_label} if self.label and self.label.positive else set()
+        numbers |= {of_label, self.weight}
         return numbers - texts - {None, self.time and self.time.column}
+
+    def id_columns(self) -> set[str]:
+        """Columns of the file that are read as ids, or as a label of certain values."""
+        columns = self.sources()
+        found = {columns[n] for n in columns if not isinstance(self.ids.get(n), Quantiles | None)}
+        return found | ({self.label.column} if self.label and self.label.positive else set())
 
     def sources(self) -> dict[str, str]:
         """Column of each id field and number by name, except parts of the time."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
-from stampede.data.formulas import DAY, HOUR, THURSDAY, WEEK
+from stampede.data.formulas import DAY, FIRST_TIME, HOUR, LAST_TIME, THURSDAY, WEEK
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
 from stampede.engine.errors import RunFolderError
@@ -46,6 +46,8 @@ _KINDS = {
     "integer": "integer", "hour_of_day": "seconds", "weekday": "seconds", "hash": "row",
     "rows": "row",
 }  # fmt: skip
+
+_WHOLE = re.compile(r"-?[1-9]\d*|0")
 
 # Bytes of an id in a file, besides its text.
 _BYTES_BESIDES = 12
@@ -97,10 +99,11 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
         kind, name = _kind(field, most_ids), field["name"]
         if kind == "text":
             texts = meanings[name].values().to_list()
-            encoders[number] = _label_encoder(field, texts, about["missing"])
-            size += sum(len(text.encode()) + _BYTES_BESIDES for text in texts)
+            encoders[number] = _label_encoder(field, texts, about)
+            keys = encoders[number]["keys_strings"]
+            size += sum(len(text.encode()) + _BYTES_BESIDES for text in keys)
         table = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
-        fields.append(Field(field, kind, table))
+        fields.append(Field(field, kind, table, about["rules"]))
         size += sum(tensor.nbytes for tensor in table.values())
         # Before the next table is read.
         if size > MOST_BYTES:
@@ -178,10 +181,16 @@ def _kind(field: dict[str, Any], most_ids: int) -> str:
     return _KINDS[encode]
 
 
-def _label_encoder(field: dict[str, Any], texts: list[str], missing: list[str]) -> dict[str, Any]:
+def _label_encoder(
+    field: dict[str, Any], texts: list[str], about: dict[str, Any]
+) -> dict[str, Any]:
     """From a vocabulary's ids to rows; in fields with several ids, missing ones are -1."""
+    missing = about["missing"]
     missing_row = -1 if field["multi"] else field["missing_row"]
     rows = dict(zip(texts, range(FIRST_ROW, FIRST_ROW + len(texts)), strict=True))
+    if about["rules"] > 1:
+        # As pandas writes whole numbers with missing values; see `written_alike`.
+        rows |= {f"{text}.0": row for text, row in rows.items() if _WHOLE.fullmatch(text)}
     rows |= dict.fromkeys([*missing, ""] if field["multi"] else missing, missing_row)
     return {
         "domain": _LABEL_ENCODERS_DOMAIN,
@@ -200,7 +209,8 @@ class Scoring(nn.Module):
     def __init__(self, about: dict[str, Any], fields: list[Field], model: CTRModel) -> None:
         super().__init__()
         self.fields = nn.ModuleList(fields)
-        self.numbers = Numbers(about["numbers"], getattr(torch, about["numbers_dtype"]))
+        dtype = getattr(torch, about["numbers_dtype"])
+        self.numbers = Numbers(about["numbers"], dtype, about["rules"])
         self.dense = DensePart(model)
 
     def forward(self, values: list[Tensor], numbers: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -226,9 +236,9 @@ class Scoring(nn.Module):
 class Numbers(nn.Module):
     """The network's numbers, see `described_model`; for training they were stored in `dtype`."""
 
-    def __init__(self, about: list[dict[str, Any]], dtype: torch.dtype) -> None:
+    def __init__(self, about: list[dict[str, Any]], dtype: torch.dtype, rules: int) -> None:
         super().__init__()
-        self.about, self.dtype = about, dtype
+        self.about, self.dtype, self.rules = about, dtype, rules
         self.register_buffer("logged", torch.tensor(["log1p" in one["transform"] for one in about]))
         scales = [(one["fill"], *_scale(one)) for one in about]
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float64).view(-1, 5).T)
@@ -238,11 +248,16 @@ class Numbers(nn.Module):
         if not values:
             return torch.zeros(samples, 0)
         fill, offset, divisor, low, high = self.scales
-        value = torch.stack(values, 1)
+        value = _rounded(torch.stack(values, 1), self.rules)
         value = torch.where(_is_number(value), value, fill)
         value = torch.where(self.logged, value.clamp_min(0.0).log1p(), value)
         value = torch.minimum(torch.maximum((value - offset) / divisor, low), high)
         return value.to(self.dtype).float()
+
+
+def _rounded(value: Tensor, rules: int) -> Tensor:
+    """A number as the formulas read it from a log."""
+    return value if rules == 1 else value.float().double()
 
 
 def _is_number(value: Tensor) -> Tensor:
@@ -264,9 +279,11 @@ def _scale(number: dict[str, Any]) -> tuple[float, float, float, float]:
 class Field(nn.Module):
     """A field's table, and how values of an input of its `kind` become rows."""
 
-    def __init__(self, about: dict[str, Any], kind: str, table: dict[str, Tensor]) -> None:
+    def __init__(
+        self, about: dict[str, Any], kind: str, table: dict[str, Tensor], rules: int
+    ) -> None:
         super().__init__()
-        self.about, self.kind = about, kind
+        self.about, self.kind, self.rules = about, kind, rules
         first_order = table["first_order"].unsqueeze(1)
         self.register_buffer("scale", table["scale"].unsqueeze(1) if "scale" in table else None)
         if self.scale is None:
@@ -300,6 +317,7 @@ class Field(nn.Module):
         if self.kind == "text":
             return value
         if self.kind == "number":
+            value = _rounded(value, self.rules)
             # The row for missing numbers comes before the buckets.
             row = (self.edges < value.unsqueeze(1)).sum(1) + missing + 1
             return torch.where(_is_number(value), row, missing)
@@ -315,7 +333,8 @@ class Field(nn.Module):
     def _is_row(self, value: Tensor) -> Tensor:
         """Whether a whole number is a row of the table, an id of the log, or a time."""
         if self.kind == "seconds":
-            return value >= 0
+            first, last = (0, 2**62) if self.rules == 1 else (FIRST_TIME, LAST_TIME)
+            return (value >= first) & (value <= last)
         limit = self.about["size"] if self.kind == "integer" else self.about["rows"]
         return (value >= 0) & (value < limit)
 

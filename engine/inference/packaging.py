@@ -44,7 +44,7 @@ from stampede.models import CTRModel
 RowType = Literal["fp32", "fp16", "int8"]
 
 _LOADER = Path(__file__).parent / "package"
-_FORMAT = 2
+_FORMAT = 3
 
 _INT8 = 127
 _CHUNK = 1 << 20
@@ -117,7 +117,7 @@ def described_model(
     data, kept = trained.data, inputs_folder(trained.config, trained.run)
     # Without a schema, ids are rows and numbers are transformed already.
     numbers = {f"I{i + 1}": NumberField(transform=[]) for i in range(data.numbers)}
-    dtype, ranges, missing, time = "float32", {}, [""], None
+    dtype, ranges, missing, time, rules = "float32", {}, [""], None, 2
     if kept is not None:
         manifest = check_trained_with(kept, data, trained.checkpoint, remedy(kept))
         numbers = {name: NumberField(transform=[]) for name in manifest.numbers}
@@ -125,7 +125,7 @@ def described_model(
         if (kept / LEARNED_FOLDER).is_dir():
             saved = read_saved(kept / LEARNED_FOLDER, remedy(kept))
             schema, ranges = saved.schema_, saved.ranges
-            numbers, missing = schema.numbers, schema.missing
+            numbers, missing, rules = schema.numbers, schema.missing, schema.rules
             if any(isinstance(field, TimePart) for field in schema.ids.values()):
                 time = schema.time.model_dump()
     meanings = meanings_of_rows(kept, data.vocabulary_sizes)
@@ -152,6 +152,7 @@ def described_model(
         ],
         "numbers_dtype": dtype,
         "missing": missing,
+        "rules": rules,
         "time": time,
     }
     return about, meanings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow
 import pyarrow.parquet
 import torch
@@ -21,6 +20,7 @@ import torch
 from stampede.data import DataError, Part
 from stampede.data.errors import OnBadRow
 from stampede.data.learning.learned import Learned, load
+from stampede.data.learning.unknown import Compared, UnknownIds, compared
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
@@ -32,6 +32,7 @@ from stampede.data.samples import Slice
 from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.frames import Frame, columns_of
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, own_folder, remedy
 from stampede.engine.inference.trained import Scored, Trained, new_output, scored, whole_model
 from stampede.engine.metrics import PartMetrics, probability
@@ -70,6 +71,7 @@ class Prediction(NamedTuple):
         bad_values: numbers of values treated as missing, by column.
         seconds: of scoring, without loading the model.
         metrics: of `PartMetrics`, if there are labels.
+        unknown: what to tell about missing and unseen ids; None for prepared rows.
     """
 
     rows: int
@@ -78,6 +80,7 @@ class Prediction(NamedTuple):
     bad_values: dict[str, int]
     seconds: float
     metrics: dict[str, Any]
+    unknown: Compared | None
 
 
 def predict(
@@ -126,7 +129,8 @@ def predict(
     finally:
         remove(aside)
     values = dict(bad_rows.values)
-    return Prediction(count, bad_rows.count, bad_rows_file, values, seconds, metrics)
+    told = rows.told()
+    return Prediction(count, bad_rows.count, bad_rows_file, values, seconds, metrics, told)
 
 
 def _write(
@@ -160,10 +164,10 @@ def _write(
 def score(
     trained: Trained,
     model: CTRModel,
-    data: list[str] | pd.DataFrame | pl.DataFrame,
+    data: list[str] | Frame,
     batch_size: int,
     on_bad_value: OnBadValue = "error",
-) -> tuple[np.ndarray, dict[str, int]]:
+) -> tuple[np.ndarray, dict[str, int], Compared | None]:
     """Probabilities of a click, `[n]` float64, of all rows in order; labels are not read.
 
     Args:
@@ -171,7 +175,8 @@ def score(
         data: a frame, or inputs as for `predict`.
 
     Returns:
-        The probabilities, and the number of values treated as missing, by column.
+        The probabilities; the number of values treated as missing, by column; and what to tell
+        about missing and unseen ids, None for prepared rows.
 
     Raises:
         DataError, RunFolderError: as for `predict`.
@@ -185,35 +190,34 @@ def score(
         )
     bad_rows = BadRows("error", remedy=advice)
     if isinstance(data, list):
-        found = _probabilities(model, _rows(trained, data, options, bad_rows), batch_size)
+        rows = _rows(trained, data, options, bad_rows)
+        found, told = _probabilities(model, rows, batch_size), rows.told()
     else:
-        found = _score_frame(trained, model, data, batch_size, bad_rows, options)
-    return found, dict(bad_rows.values)
+        found, told = _score_frame(trained, model, data, batch_size, bad_rows, options)
+    return found, dict(bad_rows.values), told
 
 
 def _score_frame(
     trained: Trained,
     model: CTRModel,
-    frame: pd.DataFrame | pl.DataFrame,
+    frame: Frame,
     batch_size: int,
     bad_rows: BadRows,
     options: PredictionOptions,
-) -> np.ndarray:
+) -> tuple[np.ndarray, Compared | None]:
     """Score a frame by way of a Parquet file, so that its values are read like a log's."""
     learned, manifest = _learned(trained, "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
-    used = [column for column in frame.columns if column in schema.used_columns()]
-    if isinstance(frame, pd.DataFrame):
+    if isinstance(frame, pd.DataFrame) and schema.rules == 1:
         _check_ids(frame, schema)
-        frame = pl.from_pandas(frame[used])
     if not len(frame):
-        return np.zeros(0)
+        return np.zeros(0), None
     with tempfile.TemporaryDirectory(prefix="stampede-") as folder:
         file = Path(folder) / "frame.parquet"
         try:
-            frame.select(used).write_parquet(file)
-            rows = _rows_of_files([str(file)], learned, manifest.numbers_dtype, bad_rows, options)
-            return _probabilities(model, rows, batch_size)
+            columns_of(frame, schema.used_columns()).write_parquet(file)
+            rows = _rows_of_files([str(file)], learned, manifest, bad_rows, options)
+            return _probabilities(model, rows, batch_size), rows.told()
         except DataError as failure:
             said = str(failure).replace(f"{file}: line", "the frame: row")
             raise DataError(said.replace(str(file), "the frame")) from None
@@ -240,12 +244,14 @@ class Piece(NamedTuple):
         rows: `[n]` int64, each row's number in its file (counting bad rows) or part, from 0.
         file: number of the file; 0 for prepared data.
         position: how much has been read so far, in the units of `Rows.size`.
+        unknown: counts of missing and unseen ids, see `UnknownIds`; None for prepared data.
     """
 
     part: Part
     rows: np.ndarray
     file: int
     position: int
+    unknown: np.ndarray | None = None
 
 
 class Rows(NamedTuple):
@@ -255,6 +261,8 @@ class Rows(NamedTuple):
         size: of all rows, as bytes of files or a number of rows.
         files: names of raw files.
         has_label, has_weight: whether the rows have these columns.
+        unknown: counts the missing and unseen ids of raw rows, once they are scored.
+        source: of the manifest of the training's data.
     """
 
     pieces: Iterator[Piece]
@@ -262,12 +270,20 @@ class Rows(NamedTuple):
     files: tuple[str, ...]
     has_label: bool
     has_weight: bool
+    unknown: UnknownIds | None = None
+    source: Mapping[str, Any] = {}
+
+    def told(self) -> Compared | None:
+        """What to tell about missing and unseen ids, once all rows are scored."""
+        return None if self.unknown is None else compared(self.unknown.shares(), self.source)
 
 
 def _with_progress(rows: Rows) -> Iterator[Piece]:
     with RowProgress("scoring", rows.size) as progress:
         for piece in rows.pieces:
             yield piece
+            if rows.unknown is not None:
+                rows.unknown.counts += piece.unknown
             progress.advance_to(piece.position, len(piece.rows))
 
 
@@ -307,7 +323,7 @@ def _rows(
                 f"--part {options.part}: raw files such as {inputs[0]} have no parts; leave it "
                 f"out, or write a prepared folder or {OWN_DATA}"
             )
-        return _rows_of_files(inputs, learned, manifest.numbers_dtype, bad_rows, options)
+        return _rows_of_files(inputs, learned, manifest, bad_rows, options)
     bounds = ((at, min(at + _PIECE, opened.rows)) for at in range(0, opened.rows, _PIECE))
     pieces = (Piece(Slice(opened, *both), np.arange(*both), 0, both[1]) for both in bounds)
     with_label = not options.ignore_label
@@ -330,7 +346,7 @@ def _learned(trained: Trained, asked: str) -> tuple[Learned, Manifest]:
 def _rows_of_files(
     patterns: list[str],
     learned: Learned,
-    numbers_dtype: str,
+    manifest: Manifest,
     bad_rows: BadRows,
     options: PredictionOptions,
 ) -> Rows:
@@ -340,16 +356,19 @@ def _rows_of_files(
         not options.ignore_label,
         options.on_bad_value == "missing",
     )
-    encode = partial(_encoded, learned=learned, numbers_dtype=numbers_dtype)
+    encode = partial(_encoded, learned=learned, numbers_dtype=manifest.numbers_dtype)
     chunks = (chunk for chunk in log.chunks(bad_rows) if len(chunk.numbers))
     pieces = computed_ahead(encode, chunks, 2, threads=2)
     has_label, has_weight = (one is not None for one in (log.schema.label, log.schema.weight))
-    return Rows(pieces, log.bytes, tuple(map(str, log.files)), has_label, has_weight)
+    files, unknown = tuple(map(str, log.files)), UnknownIds(learned.fields)
+    return Rows(pieces, log.bytes, files, has_label, has_weight, unknown, manifest.source)
 
 
 def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> Piece:
     frame, rows = chunk.frame, len(chunk.numbers)
     arrays, bags = learned.encode(frame, numbers_dtype)
+    unknown = UnknownIds(learned.fields)
+    unknown.add(arrays["ids"], bags)
     has_label = LABEL in frame.columns
     arrays["label"] = frame[LABEL].to_numpy() if has_label else np.zeros(rows, np.float32)
     if WEIGHT in frame.columns:
@@ -363,4 +382,4 @@ def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> Piece:
         for name, array in arrays.items()
     }
     part = ShardedPart((Shard(rows, tensors),))
-    return Piece(part, chunk.numbers, chunk.file, chunk.position)
+    return Piece(part, chunk.numbers, chunk.file, chunk.position, unknown.counts)

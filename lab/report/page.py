@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import base64
+import html
+import json
 import math
+import os
+import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,9 @@ from stampede.lab.report.records import (
 )
 
 PAGE = "report.html"
+
+# Bytes of a page in which its runs are named.
+_HEAD = 1 << 16
 
 _MOST_CURVES = 20
 
@@ -54,8 +62,9 @@ def write_report(
         A sentence for each thing that the report lacks, apart from whole pictures of a single run.
 
     Raises:
-        RunFolderError: the folder cannot be written.
+        RunFolderError: the folder cannot be written, or holds the page of other runs.
     """
+    _check_page(folder / PAGE, runs)
     notes = [f"{run.label} {state}" for run in runs if (state := run.state())] + _advice(runs)
     groups = by_data(runs)
     pictures: dict[str, list[Picture]] = {}
@@ -76,6 +85,7 @@ def write_report(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     text = page.render(
+        runs=json.dumps(_names(runs, folder)),
         title=f"stampede: {runs[0].label if len(runs) == 1 else f'{len(runs)} runs'}",
         notes=notes,
         above=[*period_tables(runs), *result_tables(groups, baseline), *about],
@@ -106,6 +116,28 @@ def report_on(run: Path, folder: Path) -> Path:
     """Write the report of one run; returns its page."""
     write_report(open_runs([run]), folder)
     return folder / PAGE
+
+
+def _names(runs: Sequence[RunRecord], folder: Path) -> list[str]:
+    """The runs of a page in a folder, by paths that stay if both are moved."""
+    return sorted(os.path.relpath(run.path, folder) for run in runs)
+
+
+def _check_page(page: Path, runs: Sequence[RunRecord]) -> None:
+    """Refuse to overwrite the page of a run that is not among these."""
+    if not page.is_file():
+        return
+    with page.open("rb") as file:
+        head = file.read(_HEAD).decode("utf-8", "replace")
+    found = re.search(r'<meta name="runs" content="([^"]*)">', head)
+    others = ["other runs"]
+    with suppress(ValueError):
+        named = map(str, json.loads(html.unescape(found[1] if found else "")))
+        others = [name for name in named if name not in _names(runs, page.parent)]
+    if others:
+        raise RunFolderError(
+            f"{page}: is the page of {', '.join(others)[:200]}; write another --out, or delete it"
+        )
 
 
 def _advice(runs: Sequence[RunRecord]) -> list[str]:

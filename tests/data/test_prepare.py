@@ -282,6 +282,23 @@ def test_values_that_no_row_has_are_refused(tmp_path, options, asked, part):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["int64", "float64", "text", "csv"])
+def test_days_that_are_numbers_compare_as_numbers(tmp_path, kind):
+    days = np.repeat(np.arange(1, 13), 10)
+    frame = pd.DataFrame({"day": days, "user": days % 5, "y": np.arange(len(days)) % 2})
+    frame["day"] = frame["day"].astype(
+        str if kind == "text" else "int64" if kind == "csv" else kind
+    )
+    path = tmp_path / ("log.csv" if kind == "csv" else "log.parquet")
+    frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    (tmp_path / "schema.yaml").write_text("label: y\nids: [user]\n")
+    split = {"split": "by_column", "split_column": "day", "validation_values": [8]}
+    options = {"schema": str(tmp_path / "schema.yaml"), **split}
+    prepared(tmp_path / "out", "table", str(path), **options, test_from=9)
+    rows = [len(arrays_of(tmp_path / "out", part)[0]["label"]) for part in PARTS]
+    assert rows == [70, 10, 40]
+
+
 def test_split_by_column_with_a_share_for_validation(tmp_path):
     frame = dated(2000)
     folder = table(tmp_path, frame, **BY_DAY, test_from="2024-01-04", validation_fraction=0.2)
@@ -343,7 +360,7 @@ def test_prepares_verifies_and_reports(log, capsys):
 @pytest.mark.parametrize("moved_by, told", [(50, False), (10**6, True)])
 def test_advice_on_a_sequential_split_of_an_unsorted_log(log, capsys, moved_by, told):
     times = np.argsort(np.arange(1000) + moved_by * np.random.default_rng(0).random(1000))
-    lines = [f"{i % 2},u{i % 50},{time}" for i, time in enumerate(times.tolist())]
+    lines = [f"{i % 2},u{i % 50},{10**9 + time}" for i, time in enumerate(times.tolist())]
     log.write_text("\n".join(["y,user,x", *lines]) + "\n")
     (log.parent / "schema.yaml").write_text("label: y\nids: [user]\ntime: {column: x}\n")
     assert main(command(log)) == 0

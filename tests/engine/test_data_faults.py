@@ -95,14 +95,14 @@ def test_a_read_only_cache_is_used_but_not_filled(raw_log):
     [
         ("evaluate.group_by=tags", r"evaluate.group_by: 'tags' is a field of several ids"),
         ("data.path=empty.csv", r"empty.csv: is empty"),
-        ("data.path=bad.csv", r"found 'yes'.*\(or data.on_bad_row=skip to leave such rows out\)"),
+        ("data.path=bad.csv", r"found 'maybe'.*\(or data.on_bad_row=skip to leave such rows out\)"),
     ],
 )
 def test_a_refused_run_leaves_nothing_and_prepares_nothing(raw_log, override, words, monkeypatch):
     folder, train = raw_log
     monkeypatch.chdir(folder)
     (folder / "empty.csv").write_text("")
-    (folder / "bad.csv").write_text((folder / "log.csv").read_text().replace("\n1,", "\nyes,"))
+    (folder / "bad.csv").write_text((folder / "log.csv").read_text().replace("\n1,", "\nmaybe,"))
     before = sorted(folder.rglob("*"))
     if override.startswith("evaluate"):
         monkeypatch.setattr("stampede.engine.reading.prepare", lambda *_: pytest.fail("prepared"))

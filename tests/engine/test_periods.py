@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from contextlib import redirect_stdout, suppress
 
+import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 import torch
@@ -254,7 +256,7 @@ def test_a_damaged_file_stops_or_is_left_out(tmp_path, capsys):
     folder = tmp_path / "damaged"
     path = write_logs(folder, [0, 30])
     whole = (folder / "log2.csv").read_text()
-    (folder / "log2.csv").write_text(whole.replace("\n1,", "\nyes,", 1))
+    (folder / "log2.csv").write_text(whole.replace("\n1,", "\nmaybe,", 1))
     with pytest.raises(DataError, match=r"log2\.csv: line "):
         train(path)
     assert [line["file"] for line in lines(folder)] == [str(folder / "log1.csv")]
@@ -369,6 +371,48 @@ def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path, monkeypatch,
     assert "waiting for files" in capsys.readouterr().out
 
 
+def write_days(folder, write_last):
+    """Three days with whole ids; a function writes the last one. What training on them prints."""
+    draw, path = np.random.default_rng(0), write_job(folder)
+    for day in (1, 2, 3):
+        users = draw.integers(1, 40, 400)
+        frame = pd.DataFrame({
+            "click": draw.random(400) < 0.1 + 0.08 * (users % 10), "user": users,
+            "ad": draw.integers(0, 9, 400), "site": users % 5, "price": draw.random(400).round(2),
+        })  # fmt: skip
+        frame["user"] = frame["user"].astype("Int64").mask(frame.index == 7)
+        frame = write_last(frame) if day == 3 else frame
+        frame.to_csv(folder / f"log{day}.csv", index=False)
+    train(path)
+
+
+def test_ids_that_became_floats_are_the_same_ids(tmp_path, capsys):
+    write_days(tmp_path / "whole", lambda frame: frame)
+    said = capsys.readouterr()
+    assert "unseen ids: none; " not in said.out and "warning" not in said.err
+    assert "  missing ids: user 0.2% (0.2%)" in said.out
+    write_days(tmp_path / "floats", lambda frame: frame.astype({"user": "float64"}))
+    assert ",45.0," not in (tmp_path / "whole/log3.csv").read_text()
+    assert ".0," in (tmp_path / "floats/log3.csv").read_text()
+    assert ids_of(tmp_path / "floats", 3, "user") == ids_of(tmp_path / "whole", 3, "user")
+    other, one = (lines(tmp_path / name)[2] for name in ("floats", "whole"))
+    assert (other["auc"], other["ids"]) == (one["auc"], one["ids"])
+
+
+def test_a_period_with_many_new_ids_is_warned_of(tmp_path, capsys):
+    write_days(tmp_path / "log", lambda frame: frame.assign(user="user-" + frame["user"].map(str)))
+    said = capsys.readouterr()
+    assert "unseen ids: user 99.8% (" in said.out or "unseen ids: user 100.0%" in said.out
+    warned = [line for line in said.err.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 1 and "log3.csv: field user: " in warned[0]
+    # Few rows with new ids have no AUC of their own, others say how many they are.
+    shown = [line for line in said.out.splitlines() if line.startswith("period ")]
+    for line, told in zip(lines(tmp_path / "log"), shown, strict=True):
+        count = line.get("new_ids_samples") or 0
+        assert (f" in {count:,} rows where ids are new" in told) == (count >= 100)
+    assert lines(tmp_path / "log")[2]["new_ids_samples"] >= 100
+
+
 def test_files_may_come_in_the_order_of_their_times(tmp_path):
     folder = tmp_path / "timed"
     path = write_job(folder)
@@ -379,7 +423,7 @@ def test_files_may_come_in_the_order_of_their_times(tmp_path):
         log = folder / f"log{number}.csv"
         write_log(log, 30 * number, seed=number, rows=60)
         head, *rows = log.read_text().splitlines()
-        rows = [f"{row},{first + 60 - i}" for i, row in enumerate(rows)]
+        rows = [f"{row},{10**9 + first + 60 - i}" for i, row in enumerate(rows)]
         log.write_text("\n".join([f"{head},seconds", *rows, ""]))
 
     for number, first in enumerate((9000, 700, 8000), 1):

@@ -27,6 +27,8 @@ _spec.loader.exec_module(formulas)
 # Columns by name, a sequence of samples, or a polars or pandas table.
 Samples = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | pl.DataFrame | Any
 
+_TOO_COARSE = "a float cannot tell ids of this size apart; write it as a whole number or as text"
+
 _NO_ID = "write an id as text or as a whole number, or None if it is missing"
 
 
@@ -98,7 +100,8 @@ class Encoder:
         wanted = self._about["numbers"]
         numbers = np.empty((len(frame), len(wanted)), dtype=np.float32)
         for i, number in enumerate(wanted):
-            numbers[:, i] = _scaled(_numbers(frame, number["column"], bad_values), number)
+            values = _numbers(frame, number["column"], self._about["rules"], bad_values)
+            numbers[:, i] = _scaled(values, number)
         numbers = numbers.astype(self._about["numbers_dtype"]).astype(np.float32)
         # Polars' memory is read-only, which torch warns about.
         ids = [np.require(ids, requirements="W") for ids, _ in found]
@@ -145,7 +148,7 @@ class Encoder:
         """Rows of the field's table; for fields with several ids, also their number per sample."""
         encode, column = field["encode"], field["column"]
         if encode == "quantiles":
-            numbers = _numbers(frame, column, bad_values)
+            numbers = _numbers(frame, column, self._about["rules"], bad_values)
             return formulas.bucket_rows(numbers, field["edges"]), None
         if encode in ("hour_of_day", "weekday"):
             return self._part_of_time(field, frame, bad_values), None
@@ -153,9 +156,25 @@ class Encoder:
             frame = frame.with_columns(pl.col(column).cast(pl.String))
         if isinstance(frame.schema[column], pl.List | pl.Array) and not field["multi"]:
             raise ValueError(f"column {column}: found lists; write one id per sample")
-        ids = self._without_fractions(field, frame[column], bad_values)
+        ids = frame[column]
+        if self._about["rules"] == 1:
+            ids = self._without_fractions(field, ids, bad_values)
+        else:
+            is_list = isinstance(ids.dtype, pl.List | pl.Array)
+            cells = ids.explode() if is_list else ids
+            coarse = formulas.too_coarse(cells)
+            if coarse.any():
+                raise ValueError(
+                    f"column {column}: found {cells.filter(coarse)[0]!r}; {_TOO_COARSE}"
+                )
+            ids, _ = formulas.written_alike(ids)
         texts = formulas.id_texts(
-            column, ids.dtype, field["separator"], field["max_ids"], self._about["missing"]
+            column,
+            ids.dtype,
+            field["separator"],
+            field["max_ids"],
+            self._about["missing"],
+            self._about["rules"],
         )
         cells = ids.to_frame().select(texts).to_series()
         if encode not in ("vocabulary", "hash"):
@@ -201,7 +220,9 @@ class Encoder:
         self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
     ) -> np.ndarray:
         column, format = self._about["time"]["column"], self._about["time"]["format"]
-        seconds = formulas.seconds_of_time(column, frame.schema[column], format)
+        seconds = formulas.seconds_of_time(
+            column, frame.schema[column], format, self._about["rules"]
+        )
         found = frame.select(formulas.part_of_time(seconds, field["encode"])).to_series()
         bad_values.found(found.is_null(), frame[column], column, f"write a time as {format}")
         return found.cast(pl.Int64).fill_null(field["missing_row"]).to_numpy()
@@ -235,10 +256,11 @@ class _Vocabulary:
         return rows[place]
 
 
-def _numbers(frame: pl.DataFrame, column: str, bad_values: BadValues) -> pl.Series:
+def _numbers(frame: pl.DataFrame, column: str, rules: int, bad_values: BadValues) -> pl.Series:
     """Float64, null where missing."""
-    given = frame.select(formulas.stripped(column, frame.schema[column])).to_series()
-    found = given.cast(pl.Float64, strict=False)
+    kind = frame.schema[column]
+    given = frame.select(formulas.stripped(column, kind)).to_series()
+    found = frame.select(formulas.number_of(column, kind, rules)).to_series()
     bad = given.is_not_null() & ~(found.abs() <= LARGEST).fill_null(False)
     remedy = "write a finite number, or None if it is missing"
     bad_values.found(bad, frame[column], column, remedy)
@@ -302,6 +324,9 @@ def _without(values: pl.Series, bad: pl.Series) -> pl.Series:
 def _table_of(samples: Samples, columns: list[str]) -> pl.DataFrame:
     """The wanted columns; raises a ValueError if one is absent, or holds something else."""
     if type(samples).__module__.partition(".")[0] == "pandas":
+        twice = [name for name in columns if list(samples.columns).count(name) > 1]
+        if twice:
+            raise ValueError(f"the column {twice[0]!r} appears twice; rename or drop one of them")
         # Without the pyarrow that polars would need.
         samples = {
             name: samples[name].astype(object).where(samples[name].notna(), None).tolist()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from encode import Encoded, Samples
 
 HERE = Path(__file__).resolve().parent
-FORMAT = 2
+FORMAT = 3
 
 # Of a description; some 10 million rows of a graph or of shards.
 _MOST_BYTES = 256 << 20

@@ -37,7 +37,7 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parent
 
 DELTA, PACKAGE, CURRENT = "delta.json", "package.json", "current.json"
-FORMAT = 2
+FORMAT = 3
 
 # Files that a delta may replace; all others come from the package.
 _DATA = re.compile(

@@ -1,8 +1,10 @@
 """Scores of raw files, prepared folders and a run's own data."""
 
 import shutil
+from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow.parquet
 import pytest
@@ -99,13 +101,19 @@ def test_labels_and_prepared_folders_make_no_difference(trained_run, tmp_path, l
         assert pl.read_parquet(output).equals(labelled.drop("label", "weight", strict=False))
 
 
-def test_whole_numbers_that_became_floats_are_refused(trained_run, tmp_path):
-    frame = rows_of_test_part().astype({"user": "float64"})
-    frame.loc[frame.index[3], "user"] = np.nan
+@pytest.mark.parametrize("kind", ["float64", "float32", "decimal"])
+def test_whole_numbers_that_became_floats_are_the_same_ids(trained_run, tmp_path, kind):
+    frame = rows_of_test_part().reset_index(drop=True)
+    frame["user"] = frame["user"].astype("Int64").mask(frame.index == 3)
+    expected = scores(trained_run, [write_movies(tmp_path / "new.csv", frame)], tmp_path)["score"]
+    users = [None if user is pd.NA else float(user) for user in frame["user"]]
+    if kind == "decimal":
+        users = [None if user is None else Decimal(f"{user:.2f}") for user in users]
     for form in ("parquet", "csv"):
-        path = write_movies(tmp_path / f"new.{form}", frame)
-        said = refused(main, tmp_path, trained_run, path, tmp_path / "scores.parquet")
-        assert "field user: found ids such as" in said and "Int64" in said
+        other = frame.assign(user=pd.Series(users, dtype="object" if kind == "decimal" else kind))
+        path = write_movies(tmp_path / f"other.{form}", other)
+        found = scores(trained_run, [path], tmp_path)["score"]
+        assert found.to_list() == expected.to_list()
 
 
 def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch, log):
@@ -143,6 +151,7 @@ def test_a_row_left_out_does_not_move_others(trained_run, tmp_path, log):
 def test_what_is_said(trained_run, tmp_path, log):
     status, said = predict(trained_run, log, tmp_path / "s.parquet")
     assert status == 0
+    assert "unseen ids" in said and "missing ids" in said
     for words in (f"{trained_run}, epoch 1", "60, ", f"{summary_of(trained_run)['best_auc']:.4f}"):
         assert words in said, said
     metadata = pl.read_parquet_metadata(tmp_path / "s.parquet")
@@ -188,11 +197,10 @@ def test_bad_values_are_missing_on_request(trained_run, packages, tmp_path):
     columns = columns_of(bad.drop(columns=["rating", "importance"]))
     np.testing.assert_allclose(model.score(columns, on_bad_value="missing"), found, atol=1e-7)
     assert model.bad_values == {"age": 1, "slot": 2, "when": 1}
-    # Of several ids only the bad one is left out.
+    # A fraction is an id as good as a text.
     one = {name: values[:1] for name, values in columns.items()}
-    lenient_score = model.score({**one, "genres": [[2.5, 3.0]]}, on_bad_value="missing")
-    assert model.bad_values == {"genres": 1}
-    np.testing.assert_array_equal(lenient_score, model.score({**one, "genres": [[3.0]]}))
+    found = model.score({**one, "genres": [[2.5, 3.0]]})
+    np.testing.assert_array_equal(found, model.score({**one, "genres": [["2.5", "3"]]}))
 
 
 def test_scoring_treats_denormal_numbers_as_zero(trained_run, tmp_path, monkeypatch):

@@ -62,6 +62,20 @@ def test_a_page_of_several_runs(run_folders, runs, tmp_path, capsys):
         assert f"difference of {part} AUC" in shown and f"{high - low:+.4f}" in shown
 
 
+def test_the_page_of_another_run_is_not_overwritten(run_folders, tmp_path, capsys):
+    small, other = run_folders / "b256", run_folders / "b512"
+    for given, is_written in (
+        ([small], True), ([small], True), ([other], False), ([small, other], True), ([small], False)
+    ):  # fmt: skip
+        before = (tmp_path / "report.html").exists() and (tmp_path / "report.html").read_bytes()
+        status, said = report(capsys, *given, "--out", tmp_path)
+        assert status == (0 if is_written else 2), said
+        if not is_written:
+            name = "b256" if given == [other] else "b512"
+            assert "report.html: is the page of " in said and name in said
+            assert (tmp_path / "report.html").read_bytes() == before
+
+
 def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys):
     (tmp_path / "auc_batch_size.png").write_text("of an earlier report")
     (tmp_path / "mine.txt").write_text("mine")

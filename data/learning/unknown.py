@@ -1,0 +1,92 @@
+"""Shares of ids that are missing, or that the training did not see, by field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stampede.data.prepared.manifest import FieldEntry
+
+# A share by field and by kind, `missing` or `unseen`.
+Shares = Mapping[str, Mapping[str, float]]
+
+KINDS = ("missing", "unseen")
+
+# A share far above another one is more than this many times as large, and by more than this.
+_TIMES, _MORE = 2.0, 0.15
+
+# Fields that a line names.
+_MOST_FIELDS = 8
+
+
+class UnknownIds:
+    """Counts ids, and how many of them are missing or unseen.
+
+    Attributes:
+        counts: `[fields, 3]` int64: all ids, missing ones, unseen ones.
+    """
+
+    def __init__(self, fields: Sequence[FieldEntry]) -> None:
+        self._fields = fields
+        self.counts = np.zeros((len(fields), 3), np.int64)
+
+    def add(self, ids: np.ndarray, bags: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Count `ids` `[n, single-valued fields]` and the values of the multi-valued ones."""
+        columns = [*ids.T, *(values for _, values in bags)]
+        for counts, field, rows in zip(self.counts, self._fields, columns, strict=True):
+            counts[0] += len(rows)
+            for at, row in enumerate((field.missing_row, field.unseen_row), 1):
+                if row is not None:
+                    counts[at] += np.count_nonzero(rows == row)
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """By field, without those that have no ids."""
+        return {
+            field.name: {
+                kind: count / counts[0] for kind, count in zip(KINDS, counts[1:], strict=True)
+            }
+            for field, counts in zip(self._fields, self.counts.tolist(), strict=True)
+            if counts[0]
+        }
+
+
+class Compared(NamedTuple):
+    """What to tell a person about shares: a line for each kind, and warnings, a sentence each."""
+
+    lines: Mapping[str, str]
+    warnings: Sequence[str]
+
+
+def compared(found: Shares, source: Mapping[str, Any], of: str = "") -> Compared:
+    """Shares beside those that the `source` of a manifest records, best of the validation part.
+
+    Args:
+        of: what the manifest is about, if not about the data of the training.
+    """
+    parts = source.get("unknown_ids", {})
+    part = next((name for name in ("validation", "test", "train") if parts.get(name)), "")
+    usual: Shares = parts.get(part, {})
+    of = of or f"the {part} part of the training's data"
+    lines, warnings = {}, []
+    for kind in KINDS:
+        shares = {name: of_field[kind] for name, of_field in found.items() if of_field[kind]}
+        before = {name: usual[name][kind] for name in shares if name in usual}
+        names = sorted(shares, key=lambda name, shares=shares: -shares[name])
+        cells = [
+            f"{name} {shares[name]:.1%} ({before[name]:.1%})"
+            if name in before
+            else f"{name} {shares[name]:.1%}"
+            for name in names[:_MOST_FIELDS]
+        ]
+        cells += [f"{len(names) - _MOST_FIELDS} more fields"] * (len(names) > _MOST_FIELDS)
+        known = f"; in brackets: {of}" * bool(before)
+        lines[f"{kind} ids"] = (", ".join(cells) or "none") + known
+        warnings += [
+            f"field {name}: {shares[name]:.1%} of the ids are {kind}, but only {share:.1%} in "
+            f"{of}; check that they are written as there"
+            for name, share in before.items()
+            if shares[name] > _TIMES * share and shares[name] > share + _MORE
+        ]
+    return Compared(lines, warnings)

@@ -1,0 +1,106 @@
+"""Frames to score: columns of any library's types as columns that a log can have."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Sequence, Set
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow
+
+from stampede.data import DataError
+
+Frame = pd.DataFrame | pl.DataFrame | pyarrow.Table
+
+_LISTS = (list, tuple, set, frozenset, np.ndarray, pd.Series, pl.Series)
+_NUMBERS = (int, float, np.integer, np.floating, decimal.Decimal)
+_TIMES = (datetime.date, np.datetime64)  # a datetime is a date
+
+
+def columns_of(frame: Frame, used: Set[str]) -> pl.DataFrame:
+    """The used columns of a frame.
+
+    Values of different Python types in one column become text, whole numbers without a fraction.
+
+    Raises:
+        DataError: a column appears twice, or has values that no log can have; names the column.
+    """
+    names = frame.column_names if isinstance(frame, pyarrow.Table) else [*frame.columns]
+    wanted = [name for name in names if isinstance(name, str) and name in used]
+    twice = next((name for name in wanted if wanted.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"the frame: has the column {twice!r} twice; rename or drop one of them")
+    return pl.DataFrame([_column(name, frame[name]) for name in wanted])
+
+
+def _column(name: str, values: pd.Series | pl.Series | pyarrow.ChunkedArray) -> pl.Series:
+    try:
+        if isinstance(values, pyarrow.ChunkedArray):
+            found = pl.Series(name, pl.from_arrow(values))
+        elif isinstance(values, pd.Series):
+            # Arrow would give the codes of periods.
+            of_python = pd.CategoricalDtype | pd.PeriodDtype | pd.IntervalDtype
+            is_own = isinstance(values.dtype, of_python) or values.dtype == object
+            found = _of_objects(name, values.tolist()) if is_own else pl.from_pandas(values)
+        else:
+            found = _of_objects(name, values.to_list()) if values.dtype == pl.Object else values
+        # Parquet has no such integers.
+        return found.cast(pl.String if found.dtype == pl.Int128 else found.dtype).alias(name)
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError) as failure:
+        reason = str(failure).splitlines()[0]
+        raise DataError(
+            f"the frame: column {name!r}, stored as {getattr(values, 'dtype', values)}, cannot be "
+            f"read ({reason}); convert it to text, numbers or times"
+        ) from None
+
+
+def _of_objects(name: str, values: Sequence[Any]) -> pl.Series:
+    """A column of Python objects."""
+    values = [None if _is_missing(value) else value for value in values]
+    present = [value for value in values if value is not None]
+    are_lists = {isinstance(value, _LISTS) for value in present}
+    if are_lists == {True}:
+        # Their order is the log's, except of sets.
+        lists = [value and [_text(name, one) for one in value] for value in map(_listed, values)]
+        return pl.Series(name, lists, dtype=pl.List(pl.String))
+    if are_lists == {True, False}:
+        raise DataError(
+            f"the frame: column {name!r} holds lists and single values; write lists in all rows or "
+            "in none"
+        )
+    if present and all(isinstance(value, _TIMES) for value in present):
+        return pl.Series(name, pd.Series(pd.to_datetime(pd.Series(values))))
+    if present and all(isinstance(value, bool | np.bool_) for value in present):
+        return pl.Series(name, [None if v is None else bool(v) for v in values], pl.Boolean)
+    return pl.Series(name, [None if v is None else _text(name, v) for v in values], pl.String)
+
+
+def _listed(value: Any) -> list[Any] | None:
+    return None if value is None else [one for one in value if not _is_missing(one)]
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, float | np.floating | decimal.Decimal):
+        return value != value
+    return value is None or value is pd.NA or value is pd.NaT
+
+
+def _text(name: str, value: Any) -> str:
+    """A value as CSV has it."""
+    if isinstance(value, str | bool | np.bool_):
+        return str(value)
+    if isinstance(value, _NUMBERS):
+        if isinstance(value, decimal.Decimal):
+            return f"{value:f}"
+        whole = isinstance(value, int | np.integer) or float(value).is_integer()
+        return str(int(value)) if whole else str(value)
+    raise DataError(
+        f"the frame: column {name!r}: found {value!r:.80} of type {type(value).__name__}; write "
+        "text, numbers, times, or lists of them"
+    )

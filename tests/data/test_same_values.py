@@ -1,0 +1,223 @@
+"""The same value as text and in every physical type is the same bin, number, id, label and part."""
+
+import decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+
+from stampede.data import DataError
+from stampede.data.learning.learned import load
+from stampede.data.raw.log import RawLog
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import Schema
+from support.prepared_arrays import arrays_of, manifest_of, vocabulary_of
+from support.preparing import prepared
+
+ROWS = 600
+SCHEMA = """
+label: {column: y, at_least: 4.2}
+ids: {user: {min_count: 1}, part: {encode: hash, buckets: 50}, slot: {encode: integer, size: 9}}
+numbers: {price: {bins: 7, transform: [standard]}}
+"""
+
+
+def drawn():
+    draw = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "y": draw.choice([1.0, 3.9, 4.2, 5.0], ROWS),
+            "user": draw.integers(1, 40, ROWS),
+            "part": draw.integers(0, 30, ROWS),
+            "slot": draw.integers(0, 9, ROWS),
+            # Few prices, so that all are edges of bins; most are no float32 numbers.
+            "price": draw.choice([9.99, 14.99, 19.9, 0.1, 7.3, 250.01, -3.33], ROWS),
+        }
+    )
+
+
+def decimals(values, scale):
+    exact = [decimal.Decimal(f"{value:.{scale}f}") for value in values]
+    return pyarrow.array(exact, pyarrow.decimal128(12, scale))
+
+
+def in_type(frame, number, whole):
+    """Arrow columns: numbers of one type, whole numbers of another."""
+    columns = {}
+    for name in frame:
+        kind = number if name in ("y", "price") else whole
+        if kind == "dictionary":
+            columns[name] = pyarrow.array(frame[name].map(str)).dictionary_encode()
+        elif kind == "decimal":
+            columns[name] = decimals(frame[name], 2)
+        elif kind == "text":
+            columns[name] = pyarrow.array(frame[name].map(str))
+        else:
+            columns[name] = pyarrow.array(frame[name]).cast(kind)
+    return pyarrow.table(columns)
+
+
+def arrays(tmp_path, files, schema=SCHEMA, **options):
+    (tmp_path / "schema.yaml").write_text(schema)
+    out = tmp_path / "out"
+    options = {"split": "sequential", "test_fraction": 0.2, **options}
+    prepared(out, "table", [*map(str, files)], schema=str(tmp_path / "schema.yaml"), **options)
+    return {part: arrays_of(out, part)[0] for part in ("train", "validation", "test")}
+
+
+def assert_same(found, expected):
+    for part, of_part in expected.items():
+        for name, array in of_part.items():
+            assert found[part][name].tobytes() == array.tobytes(), (part, name)
+
+
+TYPES = [
+    ("float64", "int64"), ("float32", "int8"), ("decimal", "uint16"), ("text", "float64"),
+    ("dictionary", "decimal"), ("float32", "float32"), ("float64", "dictionary"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    drawn().to_csv(folder / "log.csv", index=False)
+    return arrays(folder, [folder / "log.csv"])
+
+
+def test_bins_and_numbers_are_those_of_float32(of_text):
+    frame = drawn()
+    price = frame["price"].to_numpy().astype(np.float32)
+    train = price[: len(of_text["train"]["label"])]
+    edges = np.unique(np.quantile(train, np.arange(1, 7) / 7, method="inverted_cdf"))
+    expected = np.searchsorted(edges[edges < train.max()], price) + 1
+    found = np.concatenate([of_text[part]["ids"][:, 3] for part in of_text])
+    np.testing.assert_array_equal(found, expected)
+    scaled = (price - train.mean(dtype=float)) / train.std(dtype=float)
+    numbers = np.concatenate([of_text[part]["numbers"][:, 0] for part in of_text])
+    np.testing.assert_allclose(numbers, scaled, rtol=1e-6)
+    labels = np.concatenate([of_text[part]["label"] for part in of_text])
+    np.testing.assert_array_equal(labels, frame["y"] > 4)
+
+
+@pytest.mark.parametrize("number, whole", TYPES)
+def test_every_type_gives_the_same_arrays(tmp_path, of_text, number, whole):
+    pyarrow.parquet.write_table(
+        in_type(drawn(), number, whole), tmp_path / "log.parquet", row_group_size=90
+    )
+    assert_same(arrays(tmp_path, [tmp_path / "log.parquet"]), of_text)
+
+
+def test_files_of_several_types(tmp_path, of_text):
+    files = []
+    for i, kinds in enumerate(TYPES):
+        rows = slice(i * ROWS // len(TYPES), (i + 1) * ROWS // len(TYPES))
+        files.append(tmp_path / f"log_{i}.parquet")
+        pyarrow.parquet.write_table(in_type(drawn()[rows], *kinds), files[-1])
+    assert_same(arrays(tmp_path, files), of_text)
+
+
+def test_pandas_made_floats_of_ids_with_a_missing_one(tmp_path, capfd):
+    frame, rows = drawn(), ROWS // 2
+    frame["user"] = frame["user"].astype("Int64").mask(frame.index == rows)
+    frame.to_csv(tmp_path / "whole.csv", index=False)
+    expected = arrays(tmp_path, [tmp_path / "whole.csv"])
+    (tmp_path / "floats").mkdir()
+    files = [tmp_path / "floats" / name for name in ("a.csv", "b.csv")]
+    frame[:rows].to_csv(files[0], index=False)
+    frame[rows:].assign(user=frame["user"].astype("float64")).to_csv(files[1], index=False)
+    assert ",45.0," not in files[0].read_text()
+    assert_same(arrays(tmp_path / "floats", files), expected)
+    said = f"read {rows - 1:,} ids such as 45.0 as the whole number 45: user {rows - 1:,}"
+    assert said in capfd.readouterr().out.replace("\n", " ")
+    known = load(tmp_path / "floats/out/learned").fields
+    assert next(entry.rows for entry in known if entry.name == "user") == 39 + 2
+
+
+@pytest.mark.parametrize("kind", ["float64", "decimal"])
+def test_lists_of_floats(tmp_path, kind):
+    draw, rows = np.random.default_rng(0), 200
+    tags = [draw.integers(0, 9, draw.integers(0, 4)).tolist() for _ in range(rows)]
+    frame = pd.DataFrame({"y": np.arange(rows) % 2, "tags": ["|".join(map(str, t)) for t in tags]})
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    schema = 'label: y\nids: {tags: {separator: "|", min_count: 1}}\n'
+    (tmp_path / "schema.yaml").write_text(schema)
+    inner = pyarrow.float64() if kind == "float64" else pyarrow.decimal128(9, 3)
+    values = [[decimal.Decimal(v) if kind == "decimal" else float(v) for v in t] for t in tags]
+    table = pyarrow.table({"y": frame["y"], "tags": pyarrow.array(values, pyarrow.list_(inner))})
+    pyarrow.parquet.write_table(table, tmp_path / "log.parquet")
+    found = []
+    for name in ("log.csv", "log.parquet"):
+        log = RawLog(Schema.model_validate(yaml.safe_load(schema)), [tmp_path / name])
+        cells = next(log.chunks(BadRows("error"))).frame["tags"].to_list()
+        found.append([cell or [] for cell in cells])
+    assert found[0] == found[1] == [[*map(str, t)] for t in tags]
+
+
+def test_ids_with_fractions_are_their_shortest_text_and_versions_stay(tmp_path):
+    schema = Schema.model_validate({"label": "y", "ids": ["x"]})
+
+    def texts(values):
+        frame = pl.DataFrame({"y": [0] * len(values), "x": values})
+        frame.write_parquet(tmp_path / "log.parquet")
+        log = RawLog(schema, [tmp_path / "log.parquet"])
+        return next(log.chunks(BadRows("error"))).frame["x"].to_list()
+
+    assert texts(pl.Series([45.5, 45.0, None, -2.0, -0.0])) == ["45.5", "45", None, "-2", "0"]
+    assert texts(pl.Series([45.1, 45.0], dtype=pl.Float32)) == ["45.1", "45"]
+    exact = [decimal.Decimal(text) for text in ("45.50", "45.00", "0.00", "100.00")]
+    assert texts(pl.Series(exact)) == ["45.5", "45", "0", "100"]
+    kept = ["1.10", "v1.0", "00.0", "1.0.0", "a", "10", "1e5"]
+    assert texts(pl.Series([*kept, "1.0", "20.00", "-3.0", "0.0"])) == [*kept, "1", "20", "-3", "0"]
+
+
+@pytest.mark.parametrize("kind, most", [("float32", 2**24), ("float64", 2**53)])
+def test_ids_that_a_float_cannot_tell_apart_are_refused(tmp_path, kind, most):
+    for value, is_bad in ((most, False), (most * 2, True)):
+        frame = pd.DataFrame({"y": [0, 1], "user": np.array([1, value], kind)})
+        frame.to_parquet(tmp_path / "log.parquet")
+        log = RawLog(
+            Schema.model_validate({"label": "y", "ids": ["user"]}), [tmp_path / "log.parquet"]
+        )
+        if is_bad:
+            with pytest.raises(DataError, match=rf"log.parquet: column user .*above {most:,}"):
+                next(log.chunks(BadRows("error")))
+        else:
+            assert next(log.chunks(BadRows("error"))).frame["user"].to_list() == ["1", str(most)]
+
+
+def test_ids_alike_are_told(tmp_path, capfd):
+    users = ["12", " 12", "12 ", "caf\u00e9", "cafe\u0301", "x", " y"] * 30
+    frame = pd.DataFrame({"y": [0, 1] * 105, "user": users})
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    schema = "label: y\nids: {user: {min_count: 1}}\n"
+    arrays(tmp_path, [tmp_path / "log.csv"], schema, split="random")
+    said = " ".join(capfd.readouterr().out.split())
+    train = arrays_of(tmp_path / "out", "train")[0]["ids"][:, 0]
+    row_of = vocabulary_of(tmp_path / "out", "user")
+    rows = np.isin(train, [row_of[" 12"], row_of["12 "]]).sum()
+    assert f"2 ids of user, in {rows} rows, differ from another id only by blanks" in said
+    assert "' 12' beside '12'" in said or "'12 ' beside '12'" in said
+    assert "1 id of user, in " in said and "only in how accents are encoded" in said
+    assert len(row_of) == 7 and "' y'" not in said
+    assert len(manifest_of(tmp_path / "out")["source"]["notes"]) == 2
+
+
+def test_what_older_versions_prepared_is_read_as_before(tmp_path):
+    """A folder without `rules`: numbers are float64, and the text of an id depends on its type."""
+    drawn().to_csv(tmp_path / "log.csv", index=False)
+    arrays(tmp_path, [tmp_path / "log.csv"])
+    path = tmp_path / "out/learned/learned.json"
+    text = path.read_text()
+    assert text.count('"rules": 2,') == 1
+    path.write_text(text.replace('"rules": 2,', ""))
+    schema = load(path.parent).schema
+    assert schema.rules == 1
+    drawn().astype({"user": "float64"}).to_parquet(tmp_path / "log.parquet")
+    chunk = next(RawLog(schema, [tmp_path / "log.parquet"]).chunks(BadRows("error")))
+    assert chunk.frame["price"].to_list() == drawn()["price"].to_list()
+    with pytest.raises(DataError, match="field user: found ids such as"):
+        load(path.parent).encode(chunk.frame, "float32")
