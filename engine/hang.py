@@ -217,7 +217,7 @@ class Watchdog:
         flushing.start()
         flushing.join(1.0)
         # torchrun ends all processes as soon as one ends: give each time to write its stacks.
-        time.sleep(3 * self._interval)
+        time.sleep(3 * self._interval if self._world_size > 1 else 0.0)
         os._exit(HUNG)
 
 
