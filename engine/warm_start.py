@@ -388,15 +388,25 @@ class LoadReport:
             lines.append(
                 "  NO ROW of a table was loaded: no field matches in name, dim and kind of ids"
             )
-        lines.append(self._tensors("dense layers", (_MODEL,)))
+        lines += self._tensors("dense layers", (_MODEL,))
         lines += _wrapped(f"    {self.note}", 4) if self.note else []
-        return [*lines, self._tensors("optimizer state", _OPTIMIZERS)]
+        return lines + self._tensors("optimizer state", _OPTIMIZERS)
 
-    def _tensors(self, what: str, kinds: tuple[str, ...]) -> str:
-        """How many tensors are loaded; the report as JSON names the others, with the reasons."""
-        groups = (self.loaded, self.new, self.dropped.keys() - self.new.keys())
-        counts = (sum(name.startswith(kinds) for name in names) for names in groups)
-        return "  {}: {} tensors loaded, {} start from scratch, {} not taken".format(what, *counts)
+    def _tensors(self, what: str, kinds: tuple[str, ...]) -> list[str]:
+        loaded = sum(name.startswith(kinds) for name in self.loaded)
+        lines = [f"  {what}: {loaded} tensors loaded"]
+        others = {name: why for name, why in self.dropped.items() if name not in self.new}
+        for told, tensors in (("start from scratch", self.new), ("not taken", others)):
+            by_reason: dict[str, list[str]] = {}
+            for name, why in tensors.items():
+                if name.startswith(kinds):
+                    by_reason.setdefault(why, []).append(name.partition(".")[2])
+            parts = [
+                f"{', '.join(names) if len(names) <= 4 else f'{len(names)} tensors'} ({why})"
+                for why, names in by_reason.items()
+            ]
+            lines += _wrapped(f"    {told}: {'; '.join(parts)}", 4) if parts else []
+        return lines
 
 
 def _wrapped(line: str, indent: int) -> list[str]:
