@@ -19,7 +19,7 @@ from stampede.data.errors import DataError, OnBadRow, exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess
 from stampede.data.options import Split
-from stampede.data.prepared.manifest import BAD_ROWS, MANIFEST, PARTS, missing_marks_sentence
+from stampede.data.prepared.manifest import BAD_ROWS, PARTS, missing_marks_sentence
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import LABEL, TIME
@@ -99,8 +99,6 @@ def _at_least_one(text: str) -> int:
 
 def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
     """Write all files of `out` to `made`; returns the text."""
-    if (Path(options.path[0]) / MANIFEST).exists():
-        raise SettingsError(f"{options.path[0]} is a prepared folder; describe the log's files")
     split = from_key_values(options.set, Split, "--set")
     if options.schema and options.kind not in (None, "table"):
         raise SettingsError(f"--schema belongs to --kind table; found --kind {options.kind}")

@@ -6,6 +6,7 @@ import io
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ import polars as pl
 from stampede.data.errors import DataError
 from stampede.data.formulas import UNITS, fitting_format, seconds_of_time
 from stampede.data.raw.files import read_blocks
-from stampede.data.raw.formats import open_parquet
-from stampede.data.raw.log import typed_label
+from stampede.data.raw.formats import is_parquet, open_parquet
+from stampede.data.raw.log import LABEL, Labels, typed_label
 from stampede.data.schema.schema import CRITEO, MISSING, Label
 from stampede.data.sources import Kind
 from stampede.settings import cut, shown
@@ -52,7 +53,7 @@ def guess(files: Sequence[Path], label: str | None = None) -> Guess:
         DataError: the user has to name the label, or write a schema.
     """
     path = files[0]
-    if any(suffix in (".parquet", ".pq") for suffix in path.suffixes):
+    if is_parquet(path):
         with open_parquet(path) as file:
             rows = next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table())
         return _table(path, pl.from_arrow(rows), label, {})
@@ -103,7 +104,7 @@ def _label_column(path: Path, head: pl.DataFrame, given: str | None) -> tuple[st
 
 def _table(path: Path, head: pl.DataFrame, given: str | None, written: dict[str, Any]) -> Guess:
     label, said_of_label = _label_column(path, head, given)
-    section, said = _label(head[label])
+    section, said = _label(path, head[label])
     times = _times(head.drop(label))
     time = times[0] if times else None
     ids: dict[str, Any] = {}
@@ -160,17 +161,19 @@ def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
         ) from None
 
 
-def _label(values: pl.Series) -> tuple[str | dict[str, Any], str]:
+def _label(path: Path, values: pl.Series) -> tuple[str | dict[str, Any], str]:
     """The section `label` of a schema, and a sentence if it is not the column alone."""
     name, present = values.name, values.drop_nulls()
     frame, rules = present.to_frame(), {"column": name}
     if values.dtype.is_nested():
         return name, ""
-    typed = typed_label(Label(column=name), frame.schema, 2)
-    found = frame.select(typed.values.alias("label"), bad=typed.is_bad)
-    read = found["label"]
-    if not (found["bad"].any() or ((read == -1).any() and ((read != -1) & (read != 1)).any())):
-        return name, ""
+    label = Label(column=name)
+    typed = typed_label(label, frame.schema, 2)
+    found = frame.select(typed.values.alias(LABEL), bad=typed.is_bad)
+    if not found["bad"].any():
+        with suppress(DataError):
+            Labels(label).checked(found, path)
+            return name, ""
     if values.dtype.is_numeric():
         rules["at_least"] = present.filter(present > present.mean()).min()
     else:

@@ -166,6 +166,7 @@ def test_a_table_is_guessed_from_its_types(log):
     frame["timestamp"], frame["tags"] = times, frame["tags"].str.split("|")
     frame.to_parquet(folder / "log.parquet")
     found = guess([folder / "log.parquet"])
+    assert found == guess([(folder / "log.parquet").rename(folder / "LOG.PARQUET")])
     assert found.schema["time"] == {"column": "timestamp"}
     assert found.schema["ids"]["tags"] == {"separator": "|"}
 
@@ -266,7 +267,7 @@ def test_mistakes_on_the_command_line(log, tmp_path, capsys):
         (path, out, ["--kind", "table"], "a table needs a schema file"),
         (path, out, ["--schema", "x.yaml", "--label", "a"], "--label belongs to a guessed schema"),
         (path, folder / "manifest.json", [], "choose another folder"),
-        (folder, out, [], "is a prepared folder; describe the log's files"),
+        (folder, out, [], "is a prepared folder; write the files of the log"),
     ):
         assert main([str(given), "--out", str(to), *options]) == 2
         assert sentence in capsys.readouterr().err
