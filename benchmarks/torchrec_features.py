@@ -44,7 +44,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
 from stampede.optim import CowClipAdam, Helen, cowclip_sharders
-from support import bags, foreign, managed_collision, processors, programs, torchrec_models
+from support import (
+    bags,
+    foreign,
+    managed_collision,
+    processors,
+    programs,
+    torchrec_models,
+    variable_batch,
+)
 from support import two_tables as two
 from support.gathering import whole_tables
 from support.parity import (
@@ -192,6 +200,12 @@ def _loop(kind: str) -> float:
     return max(float((one - other).abs().max() / one.abs().max()) for one, other in pairs)
 
 
+def _variable_batch() -> float:
+    case = Case(("row_wise", "column_wise", "table_wise", "data_parallel"), SUMS)
+    start, found, _ = run_ranks(RANKS, variable_batch.train_with_shared_bags, [case])[0][0]
+    return deviation(start, found, variable_batch.train_with_all_bags(case, start))
+
+
 WORKS: dict[str, Callable[[], float]] = {
     "TorchRec's golden DLRM example: planner, `TrainPipelineSparseDist`, `KeyedOptimizerWrapper`": (
         lambda: run_ranks(RANKS, torchrec_models.train_golden, ("fp32", "fp32"))[0][0]
@@ -220,6 +234,7 @@ WORKS: dict[str, Callable[[], float]] = {
     "per-sample weights and mean pooling": lambda: _of_case(
         Case("column_wise", weighted=True, steps=9)
     ),
+    "variable batch size per feature, pooled": _variable_batch,
     "`EmbeddingCollection`, split by columns": lambda: _of_case(
         replace(SMALL, plan="column_wise", sequence=True)
     ),
@@ -232,7 +247,7 @@ def refusal(name: str) -> str:
     with process_group():
         try:
             REFUSED[name]()
-        except (ValueError, AttributeError) as failure:
+        except (ValueError, IndexError, AttributeError) as failure:
             return str(failure)
     raise AssertionError(f"{name} is not refused")
 
@@ -252,8 +267,10 @@ def _accumulation() -> None:
 def _scaler() -> None:
     model = two.shard(two.Model())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale(model(two.features()).sum()).backward()
-    scaler.step(two.dense_optimizer(model))
+    dense = two.dense_optimizer(model)
+    for _ in range(2):
+        scaler.scale(model(two.features()).sum()).backward()
+        scaler.step(dense)
 
 
 def _late_lookup() -> None:
@@ -292,8 +309,9 @@ def _single_bag() -> None:
     DistributedModelParallel(nn.Sequential(bag), device=two.CPU, sharders=cowclip_sharders())
 
 
-def _variable_batch() -> None:
-    two.shard(two.Model())(
+def _variable_sequences() -> None:
+    model = two.shard(nn.Sequential(EmbeddingCollection(two.tables(kind=EmbeddingConfig))))
+    model(
         KeyedJaggedTensor(
             keys=["fa", "fb"],
             values=torch.tensor([1, 2, 3]),
@@ -302,6 +320,21 @@ def _variable_batch() -> None:
             inverse_indices=(["fa", "fb"], torch.tensor([[0, 1], [0, 0]])),
         )
     )
+
+
+def _outside() -> None:
+    model = _bags(a=8)
+    table = dict(model.named_parameters())["ebc.embedding_bags.a.weight"]
+    table.square().sum().backward()
+
+
+def _no_id() -> None:
+    bags.step(_bags(a=8), (1, -1))
+
+
+def _unannounced_weights() -> None:
+    model = _bags(row_wise(), a=8, pooling=PoolingType.MEAN)
+    model(KeyedJaggedTensor(["f_a"], torch.tensor([1]), torch.ones(1), torch.tensor([1])))
 
 
 def _weights_by_rows() -> None:
@@ -343,7 +376,10 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "reentrant activation checkpointing of a lookup": _reentrant,
     "one table in two modules": _two_modules,
     "a single `nn.EmbeddingBag`": _single_bag,
-    "variable batch size per feature": _variable_batch,
+    "variable batch size per feature in an `EmbeddingCollection`": _variable_sequences,
+    "a gradient of a table's weights from outside of its lookup": _outside,
+    "an id of -1": _no_id,
+    "mean pooling by rows of a batch with weights, `is_weighted=False`": _unannounced_weights,
     "learnable per-sample weights where TorchRec loses their gradient": _weights_by_rows,
     "Helen behind managed collision": _helen_behind_collision,
     "delta tracker with `rows: all`": lambda: ModelDeltaTrackerTrec(_bags(a=8, rows="all")),

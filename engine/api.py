@@ -25,7 +25,6 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import choose_device
 from stampede.engine.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size, libraries_quiet
-from stampede.files import read_json
 from stampede.settings import SettingsError, read_yaml, reading
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ class Run:
             what = f"the run has not ended ({file.name} is missing)"
             raise RunFolderError(f"{self.path}: {what}; {remedy}")
         with reading(file, RunFolderError, f"delete it and {remedy}"):
-            return read_json(file)
+            return self._folder.read_summary()
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -177,6 +176,17 @@ class Run:
         return selected_metrics(self.summary)
 
     @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, each of a `kind`; none before the first.
+
+        Raises:
+            RunFolderError: `metrics.jsonl` is damaged.
+        """
+        remedy = "repair the line or leave the run out"
+        with reading(self._folder.metrics, RunFolderError, remedy):
+            return self._folder.lines()
+
+    @property
     def history(self) -> pd.DataFrame:
         """A row for each evaluation, in order.
 
@@ -190,24 +200,23 @@ class Run:
         """
         rows: dict[int, dict[str, Any]] = {}
         epoch, losses = 1, []
-        with reading(self._folder.metrics, RunFolderError, "repair the line"):
-            for line in self._folder.lines():
-                if line["kind"] == "train":
-                    epoch = line["epoch"]
-                    if line["loss"] is not None:
-                        losses.append(line["loss"])
-                elif line["kind"] == "evaluation":
-                    # The parts of one evaluation share a row.
-                    if line["step"] not in rows:
-                        loss, losses = fmean(losses) if losses else None, []
-                        seconds = line.get("train_seconds")
-                        first = (epoch, line["step"], seconds, loss)
-                        rows[line["step"]] = dict(zip(_FIRST_COLUMNS, first, strict=True))
-                    rows[line["step"]] |= {
-                        f"{line['part']}_{name}": value
-                        for name, value in line.items()
-                        if name not in _NOT_METRICS and not isinstance(value, list)
-                    }
+        for line in self.lines:
+            if line["kind"] == "train":
+                epoch = line["epoch"]
+                if line["loss"] is not None:
+                    losses.append(line["loss"])
+            elif line["kind"] == "evaluation":
+                # The parts of one evaluation share a row.
+                if line["step"] not in rows:
+                    loss, losses = fmean(losses) if losses else None, []
+                    seconds = line.get("train_seconds")
+                    first = (epoch, line["step"], seconds, loss)
+                    rows[line["step"]] = dict(zip(_FIRST_COLUMNS, first, strict=True))
+                rows[line["step"]] |= {
+                    f"{line['part']}_{name}": value
+                    for name, value in line.items()
+                    if name not in _NOT_METRICS and not isinstance(value, list)
+                }
         return pd.DataFrame(list(rows.values()), columns=None if rows else _FIRST_COLUMNS)
 
     @property

@@ -16,6 +16,7 @@ from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.plots import draw_curve
 from stampede.engine.processes import launched_by
+from stampede.engine.recorded import check_line, check_summary
 from stampede.files import (
     MOST_MANIFEST,
     append,
@@ -23,11 +24,13 @@ from stampede.files import (
     open_inside,
     parse_json,
     read_file,
+    read_json,
     refuse_links,
     sync,
     to_json,
     write_file,
 )
+from stampede.settings import reason_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -198,10 +201,14 @@ class RunFolder:
         found = []
         for number, line in enumerate(self._whole_lines(), 1):
             try:
-                found.append(parse_json(line))
+                found.append(check_line(parse_json(line)))
             except ValueError as mistake:
-                raise ValueError(f"line {number:,}: {mistake}") from None
+                raise ValueError(f"line {number:,}: {reason_of(mistake)}") from None
         return found
+
+    def read_summary(self) -> dict[str, Any]:
+        """The content of `summary.json`; an OSError or ValueError if it is damaged."""
+        return check_summary(read_json(self.summary))
 
     def keep_lines(self, count: int | None = None) -> None:
         """Keep the first lines, by default all whole ones; a continued run repeats later steps."""

@@ -21,10 +21,11 @@ from stampede.optim.row_gradients import (
     TableOptimizer,
     ids_behind,
     padding_of,
+    refuse_unknown,
     row_gradients,
 )
 from stampede.optim.rows import RowGradients
-from stampede.optim.rules import check_number
+from stampede.optim.rules import as_betas, check_number
 from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard, state_dtype
 from stampede.optim.update import update_
@@ -95,8 +96,11 @@ class Helen(TableOptimizer):
         dense_norm: Literal["all", "last_table"] = "all",
         columns: int | None = None,
         kind: Literal["embedding", "dense"] = "embedding",
+        **unknown: Any,
     ) -> None:
-        settings = HelenSettings(rho, bound, tuple(betas), eps, weight_decay, rows, l2, columns)
+        refuse_unknown(type(self), unknown)
+        betas = as_betas(betas)
+        settings = HelenSettings(rho, bound, betas, eps, weight_decay, rows, l2, columns)
         defaults = {"lr": lr, "net_pert": net_pert, "dense_norm": dense_norm, "kind": kind}
         self._first: dict[Tensor, _First] | None = None
         super().__init__(params, defaults | vars(settings))
@@ -253,7 +257,8 @@ class Helen(TableOptimizer):
 def _settings_of(group: dict[str, Any]) -> HelenSettings:
     """The checked settings of a param group."""
     names = HelenSettings.__dataclass_fields__
-    return HelenSettings(**{name: group[name] for name in names} | {"betas": tuple(group["betas"])})
+    betas = as_betas(group["betas"])
+    return HelenSettings(**{name: group[name] for name in names} | {"betas": betas})
 
 
 @dataclass

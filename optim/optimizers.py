@@ -12,7 +12,12 @@ from torch import Tensor
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.torch import PendingUpdate, TorchBackend
 from stampede.optim.clip import CowClip
-from stampede.optim.row_gradients import TableOptimizer, padding_of, row_gradients
+from stampede.optim.row_gradients import (
+    TableOptimizer,
+    padding_of,
+    refuse_unknown,
+    row_gradients,
+)
 from stampede.optim.rules import (
     SGD,
     Adagrad,
@@ -21,6 +26,7 @@ from stampede.optim.rules import (
     RowWiseAdagrad,
     RowWiseAdam,
     Rule,
+    as_betas,
     check_number,
 )
 from stampede.optim.settings import OnNonfinite, Rows, UpdateSettings
@@ -58,6 +64,7 @@ class CowClipOptimizer(TableOptimizer):
             `UpdateSettings`, and `padding_idx`.
 
     Raises:
+        TypeError: an argument is unknown.
         ValueError: a setting is out of range, or a table is not supported.
     """
 
@@ -65,7 +72,8 @@ class CowClipOptimizer(TableOptimizer):
 
     def __init__(self, params: _Params, lr: float, settings: Mapping[str, Any]) -> None:
         self._backends: dict[Tensor, TorchBackend] = {}
-        others = ("self", "params", "lr", "__class__")
+        refuse_unknown(type(self), settings["unknown"])
+        others = ("self", "params", "lr", "unknown", "__class__")
         given = {name: value for name, value in settings.items() if name not in others}
         if not isinstance(params, Tensor):
             params = list(params)
@@ -113,7 +121,7 @@ class CowClipOptimizer(TableOptimizer):
             own = {field.name: group[field.name] for field in fields(cls.rule_type)}
             if "betas" in own:
                 # A loaded list could not be hashed.
-                own["betas"] = tuple(own["betas"])
+                own["betas"] = as_betas(own["betas"])
             common = {name: group[name] for name in _COMMON}
             if common["clip"] is None:
                 common["clip"] = CowClip(granularity="none")
@@ -245,6 +253,7 @@ class CowClipAdam(CowClipOptimizer):
         seed: int = 0,
         ar_alpha: float = 0.0,
         min_shrinkage: float = 0.1,
+        **unknown: Any,
     ) -> None:
         super().__init__(params, lr, locals())
 
@@ -286,6 +295,7 @@ class CowClipAdagrad(CowClipOptimizer):
         seed: int = 0,
         ar_alpha: float = 0.0,
         min_shrinkage: float = 0.1,
+        **unknown: Any,
     ) -> None:
         super().__init__(params, lr, locals())
 
@@ -326,5 +336,6 @@ class CowClipSGD(CowClipOptimizer):
         seed: int = 0,
         ar_alpha: float = 0.0,
         min_shrinkage: float = 0.1,
+        **unknown: Any,
     ) -> None:
         super().__init__(params, lr, locals())

@@ -9,6 +9,8 @@ So the ids are noted lookup by lookup and backward pass by backward pass, before
 from __future__ import annotations
 
 import gc
+import inspect
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -153,6 +155,28 @@ def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
     node = getattr(output, "grad_fn", None)
     if node is not None:
         node.register_hook(notes.looked_up)
+
+
+# Names in FBGEMM and TorchRec, and what to write instead.
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "beta1": "betas=(beta1, beta2)",
+    "beta2": "betas=(beta1, beta2)",
+    "epsilon": "eps",
+    "max_gradient": "clip",
+    "max_norm": "clip",
+}
+
+
+def refuse_unknown(kind: type[torch.optim.Optimizer], unknown: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that an optimizer does not have, naming those it has."""
+    for name in unknown:
+        taken = list(inspect.signature(kind).parameters)[1:-1]
+        ours = _OTHER_NAMES.get(name, "")
+        instead = f"write {ours}" if ours.partition("=")[0] in taken else "leave it out"
+        raise TypeError(
+            f"{kind.__name__} has no argument {name}; {instead} (it has {', '.join(taken)})"
+        )
 
 
 class TableOptimizer(torch.optim.Optimizer):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,8 +96,12 @@ class Adam(Rule):
     eps_placement: EpsPlacement = "keras"
 
     def __post_init__(self) -> None:
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas is {self.betas!r}; write two numbers in [0, 1)")
+        is_pair = isinstance(self.betas, tuple) and len(self.betas) == 2
+        is_number = is_pair and all(isinstance(beta, Real | Tensor) for beta in self.betas)
+        if not (is_number and all(0.0 <= beta < 1.0 for beta in self.betas)):
+            raise ValueError(
+                f"betas is {self.betas!r}; write two numbers in [0, 1), such as (0.9, 0.999)"
+            )
         # 0 would divide 0 by 0 for a row that never had a gradient.
         check_number("eps", self.eps, "above 0")
         if self.eps_placement not in ("keras", "torch"):
@@ -235,6 +239,14 @@ class SGD(Rule):
         if self.momentum:
             grads = rows.states["momentum_buffer"].mul_(self.momentum).add_(grads)
         rows.weights.add_(grads, alpha=-rows.lr)
+
+
+def as_betas(given: Any) -> Any:
+    """Two decay rates as the rules hold them; what is not a sequence is left to their check."""
+    try:
+        return given if isinstance(given, str) else tuple(given)
+    except TypeError:
+        return given
 
 
 def check_number(name: str, value: float, least: str = "of at least 0") -> None:

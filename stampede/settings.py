@@ -193,7 +193,7 @@ def parse_yaml(text: str, where: str) -> Any:
     except Exception as failure:
         mark = getattr(failure, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise SettingsError(f"{where}{line}: not valid YAML: {_reason(failure)}") from None
+        raise SettingsError(f"{where}{line}: not valid YAML: {reason_of(failure)}") from None
 
 
 def read_yaml(path: Path, hint: str) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def read_yaml(path: Path, hint: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise SettingsError(f"{path}: no such file; {hint}") from None
     except (OSError, ValueError) as failure:
-        raise SettingsError(f"{path}: cannot be read as text ({_reason(failure)})") from None
+        raise SettingsError(f"{path}: cannot be read as text ({reason_of(failure)})") from None
     values = parse_yaml(text, str(path))
     if values is None:
         return {}
@@ -250,10 +250,10 @@ def reading(
     try:
         yield
     except DAMAGE as failure:
-        raise error(f"{path}: {what} ({_reason(failure)}); {remedy}") from None
+        raise error(f"{path}: {what} ({reason_of(failure)}); {remedy}") from None
 
 
-def _reason(failure: Exception) -> str:
+def reason_of(failure: Exception) -> str:
     """One line."""
     said = getattr(failure, "problem", None) or str(failure)
     if isinstance(failure, ValidationError):

@@ -22,6 +22,7 @@ from stampede.engine.config import config_type
 from stampede.lab.sweep import load_sweep
 from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
+from stampede.optim import local_cowclip_tables
 from stampede.optim.clip import CowClip, row_threshold
 from stampede.settings import all_keys, parse_yaml
 from support.paths import ROOT
@@ -54,6 +55,25 @@ def test_python_blocks_run(block, monkeypatch, tmp_path):
     # A network that is registered here is gone afterwards.
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
     exec(compile(block, PYTHON_BLOCKS[block], "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.slow
+def test_the_loop_of_torchrec_goes_on_from_its_checkpoint(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (block,) = (block for block in PYTHON_BLOCKS if "dcp.load" in block)
+    names = {"__name__": "__main__"}
+    exec(block.replace("dist.destroy_process_group()", ""), names)
+    try:
+        names["train"](*names["run"], range(3, 6))
+        (expected, optimizer, _), found = names["run"], names["model"]
+        for one, other in zip(expected.parameters(), found.parameters(), strict=True):
+            assert torch.equal(one.detach(), other.detach())
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1e-2, 1e-3])
+        (tables,) = local_cowclip_tables(found)
+        assert int(tables.step_count) == 6
+        assert tables.get_learning_rate() == pytest.approx(1e-2)
+    finally:
+        names["dist"].destroy_process_group()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from stampede.data.formulas import UNITS
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 
 # Names of fields and numbers become parts of the names of files, metrics and tables.
@@ -144,6 +143,9 @@ class Time(Section):
     @field_validator("format")
     @classmethod
     def _format_is_known(cls, format: str) -> str:
+        # Polars is slow to import, and the help does not need it.
+        from stampede.data.formulas import UNITS
+
         if format not in (*UNITS, "iso8601") and "%" not in format:
             known = ", ".join((*UNITS, "iso8601"))
             raise ValueError(f"found {format!r}; write {known}, or such as '%Y-%m-%d %H:%M:%S'")

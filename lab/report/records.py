@@ -10,17 +10,15 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from stampede import Run, RunFolderError, open_run
-from stampede.files import MOST_MANIFEST, parse_json, read_file, read_json
-from stampede.settings import SettingsError, printable, read_yaml, reading
+from stampede.settings import SettingsError, printable, read_yaml
 
 # Files of a run folder, and of a folder of `stampede incremental` or `stampede sweep`.
-_CONFIG, _METRICS, _SUMMARY_FILE, _PERIODS, _TRIALS = (
-    "config.yaml", "metrics.jsonl", "summary.json", "periods.json", "trials",
+_CONFIG, _SUMMARY_FILE, _PERIODS, _TRIALS = (
+    "config.yaml", "summary.json", "periods.json", "trials",
 )  # fmt: skip
 
 # Metrics of one number, and how they are shown; parts that have them.
@@ -44,22 +42,6 @@ _OF_THE_ROWS = (
     "data.kind", "data.path", "data.split", "data.test_", "data.validation_path", "data.seed",
     "data.scale", "data.rows", "data.zipf",
 )  # fmt: skip
-
-# What a report needs of a `summary.json`, and of a line of `metrics.jsonl` by kind.
-_SUMMARY = (
-    "auc", "logloss", "best_epoch", "selected_on", "samples_per_second", "train_seconds", "epochs",
-    "steps", "last",
-)  # fmt: skip
-_OF_KIND = {
-    "train": ("loss",),
-    "evaluation": ("part", "auc", "train_seconds"),
-    "clipping": ("fields", "counts", "left_out"),
-    "stopped": ("reason",),
-    "advice": ("text",),
-    "timing": ("step_seconds", "phase_seconds", "communication_seconds", "slowest_seconds",
-               "peak_memory_bytes"),
-    "period": ("period", "file"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +259,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 def _read(path: Path, label: str) -> RunRecord:
     if (path / _PERIODS).is_file():
-        periods = [line for line in _lines(path) if line["kind"] == "period"]
+        periods = [line for line in open_run(path).lines if line["kind"] == "period"]
         if not periods:
             raise RunFolderError(f"{path}: no period has ended yet, so there is nothing to show")
         newest = _read(path / f"period_{periods[-1]['period']:04d}", label)
@@ -289,31 +271,12 @@ def _read(path: Path, label: str) -> RunRecord:
             f"{path / _CONFIG}: train.batch_size is missing or not a whole number, so no run "
             f"wrote this file; {_HINT}"
         )
-    lines, summary = _lines(path), {}
+    run = open_run(path)
+    lines, summary = run.lines, {}
     for line in lines:
         line["trained"] = line["step"] * batch_size
-    file = path / _SUMMARY_FILE
-    if file.is_file():
-        with reading(file, RunFolderError, "delete it to show the run as an unfinished one"):
-            summary = read_json(file)
-            itemgetter(*_SUMMARY)(summary)
-            summary["last"].get("test")
+    if (path / _SUMMARY_FILE).is_file():
+        summary = run.summary
     if summary and lines and lines[-1]["step"] > summary["steps"]:
         summary = {}
     return RunRecord(path, label, config, lines, summary)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of `metrics.jsonl`."""
-    file, lines = path / _METRICS, []
-    if not file.exists():
-        return lines
-    with reading(file, RunFolderError, "repair the line or leave the run out"):
-        for number, text in enumerate(read_file(file, MOST_MANIFEST).split(b"\n")[:-1], 1):
-            try:
-                lines.append(parse_json(text))
-            except ValueError as mistake:
-                raise ValueError(f"line {number:,}: {mistake}") from None
-        for line in lines:
-            itemgetter("kind", "step", *_OF_KIND.get(line["kind"], ()))(line)
-    return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,10 @@ import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
 from torch import nn
 from torch.autograd import Variable
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchrec.distributed.types import ShardingEnv
+from torchrec.optim.keyed import KeyedOptimizer
 
 from stampede.optim import triton
 from stampede.optim.backends.torch import PendingUpdate
@@ -25,6 +26,11 @@ from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import HelenSettings, Kernels, UpdateSettings
 from stampede.optim.sharded.helen import HelenPasses
+from stampede.optim.sharded.model_optimizers import (
+    ModelOptimizers,
+    check_scale,
+    scale_of_the_loss,
+)
 from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables, LookupGradient
 from stampede.optim.update import update_
@@ -59,7 +65,7 @@ class BackwardUpdate:
 
     Args:
         backwards_per_step: how many passes through a collection make one step of its tables, fewer
-            if an optimizer of the program steps before; None if each pass is a step.
+            if an optimizer of the model steps before; None if each pass is a step.
         kernels: see `cowclip_sharders`.
     """
 
@@ -71,8 +77,10 @@ class BackwardUpdate:
         # By collection: passes of the current step, and updates since the last optimizer step.
         self._under_way: Counter[int] = Counter()
         self._since_step: Counter[int] = Counter()
-        # Whether the program steps an optimizer after updates; only then are passes limited.
-        self._optimizers_step = False
+        self._passes = 0  # Through any collection, since the last optimizer step.
+        # Whether the program calls `fused_optimizer.step()`, which tells steps as well.
+        self._is_stepped = False
+        self._optimizers = ModelOptimizers()
         self._helen: HelenPasses | None = None
         self._collections: dict[int, _Collection] = {}
         self._next = 0
@@ -82,9 +90,9 @@ class BackwardUpdate:
         # The hook is global; it must not keep the model alive.
         this = weakref.ref(self)
 
-        def stepped(*_: object) -> None:
+        def stepped(optimizer: Optimizer, *_: object) -> None:
             if (alive := this()) is not None:
-                alive.after_optimizer_step()
+                alive._after_step_of(optimizer)
 
         handle = register_optimizer_step_post_hook(stepped)
         weakref.finalize(self, handle.remove)
@@ -182,6 +190,8 @@ class BackwardUpdate:
         """
         current = torch._C._current_graph_task_id()
         if current != self._pass:
+            self._find_optimizers()
+            self._passes += 1
             self._pass, self._reached = current, Counter()
             # Drop what an interrupted pass left behind.
             for collection in self._collections.values():
@@ -200,7 +210,8 @@ class BackwardUpdate:
         completed = reached
         if self._per_step is not None:
             allowed = 1 if self._helen is None else 2
-            if self._optimizers_step and any(self._since_step[n] >= allowed for n in reached):
+            limits = self._is_stepped or self._optimizers.found
+            if limits and any(self._since_step[n] >= allowed for n in reached):
                 raise ValueError(
                     "a backward pass asks for a second update of the tables without an optimizer "
                     "step in between. For gradient accumulation write "
@@ -225,21 +236,45 @@ class BackwardUpdate:
         )
         self._step(completed, is_one_pass)
 
-    def after_optimizer_step(self) -> None:
-        """An optimizer of the program has stepped, which completes the steps under way."""
-        if self._per_step is None or not (self._since_step or self._under_way):
+    def after_step(self) -> None:
+        """The tables' own optimizer (`fused_optimizer`) has stepped: the step under way is over."""
+        if self._per_step is not None and self._passes:
+            check_scale(scale_of_the_loss())
+            self._is_stepped = True
+            self._end_step()
+
+    def _after_step_of(self, optimizer: Optimizer) -> None:
+        # TorchRec's optimizers call others, which tell their own steps.
+        if self._per_step is None or not self._passes or isinstance(optimizer, KeyedOptimizer):
             return
-        scale = _scale_of_the_loss()
-        if scale != 1.0:
-            raise ValueError(
-                f"a GradScaler scales the loss by {scale:g}, but tables are updated in backward, "
-                "before it can unscale their gradients; train in bf16 or fp32 without a scaler"
-            )
+        known = self._optimizers.after_step(optimizer, in_time=self._passes >= self._per_step)
+        if known.is_models and known.in_time:
+            self._end_step()
+        elif known.is_models:
+            self._since_step.clear()
+
+    def _find_optimizers(self) -> None:
+        """Within a backward pass, see which optimizers are the model's that stepped before it."""
+        for known in self._optimizers.find():
+            self._since_step.clear()
+            self._passes = 0 if known.in_time else self._passes
+            if self._under_way:
+                _LOG.warning(
+                    "an optimizer of this model stepped before all %d announced backward passes, "
+                    "and the tables wait for the others%s. If accumulation ended there, step "
+                    "model.fused_optimizer too, as CombinedOptimizer([model.fused_optimizer, ...]) "
+                    "does",
+                    self._per_step,
+                    " this once" if known.in_time else ", as it may do so in each pass",
+                )
+
+    def _end_step(self) -> None:
+        """End the step of the tables with the passes so far."""
         cut_short = [n for n in sorted(self._under_way) if n in self._collections]
         self._under_way.clear()
         self._step(cut_short, is_one_pass=False)
-        self._optimizers_step = True
         self._since_step.clear()
+        self._passes = 0
 
     def _step(self, numbers: list[int], is_one_pass: bool) -> None:
         present = [self._collections[number] for number in numbers]
@@ -300,17 +335,6 @@ class BackwardUpdate:
             tbe.row_counts += counts
         for tbe in set(tables):
             tbe.step_count += 1
-
-
-def _scale_of_the_loss() -> float:
-    """The scale of the `GradScaler` that called the optimizer; 1 without one."""
-    frame = sys._getframe()
-    while frame is not None:
-        # Neither the optimizer nor its hooks know the scaler.
-        if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
-            return frame.f_locals["self"].get_scale()
-        frame = frame.f_back
-    return 1.0
 
 
 class UpdateQueue:

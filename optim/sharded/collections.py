@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,7 +25,9 @@ from torchrec.distributed.model_tracker.model_delta_tracker import (
     ModelDeltaTrackerTrec,
 )
 from torchrec.distributed.model_tracker.types import TrackingMode
-from torchrec.distributed.types import Awaitable
+from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
+from torchrec.distributed.sharding.twrw_sharding import TwRwSparseFeaturesDist
+from torchrec.distributed.types import Awaitable, BoundsCheckMode
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -33,9 +35,14 @@ from stampede.optim.backends import choose_backend
 from stampede.optim.rules import SGD, RowWiseAdagrad
 from stampede.optim.settings import HelenSettings, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.id_check import CheckBeforeSending, Use
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.reduction import blocks_split_by_columns
-from stampede.optim.sharded.supported import check_width, keeps_gradient_of_weights
+from stampede.optim.sharded.supported import (
+    check_weights,
+    check_width,
+    keeps_gradient_of_weights,
+)
 from stampede.optim.sharded.tables import (
     NOT_COMPILED,
     CowClipTables,
@@ -48,6 +55,7 @@ from stampede.optim.sharded.torchrec_optimizer import (
     ReplicatedEmbeddingBag,
     ddp_without_cowclip,
 )
+from stampede.optim.sharded.variable_batch import repeat_bags
 from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
 
@@ -74,6 +82,8 @@ class CowClipCollection:
         self._settings = settings
         self._table_init = init
         self.owner = owner
+        given = arguments["fused_params"] or {}
+        self._bounds_check = given.get("bounds_check_mode", BoundsCheckMode.WARNING)
         self._names = {table: f"{arguments['module_fqn'] or ''}.{table}" for table in settings}
         with ddp_without_cowclip():
             super().__init__(**arguments)
@@ -90,6 +100,7 @@ class CowClipCollection:
             )
             settle = partial(owner.check_queued, up_to_now=True)
             flag = owner.queue_of(number)
+            self._optim.register_step_post_hook(lambda *_: owner.after_step())
             for tbe in self.cowclip_tables():
                 tbe.settle = settle
                 # Helen moves rows between two lookups of a step.
@@ -133,16 +144,32 @@ class CowClipCollection:
                     dim = kernel.config.embedding_tables[0].embedding_dim
                     tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
                     kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
+                kernel.emb_module.features = kernel.config.feature_names()
                 kernel.named_parameters_by_table = partial(_current_parameters, kernel)
+
+    def _create_input_dist(self, *arguments: Any, **named: Any) -> None:
+        super()._create_input_dist(*arguments, **named)
+        if self._env.world_size == 1 or (self._device and self._device.type == "cuda"):
+            return
+        configs = sorted(self._configs(), key=lambda config: -config.num_embeddings)
+        # Of the tables of one feature, the smallest.
+        uses = {f: Use(f, c.name, c.num_embeddings) for c in configs for f in c.feature_names}
+        for sharding, input_dist in zip(self._shardings(), self._input_dists, strict=True):
+            if isinstance(input_dist, RwSparseFeaturesDist | TwRwSparseFeaturesDist):
+                of_sharding = [uses[name] for name in sharding.feature_names()]
+                plans = [self.module_sharding_plan[use.table] for use in of_sharding]
+                # FATAL is 0.
+                modes = [
+                    self._bounds_check if plan.bounds_check_mode is None else plan.bounds_check_mode
+                    for plan in plans
+                ]
+                input_dist.register_forward_pre_hook(CheckBeforeSending(of_sharding, modes))
 
     def reset_parameters(self) -> None:
         """Give all tables their initial values; TorchRec calls it when everything is built."""
         super().reset_parameters()
         init = self._table_init
-        # TorchRec's name for them is not the same in both kinds of collections.
-        pooled = hasattr(self, "_embedding_bag_configs")
-        configs = self._embedding_bag_configs if pooled else self._embedding_configs
-        of_default = {config.name for config in configs if _is_default_init(config)}
+        of_default = {config.name for config in self._configs() if _is_default_init(config)}
         for kernel in self._kernels():
             of_ours = isinstance(kernel.emb_module, CowClipTables)
             if not (isinstance(kernel, _Fused) or of_ours) or (init is None and not of_ours):
@@ -179,6 +206,11 @@ class CowClipCollection:
         if not (self._settings and isinstance(features, KeyedJaggedTensor)):
             return super().input_dist(ctx, features, *rest)
         weights = features.weights_or_none()
+        if weights is not None:
+            check_weights(
+                (config for config in self._configs() if config.name in self._settings),
+                self.module_sharding_plan,
+            )
         if weights is not None and weights.requires_grad:
             order = [name for sharding in self._shardings() for name in sharding.feature_names()]
             plans = {plan.sharding_type for plan in self.module_sharding_plan.values()}
@@ -191,10 +223,7 @@ class CowClipCollection:
                     "FeatureProcessedEmbeddingBagCollection"
                 )
         if features.variable_stride_per_key():
-            raise ValueError(
-                "tables with CowClip: variable batch size per feature is not supported; give every "
-                "feature the same batch size"
-            )
+            features = self._with_one_batch_size(features)
         return super().input_dist(ctx, features, *rest)
 
     def update_shards(self, *_: Any, **__: Any) -> None:
@@ -283,15 +312,30 @@ class CowClipCollection:
 class CowClipShardedEmbeddingBagCollection(CowClipCollection, ShardedEmbeddingBagCollection):
     """A sharded `EmbeddingBagCollection`."""
 
+    def _with_one_batch_size(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return repeat_bags(features)
+
     def _shardings(self) -> list[Any]:
         return self._embedding_shardings
+
+    def _configs(self) -> Sequence[BaseEmbeddingConfig]:
+        return self._embedding_bag_configs
 
 
 class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingCollection):
     """A sharded `EmbeddingCollection`."""
 
+    def _with_one_batch_size(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        raise ValueError(
+            "tables with CowClip: a variable batch size per feature is not supported in an "
+            "EmbeddingCollection; give every feature the same batch size"
+        )
+
     def _shardings(self) -> list[Any]:
         return list(self._sharding_type_to_sharding.values())
+
+    def _configs(self) -> Sequence[BaseEmbeddingConfig]:
+        return self._embedding_configs
 
 
 @torch.compiler.disable(reason=NOT_COMPILED)

@@ -16,6 +16,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import nn
+from torch.distributed.optim import apply_optimizer_in_backward as in_backward
 from torchrec import optim as torchrec_optim
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
 from torchrec.distributed.embedding_types import (
@@ -98,8 +99,9 @@ def cowclip_sharders(
         fused_params: of the lookups, passed on to TorchRec's sharders. With CowClip, settings of
             the update are refused here: give them to `apply_optimizer_in_backward`.
         backwards_per_step: for gradient accumulation, how many backward passes make one step of the
-            tables. Their gradients and counts add up. If the program's optimizer steps earlier,
-            fewer passes make the step; more are refused. None: each pass is a step.
+            tables. Their gradients and counts add up. If the model's dense optimizer or its
+            `fused_optimizer` steps earlier, fewer passes make the step; more are refused. None:
+            each pass is a step.
         qcomm_codecs_registry: from TorchRec's `get_qcomm_codecs_registry`: embeddings and their
             gradients are sent in lower precision. Ids are not, so counts stay exact.
         kernels: what updates tables with CowClip on a GPU. `auto`: Triton's kernels, if on this GPU
@@ -201,6 +203,8 @@ class _CowClipSharder(_InDeviceMemory):
             for name, parameter in parameters.items()
             if (found := optimizer_of(parameter)) is not None
         }
+        for table in chosen:
+            _forget_hooks(parameters[table])
         if chosen:
             self._check(module, params, env, {name: parameters[name] for name in chosen})
         with as_fbgemm_sgd(parameters, chosen):
@@ -340,6 +344,17 @@ class ChosenOptimizer(NamedTuple):
         settings = self.settings
         clip = f"clip {settings.clip.granularity}, " if self.helen is None else ""
         return f"{self.name} (lr {self.lr:g}, l2 {settings.l2:g}, {clip}rows {settings.rows})"
+
+
+def _forget_hooks(parameter: nn.Parameter) -> None:
+    """Let torch free a table that a sharded one replaces, and its optimizer.
+
+    torch would keep both until the process ends: in its weak map from tables to the nodes of their
+    gradients, the node holds its table.
+    """
+    for handle in in_backward.param_to_optim_hook_handle_map.pop(parameter, []):
+        handle.remove()
+    in_backward.param_to_acc_grad_map.pop(parameter, None)
 
 
 def optimizer_of(parameter: nn.Parameter) -> ChosenOptimizer | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -80,11 +81,7 @@ def check_table(
             "instead; plan it with another sharding type, or write PoolingType.SUM"
         )
     elif is_mean and is_weighted and by_rows:
-        problem = (
-            f"mean pooling with per-sample weights under sharding type {kind!r} is not supported, "
-            "TorchRec divides by the sum of the weights there and by the number of ids elsewhere; "
-            "plan it as table_wise, column_wise or data_parallel, or write PoolingType.SUM"
-        )
+        problem = _weighted_mean(kind)
     elif plan.compute_kernel != kernel:
         problem = (
             f"compute kernel {plan.compute_kernel!r} is not supported; plan it with the kernel "
@@ -103,6 +100,33 @@ def check_table(
         )
     if problem is not None:
         raise ValueError(f"table {config.name!r} with CowClip: {problem}")
+
+
+def _weighted_mean(kind: str) -> str:
+    return (
+        f"mean pooling with per-sample weights under sharding type {kind!r} is not supported, "
+        "TorchRec divides by the sum of the weights there and by the number of ids elsewhere; "
+        "plan it as table_wise, column_wise or data_parallel, or write PoolingType.SUM"
+    )
+
+
+def check_weights(
+    configs: Iterable[BaseEmbeddingConfig], plan: Mapping[str, ParameterSharding]
+) -> None:
+    """Refuse the weights of a batch where TorchRec divides by them.
+
+    Sharded collections use the weights of a batch even if they were built with `is_weighted=False`.
+
+    Args:
+        configs: of the tables with CowClip.
+    """
+    for config in configs:
+        kind = plan[config.name].sharding_type
+        if getattr(config, "pooling", None) == PoolingType.MEAN and kind in _BY_ROWS:
+            raise ValueError(
+                f"table {config.name!r} with CowClip: {_weighted_mean(kind)}, or leave the weights "
+                "out of the KeyedJaggedTensor"
+            )
 
 
 def check_width(group: GroupedEmbeddingConfig) -> None:
@@ -135,3 +159,13 @@ def check_collection(
             "table's sums too. Plan all tables of the collection by rows, or no table with mean "
             "pooling"
         )
+    for one, other in combinations(by_rows, 2) if means else ():
+        shared = set(configs[one].feature_names) & set(configs[other].feature_names)
+        if shared and {configs[one].pooling, configs[other].pooling} != {PoolingType.MEAN}:
+            raise ValueError(
+                f"tables {one!r} and {other!r} have the feature {min(shared)!r} in common under "
+                f"sharding type {plan[one].sharding_type!r}, and table {means[0]!r} of the "
+                "collection has mean pooling: TorchRec then divides by the lengths of other bags. "
+                "Plan the tables as table_wise, column_wise or data_parallel, or give those with "
+                "mean pooling a collection of their own"
+            )

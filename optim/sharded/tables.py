@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
@@ -19,12 +20,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torchrec.distributed import batched_embedding_kernel as torchrec_kernels
 
+from stampede.optim import triton
 from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.id_check import Use, refuse_no_id
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.table_array import TableArray, TableShard
+
+if TYPE_CHECKING:
+    from stampede.optim.sharded.torchrec_optimizer import CowClipFusedOptimizer
 
 NOT_COMPILED = (
     "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
@@ -60,6 +66,20 @@ def tables_of_any_width() -> Iterator[None]:
     finally:
         fbgemm.construct_split_state = split
         torchrec_kernels._assert_local_cols_divisible_by_4 = check
+
+
+def _refuse_gradient(names: list[str], sizes: list[int], weights: Tensor) -> None:
+    """Refuse a gradient that autograd has left at the weights of a TBE's tables."""
+    grad, weights.grad = weights.grad, None
+    for name, part in zip(names, grad.split(sizes), strict=True):
+        # Some programs add 0 times every parameter to the loss.
+        if part.any():
+            raise ValueError(
+                f"table {name!r} with CowClip: a gradient reached its weights outside of the "
+                "lookup (a tied softmax, a penalty in the loss), where its optimizer does not see "
+                "it; look the rows up by their ids, write l2 in the optimizer's arguments instead "
+                "of a penalty, or detach() the weights"
+            )
 
 
 class ArrayPlace(NamedTuple):
@@ -118,11 +138,8 @@ class _LookUp(torch.autograd.Function):
         ctx.version = tbe.version
         ctx.is_within_backward = torch._C._current_graph_task_id() != -1
         if tbe.is_checked_first:
-            # Ids are sorted before FBGEMM's own lookup would check them. On a GPU its check
-            # replaces ids outside their table by 0, and says so.
-            indices, offsets, per_sample_weights = tbe.prepare_inputs(
-                indices, offsets, per_sample_weights
-            )[:3]
+            # Ids are sorted before FBGEMM's own lookup would check them.
+            indices, offsets, per_sample_weights = tbe.checked(indices, offsets, per_sample_weights)
         # Saved so that autograd notices if they are overwritten before backward.
         ctx.save_for_backward(indices, offsets, per_sample_weights)
         ctx.parts = tbe.parts(indices, offsets, per_sample_weights)
@@ -170,10 +187,14 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     """
 
     arrays: list[TableArray]
+    features: list[str]  # Names of the features, for messages.
     places: list[ArrayPlace]
     backends: list[TorchBackend]  # Kernels of each array, chosen when the collection is sharded.
     gradients: list[LookupGradient]  # Left by backward passes for the update.
     is_replicated: bool  # Whether every rank holds a copy, and gradients must be exchanged.
+    # Their optimizer in TorchRec, and the rate that was last found there.
+    of_torchrec: Callable[[], CowClipFusedOptimizer | None] = staticmethod(lambda: None)
+    seen_rate: float | None = None
     step_count: Tensor
     version: int = 0  # Number of updates; a lookup with an older one is out of date.
     updated: torch.cuda.Event | None = None  # On a GPU, the end of the last update.
@@ -209,11 +230,45 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
             first_rows = tbe.hash_size_cumsum[features] - tbe.hash_size_cumsum[feature]
             tbe.places.append(ArrayPlace(features, slice(column, stop), first_rows))
             feature, column = features.stop, stop
+        if tbe._stored().requires_grad:
+            names = [shard.table.rpartition(".")[2] for shard in shards]
+            sizes = [shard.rows * width for shard, width in zip(shards, widths, strict=True)]
+            tbe._stored().register_post_accumulate_grad_hook(
+                partial(_refuse_gradient, names, sizes)
+            )
+        tbe.features = [str(number) for number in range(len(tbe.feature_table_map))]
         tbe.backends, tbe.gradients = [], []
         tbe.is_replicated = is_replicated
         tbe.step_count = torch.zeros((), dtype=torch.int64)
         tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
         return tbe
+
+    def get_learning_rate(self) -> float:
+        """The rate of the next step: the optimizer's, if a schedule has changed it there.
+
+        TorchRec hands it over only in `fused_optimizer.step()` and `zero_grad()`.
+        """
+        optimizer = self.of_torchrec()
+        if optimizer is not None:
+            rate = float(optimizer.param_groups[0]["lr"])
+            if rate != self.seen_rate:
+                self.set_learning_rate(rate)
+                self.seen_rate = rate
+        return super().get_learning_rate()
+
+    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
+        """Set the learning rate, `lr`; see FBGEMM's class.
+
+        Raises:
+            ValueError: another setting is given, which would have no effect.
+        """
+        others = sorted(set(params_dict) - {"lr"})
+        if others:
+            raise ValueError(
+                f"tables with CowClip: update_hyper_parameters got {', '.join(others)}, but only "
+                "lr can be changed after sharding; give others to apply_optimizer_in_backward"
+            )
+        super().update_hyper_parameters(params_dict)
 
     def rewind(self, step: int) -> None:
         """Undo the count of steps after `step`, which were queued but not taken."""
@@ -265,7 +320,36 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     @property
     def is_checked_first(self) -> bool:
         """Whether ids are checked before their rows are brought up to date."""
-        return any(backend.needs_checked_ids for backend in self.backends)
+        return self.is_on_gpu or any(backend.needs_checked_ids for backend in self.backends)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether reading a value from the device is to be avoided."""
+        # Triton's interpreter stands for a GPU.
+        return self.row_counts.is_cuda or triton.handles(self.row_counts)
+
+    def checked(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The inputs after FBGEMM's check, which replaces ids outside their table and says so.
+
+        Raises:
+            IndexError: an id is -1, which FBGEMM's check lets pass; on a CPU.
+        """
+        is_to_check = self.bounds_check_mode_int != BoundsCheckMode.NONE.value
+        if is_to_check and self.is_on_gpu:
+            # To look for -1 would wait; any other number is replaced.
+            indices = indices.masked_fill(indices == -1, -2)
+        inputs = self.prepare_inputs(indices, offsets, per_sample_weights)[:3]
+        if is_to_check and not self.is_on_gpu:
+            shards = [shard for array in self.arrays for shard in array.shards]
+            uses = [
+                Use(feature, shards[table].table.rpartition(".")[2], shards[table].rows)
+                for feature, table in zip(self.features, self.feature_table_map, strict=True)
+            ]
+            batch = (len(offsets) - 1) // len(uses)
+            refuse_no_id(inputs[0], offsets[:: batch or 1].tolist(), uses)
+        return inputs
 
     @torch.no_grad()
     def lookup(
@@ -285,15 +369,15 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         is_to_check = mode != BoundsCheckMode.NONE.value and not self.is_checked_first
         inputs = indices, offsets, per_sample_weights
         if not self._is_pooled_here():
-            if not is_to_check:
-                self.bounds_check_mode_int = BoundsCheckMode.NONE.value
+            inputs = self.checked(*inputs) if is_to_check else inputs
+            self.bounds_check_mode_int = BoundsCheckMode.NONE.value
             try:
                 return super().forward(*inputs)
             finally:
                 self.bounds_check_mode_int = mode
         # FBGEMM's check is slower, but reports errors, and refuses or repairs.
         if is_to_check and not all(part.backend.is_sound(part.lookup) for part in parts):
-            self.prepare_inputs(*inputs)
+            self.checked(*inputs)
             if not all(part.backend.is_sound(part.lookup) for part in parts):
                 raise IndexError(
                     "the offsets of a lookup do not ascend from 0 to the number of its ids"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -59,6 +60,17 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
         for name, weight in self.params.items():
             table = name.removesuffix(".weight")
             self.state[weight] |= states[table] | {f"{table}.step": tables.step_count}
+        self._set_rates_of(tables)
+
+    def _set_rates_of(self, tables: CowClipTables) -> None:
+        tables.seen_rate = self.param_groups[0]["lr"]
+        tables.of_torchrec = weakref.ref(self)
+
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        """Set the learning rate, `lr`."""
+        super().update_hyper_parameters(params_dict)
+        if "lr" in params_dict:
+            self.param_groups[0]["lr"] = params_dict["lr"]
 
     @property
     def state(self) -> Mapping[Any, Any]:
@@ -89,6 +101,7 @@ class ReplicatedFusedOptimizer(CowClipFusedOptimizer):
             state[weight] = {f"{table.name}.{name}": value for name, value in named.items()}
         group = {"params": list(params.values()), "lr": tables.get_learning_rate()}
         FusedOptimizer.__init__(self, params, state, [group])
+        self._set_rates_of(tables)
 
 
 def _sharded_states(

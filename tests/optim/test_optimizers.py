@@ -69,6 +69,9 @@ def test_a_penalty_in_the_loss_reaches_rows_that_did_not_occur():
             ("on_nonfinite", "warn", "'error' or 'skip_row'", CLASSES),
             ("padding_idx", -21, "no row -21", CLASSES),
             ("betas", (0.9, 1.0), "betas is", ("adam", "rowwise_adam")),
+            ("betas", 0.9, r"betas is 0.9; write .* \(0.9, 0.999\)", ("adam", "rowwise_adam")),
+            ("betas", "0.9", "betas is '0.9'", ("adam", "rowwise_adam")),
+            ("betas", [0.9], r"betas is \(0.9,\)", ("adam", "rowwise_adam")),
             ("betas", (float("nan"), 0.9), "betas is", ("adam", "rowwise_adam")),
             ("eps", 0.0, "eps is", CLASSES.keys() - {"sgd"}),
             ("eps", float("nan"), "eps is", CLASSES.keys() - {"sgd"}),
@@ -83,6 +86,29 @@ def test_settings_out_of_range_are_refused(kind, arguments, words):
     optimizer_class = CLASSES[kind]
     with pytest.raises(ValueError, match=f"{optimizer_class.__name__}: .*{words}"):
         optimizer_class(table().parameters(), **arguments)
+
+
+@pytest.mark.parametrize(
+    "kind, name, words",
+    [
+        ("adam", "learning_rate", "write lr"),
+        ("sgd", "learning_rate", "write lr"),
+        ("adam", "beta1", r"write betas=\(beta1, beta2\)"),
+        ("rowwise_adam", "beta2", r"write betas=\(beta1, beta2\)"),
+        ("sgd", "beta1", "leave it out"),
+        ("adagrad", "max_gradient", "write clip"),
+        ("adam", "optimizer", "leave it out"),
+        ("adam", "eta", "leave it out"),
+    ],
+)
+def test_arguments_of_other_names_are_refused_with_ours(kind, name, words):
+    """As FBGEMM, TorchRec and torch name theirs."""
+    optimizer_class = CLASSES[kind]
+    said = (
+        f"{optimizer_class.__name__} has no argument {name}; {words} \\(it has lr, .*l2, clip, rows"
+    )
+    with pytest.raises(TypeError, match=said):
+        optimizer_class(table().parameters(), **{name: 0.9})
 
 
 def test_a_grad_scaler_changes_nothing():

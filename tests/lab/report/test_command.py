@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from stampede.engine.errors import RunFolderError
+from stampede import RunFolderError, open_run
 from stampede.engine.metrics import PARTS
 from stampede.lab.report.__main__ import main
 from stampede.lab.report.page import best
@@ -131,8 +131,8 @@ def test_a_baseline_is_named_by_label_or_folder(run_folders, runs):
     [
         ("config.yaml", "a: 1\n", "train.batch_size is missing"),
         ("summary.json", "{", "summary.json: damaged"),
-        ("summary.json", "{}", "summary.json: damaged (no 'auc'); delete it to show"),
-        ("metrics.jsonl", '{"kind": "train", "step": 1}\n', "damaged (no 'loss')"),
+        ("summary.json", "{}", "summary.json: damaged (no 'auc'); delete it and"),
+        ("metrics.jsonl", '{"kind": "train", "step": 1}\n', "damaged (line 1: no 'loss')"),
         ("metrics.jsonl", '{"kind": "train"\n', "metrics.jsonl: damaged (line 1: "),
         ("metrics.jsonl", "[]\n", "metrics.jsonl: damaged ("),
     ],
@@ -149,11 +149,30 @@ def test_a_damaged_file_gets_a_sentence(run_folders, tmp_path, capsys, name, con
 def test_one_bad_run_does_not_cost_the_report_of_the_others(run_folders, tmp_path, capsys):
     bad = tmp_path / "bad"
     shutil.copytree(run_folders / "b256", bad, ignore=shutil.ignore_patterns("checkpoints"))
-    for content in ('{"auc": 1e400}', '{"auc": "\\ud800"}', "[]", '{"auc": "\\u001b[31m"}'):
-        (bad / "summary.json").write_text(content)
-        status, said = report(capsys, bad, run_folders / "b256", "--out", tmp_path / "out")
-        assert status == 0 and f"left out: {bad}/summary.json: damaged (" in said
-        assert "1 runs" in said and "\x1b" not in said
+    summary, lines = ((bad / name).read_text() for name in ("summary.json", "metrics.jsonl"))
+    whole = json.loads(summary)
+    line = next(one for one in map(json.loads, lines.splitlines()) if one["kind"] == "train")
+    damaged = [("summary.json", text) for text in ('{"auc": 1e400}', '{"auc": "\\ud800"}', "[]")]
+    for key, value in (
+        ("auc", "0.7"), ("steps", None), ("train_seconds", "\x1b[31m"), ("last", {"epoch": 1}),
+        ("validation", {"auc": "x"}), ("rows", {"train": "many"}), ("best_epoch", 1.5),
+    ):  # fmt: skip
+        damaged.append(("summary.json", json.dumps({**whole, key: value})))
+    for key, value in (("loss", "x"), ("step", "1"), ("step", None), ("kind", 3)):
+        damaged.append(("metrics.jsonl", json.dumps({**line, key: value}) + "\n"))
+    for number, (name, text) in enumerate(damaged):
+        (bad / "summary.json").write_text(summary)
+        (bad / "metrics.jsonl").write_text(lines)
+        (bad / name).write_text(text)
+        with pytest.raises(RunFolderError, match="damaged"):
+            open_runs([bad])
+        with pytest.raises(RunFolderError, match="damaged"):
+            run = open_run(bad)
+            assert run.summary and run.lines
+        if number in (0, len(damaged) - 1):
+            status, said = report(capsys, bad, run_folders / "b256", "--out", tmp_path / "out")
+            assert status == 0 and f"left out: {bad}/{name}: damaged (" in said
+            assert "1 runs" in said and "\x1b" not in said
 
 
 def test_wrong_folders_get_a_sentence(run_folders, tmp_path, capsys):

@@ -84,7 +84,8 @@ def test_rows_and_numbers_may_lie_in_memory_as_they_like():
     found = outcome()
     assert KERNEL in found[0][0].grad_fn.name()
     with switched_off():
-        torch.testing.assert_close(found, outcome())
+        # Sums of squares of some 100 are rounded in another order.
+        torch.testing.assert_close(found, outcome(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("trained", ["rows", "weights"])

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchrec import KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor, PoolingType
+from torchrec.distributed.sharding_plan import row_wise, table_row_wise
 from torchrec.distributed.train_pipeline import TrainPipelineBase
 from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
@@ -19,6 +20,7 @@ from torchrec.distributed.train_pipeline.gradient_accumulation import (
 )
 
 from stampede.optim import NonFiniteGradientError, TableInit, cowclip_sharders, local_cowclip_tables
+from support import bags
 from support.gathering import tables_of, whole_tables
 from support.parity import (
     Case,
@@ -133,6 +135,103 @@ def test_several_backwards_can_be_allowed():
     torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
     for _ in range(3):
         assert_trains(model)
+
+
+def stepper(module, loss_of):
+    """What takes a step of an optimizer of its own when called."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        loss_of(module).backward()
+        optimizer.step()
+
+    return step
+
+
+def unrelated():
+    return stepper(nn.Linear(4, 1), lambda critic: critic(torch.ones(1, 4)).sum())
+
+
+def accumulated(passes, others):
+    """The tables after passes that were announced in threes, and how often they stepped."""
+    torch.manual_seed(0)
+    model = shard(Model(), cowclip_sharders(TableInit(std=0.1), backwards_per_step=3))
+    judge = nn.Linear(16, 1)
+    for parameter in judge.parameters():
+        nn.init.constant_(parameter, 0.1)
+    look_up = model.module.tables
+    teach = stepper(judge, lambda judge: judge(look_up(features()).values().detach()).sum())
+    dense = dense_optimizer(model)
+    for number in range(1, passes + 1):
+        # The judge's parameters get a gradient too.
+        loss = model(features(number)).square().sum() + judge(look_up(features()).values()).sum()
+        loss.backward()
+        if others:
+            teach()
+            nn.init.constant_(judge.weight, 0.1)
+            unrelated()()
+        if number % 3 == 0 or number == passes:
+            dense.step()
+            dense.zero_grad()
+    return weights_of(model), steps_of(model)
+
+
+@pytest.mark.parametrize("passes, steps", [(6, 2), (8, 3)])
+def test_optimizers_of_other_networks_do_not_end_an_accumulation(passes, steps):
+    expected, counted = accumulated(passes, others=False)
+    found, also = accumulated(passes, others=True)
+    assert counted == also == [steps]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_optimizers_of_other_networks_do_not_excuse_accumulation():
+    model = shard(Model())
+    dense, other = dense_optimizer(model), unrelated()
+    for _ in range(10):
+        assert_trains(model)
+        dense.step()
+        other()
+    assert_trains(model)
+    other()
+    with pytest.raises(ValueError, match="second update"):
+        model(features()).sum().backward()
+
+
+def test_tables_step_early_with_their_own_optimizer():
+    model = shard(Model(), cowclip_sharders(backwards_per_step=3))
+    for passes in (2, 3, 1):
+        for _ in range(passes):
+            model(features()).sum().backward()
+        model.fused_optimizer.step()
+    assert steps_of(model) == [3]
+    for _ in range(3):
+        model(features()).sum().backward()
+    with pytest.raises(ValueError, match="second update"):
+        model(features()).sum().backward()
+
+
+def test_heads_may_train_in_turn_each_with_an_optimizer():
+    model = shard(Model())
+    heads = [nn.Linear(16, 1) for _ in range(3)]
+    optimizers = [torch.optim.SGD(head.parameters(), lr=0.1) for head in heads]
+    for number in range(12):
+        head, optimizer = heads[number % 3], optimizers[number % 3]
+        head(model.module.tables(features()).values()).sum().backward()
+        optimizer.step()
+    assert steps_of(model) == [12]
+
+
+def test_a_first_step_before_all_announced_passes_is_told(caplog):
+    model = shard(Model(), cowclip_sharders(backwards_per_step=3))
+    dense = dense_optimizer(model)
+    for _ in range(2):
+        model(features()).sum().backward()
+    dense.step()
+    model(features()).sum().backward()
+    assert steps_of(model) == [1]
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "stampede.optim"]
+    assert "before all 3 announced" in told and "model.fused_optimizer" in told
 
 
 def test_a_model_that_is_gone_leaves_no_hook_behind():
@@ -316,3 +415,62 @@ def test_a_lookup_may_be_recomputed():
     (recomputed + model(features(2)).sum()).backward()
     (other(features(1)).sum() + other(features(2)).sum()).backward()
     assert torch.equal(weights_of(model), weights_of(other))
+
+
+def weights_for_the_mean(plan):
+    """Mean pooling, `is_weighted=False`, and a batch that brings weights; three steps.
+
+    Returns:
+        The first output in float64, as it should be, and as it is; the trained table.
+    """
+    model = bags.with_cowclip(bags.Bags(pooling=PoolingType.MEAN, a=8))
+    model = bags.shard(model, plan, cowclip_sharders(TableInit(std=0.1, seed=1)))
+    table = bags.weights_of(model)["a"].double()
+    ids, weights = torch.tensor([1, 6, 1, 3, 6]), torch.tensor([0.5, 2.0, 1.0, 1.0, 3.0])
+    batch = KeyedJaggedTensor(["f_a"], ids, weights, lengths=torch.tensor([2, 3]))
+    bag = (table[ids] * weights[:, None]).split([2, 3])
+    expected = torch.stack([rows.mean(0) for rows in bag])
+    found = model(batch)["f_a"].detach().double()
+    for _ in range(3):
+        model(batch)["f_a"].square().sum().backward()
+    return expected, found, bags.weights_of(model)["a"]
+
+
+def test_weights_that_a_collection_does_not_announce_have_one_meaning_or_are_refused():
+    results = [weights_for_the_mean(plan) for plan in bags.PLANS.values()]
+    for expected, found, table in results:
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(table, results[0][2], rtol=1e-6, atol=1e-8)
+    for plan in (row_wise(), table_row_wise(host_index=0)):
+        with pytest.raises(ValueError, match=r"'a'.*mean pooling with per-sample weights.*leave"):
+            weights_for_the_mean(plan)
+
+
+@pytest.mark.parametrize("plan", [*bags.PLANS.values(), row_wise()], ids=[*bags.PLANS, "by rows"])
+@pytest.mark.parametrize("use", ["tied softmax", "penalty", "nothing", "reading"])
+def test_a_gradient_that_reaches_a_table_outside_of_its_lookup_is_refused(plan, use):
+    model = bags.shard(bags.with_cowclip(bags.Bags(a=8, b=8), l2=0.0, rows="touched"), plan)
+    before = bags.weights_of(model)
+    # A table split into two parts is one parameter of half the width.
+    table = dict(model.named_parameters())["ebc.embedding_bags.b.weight"]
+    found = model(bags.jagged(["f_a", "f_b"], torch.tensor([[1, 2]])))
+    loss = sum(values.square().sum() for values in found.values())
+    if use == "reading":
+        loss = loss + (loss.detach() * table.detach()).sum()
+    elif use == "tied softmax":
+        loss = loss + (found["f_b"][:, : table.shape[1]] @ table.T).logsumexp(1).sum()
+    else:
+        loss = loss + (0.1 if use == "penalty" else 0.0) * table.square().sum()
+    if use in ("nothing", "reading"):
+        loss.backward()
+        for name, after in bags.weights_of(model).items():
+            assert (after != before[name]).any(1).nonzero().flatten().tolist() == [1, 2]
+    else:
+        with pytest.raises(ValueError, match="'b' with CowClip: a gradient reached its weights"):
+            loss.backward()
+        after = bags.weights_of(model)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        # The next batch trains as ever.
+        bags.step(model, (1, 2))
+        for name, after in bags.weights_of(model).items():
+            assert (after != before[name]).any(1).nonzero().flatten().tolist() == [1, 2]

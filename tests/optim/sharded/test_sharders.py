@@ -1,9 +1,12 @@
 """Optimizers with CowClip inside TorchRec: what they are given and what they refuse."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
+from torch.distributed.optim import apply_optimizer_in_backward as in_backward
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.model_tracker.types import TrackingMode
@@ -41,6 +44,27 @@ def test_fused_params_and_widths_that_an_optimizer_does_not_know_are_refused():
     shard(Bags(a=8), sharders=sharders)
     with pytest.raises(ValueError, match=r"table 'b' has 10 columns.*multiple of 4.*CowClip"):
         shard(with_cowclip(Bags(a=10, b=10), only="a"))
+
+
+def test_torch_forgets_the_tables_that_were_sharded():
+    """Otherwise each model of a process stays in its memory: 0.3 MB a training of 26 fields."""
+    before = len(in_backward.param_to_acc_grad_map), len(in_backward.param_to_optim_hook_handle_map)
+    model = with_cowclip(Bags(a=8, b=8))
+    assert len(in_backward.param_to_acc_grad_map) == before[0] + 2
+    table, optimizers = (
+        weakref.ref(one)
+        for one in (
+            model.ebc.embedding_bags["a"].weight,
+            model.ebc.embedding_bags["a"].weight._in_backward_optimizers[0],
+        )
+    )
+    sharded = shard(model)
+    step(sharded, [2, 3])
+    del model, sharded
+    gc.collect()
+    assert table() is None and optimizers() is None
+    after = len(in_backward.param_to_acc_grad_map), len(in_backward.param_to_optim_hook_handle_map)
+    assert after == before
 
 
 def test_an_id_outside_its_table_is_refused_by_a_fatal_check():
@@ -257,3 +281,18 @@ def test_a_tables_own_init_fn_is_kept_unless_an_init_is_given():
         found = weights_of(shard(with_cowclip(model), sharders=cowclip_sharders(init)))
         assert (found["a"] == expected).all()
         assert not (found["b"] == 0.5).any()
+
+
+@pytest.mark.parametrize("kind", [CowClipAdam, optim.Helen])
+def test_names_of_fbgemm_are_refused_where_the_optimizer_is_named(kind):
+    for arguments, words in (
+        ({"learning_rate": 0.1}, "has no argument learning_rate; write lr"),
+        (
+            {"lr": 0.1, "beta1": 0.9, "beta2": 0.99},
+            r"no argument beta1; write betas=\(beta1, beta2",
+        ),
+    ):
+        with pytest.raises(TypeError, match=f"{kind.__name__}.*{words}"):
+            apply_optimizer_in_backward(kind, Bags(a=8).ebc.parameters(), arguments)
+    with pytest.raises(ValueError, match=r"betas is 0.9; write two numbers"):
+        apply_optimizer_in_backward(kind, Bags(a=8).ebc.parameters(), {"betas": 0.9})
