@@ -24,9 +24,8 @@ class _Bucket(_Recorded):
 
 
 class _Metrics(_Recorded):
-    """Metrics of a part, each a number; `auc` is null if one class is absent."""
+    """Metrics of a part; `auc` is null if one class is absent."""
 
-    __pydantic_extra__: dict[str, Number | str]
     auc: Number
     logloss: Number = None
     pr_auc: Number = None
@@ -78,7 +77,6 @@ class _Timing(_Line):
 class _Period(_Line):
     """An evaluation of a period's file before it was trained on."""
 
-    __pydantic_extra__: dict[str, Any]
     period: int
     file: str
     auc: Number = None
@@ -99,7 +97,6 @@ class _Last(_Recorded):
 
 
 class _Summary(_Metrics):
-    __pydantic_extra__: dict[str, Any]
     validation: _Metrics | None = None
     last: _Last
     best_epoch: int | None
