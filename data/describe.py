@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import polars as pl
 import yaml
 
@@ -261,7 +262,7 @@ def _alone(counts: pl.DataFrame) -> float | None:
     # Imported here: it takes a second, which --help need not wait for.
     from sklearn.metrics import roc_auc_score
 
-    labels = [1] * len(rate) + [0] * len(rate)
+    labels = np.repeat([1, 0], len(rate))
     weights = pl.concat([test, others.alias(test.name)])
     return float(roc_auc_score(labels, pl.concat([rate, rate]), sample_weight=weights))
 
