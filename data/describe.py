@@ -222,7 +222,8 @@ def described_column(frame: pl.LazyFrame, name: str, kind: str) -> Column:
         present = table[_VALUE].drop_nulls()
         distinct, unseen = present.n_unique(), None
         common = (present.min(), present.median(), present.max()) if len(present) else None
-        train = table.filter(pl.col(_PART) == TRAIN)[_VALUE]
+        # Sorted once: each quantile would sort anew.
+        train = table.filter(pl.col(_PART) == TRAIN)[_VALUE].sort()
         edges = {train.quantile(i / _BUCKETS, "nearest") for i in range(1, _BUCKETS)} - {None}
         buckets = pl.Series(_VALUE, bucket_rows(table[_VALUE], sorted(edges)))
         counts = _counts(table.with_columns(buckets).lazy())
