@@ -1,4 +1,4 @@
-"""The command `stampede describe`: shows what is in a click log."""
+"""The command `stampede describe`: guesses the schema of a click log and shows its columns."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+import polars as pl
 import yaml
 
-from stampede.data.description.guess import chosen_features, guess
-from stampede.data.description.statistics import (
-    QUANTILES,
-    TOPS,
-    Column,
-    Statistics,
-    collect,
-    least_width,
-    read_rows,
-    short,
-)
 from stampede.data.errors import DataError, OnBadRow, exit_status
+from stampede.data.formulas import bucket_rows
+from stampede.data.guess import guess
 from stampede.data.options import Split
-from stampede.data.prepare import MOST_NEWER
-from stampede.data.prepared.manifest import BAD_ROWS, MANIFEST, PARTS
+from stampede.data.prepared.manifest import BAD_ROWS, PARTS, missing_marks_sentence
+from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
+from stampede.data.raw.log import LABEL, TIME
 from stampede.data.raw.rows import BadRows
-from stampede.data.sources import TEST, TRAIN, VALIDATION, Kind, open_source
-from stampede.settings import SettingsError, all_keys, from_key_values, yaml_value
+from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
+from stampede.data.sources import TEST, TRAIN, Assignment, Kind, Source, open_source
+from stampede.settings import SettingsError, all_keys, counted, from_key_values, yaml_value
 
-TEXT, PICTURE, SCHEMA = "description.txt", "description.png", "schema.yaml"
+TEXT, SCHEMA = "description.txt", "schema.yaml"
 
 WIDTH = 100
-_NAME = 18
-# Slices in the table; the picture has more.
-_SLICES = 12
-_TOP = 3
+_PART, _VALUE = "#part", "#value"
 
-# Shares and AUCs from which a column or a slice gets advice.
+# For the AUC of a column: buckets of a number, and rows at the mean click rate that smooth a rate.
+_BUCKETS, _PRIOR = 50, 20
+
+# Shares and AUCs from which a column gets advice.
 _MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES = 0.2, 0.98, 0.95, 0.9
 
 
@@ -49,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {key.path} = {yaml_value(key.default)}" for key in all_keys(Split))
     parser = argparse.ArgumentParser(
         prog="stampede describe",
-        description="Show what is in a click log, as text and as pictures.",
+        description="Show what is in a click log, and write a schema to start from.",
         epilog=f"keys of --set, with defaults:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     add("path", nargs="+", help="files or globs (csv, tsv, parquet; .gz, .zst)")
     add("--kind", choices=get_args(Kind), help="kind of log; default: guessed")
     add("--schema", metavar="FILE.yaml", help="schema of a table; default: guessed")
+    add("--label", metavar="COLUMN", help="column of the label in a guessed schema")
     add("--out", metavar="DIR", help="folder for the result; default: NAME-description")
     add("--rows", type=_at_least_one, metavar="N", help="read only the first N rows")
     add("--on-bad-row", choices=get_args(OnBadRow), default="error", help="default: error")
@@ -103,90 +100,206 @@ def _at_least_one(text: str) -> int:
 
 def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
     """Write all files of `out` to `made`; returns the text."""
-    if (Path(options.path[0]) / MANIFEST).exists():
-        raise SettingsError(f"{options.path[0]} is a prepared folder; describe the log's files")
     split = from_key_values(options.set, Split, "--set")
     if options.schema and options.kind not in (None, "table"):
         raise SettingsError(f"--schema belongs to --kind table; found --kind {options.kind}")
+    if options.label and (options.schema or options.kind):
+        raise SettingsError(
+            "--label belongs to a guessed schema; delete it, or --schema and --kind"
+        )
     kind, schema, notes = "table" if options.schema else options.kind, options.schema, []
     if kind is None:
-        kind, guessed, notes = guess(expand(options.path))
+        kind, guessed, notes = guess(expand(options.path), options.label)
         if guessed is not None:
             schema = str(made / SCHEMA)
             text = yaml.safe_dump(guessed, sort_keys=False, allow_unicode=True)
             Path(schema).write_text(text, encoding="utf-8")
             notes.append(f"the guessed schema is in {out / SCHEMA}; correct it and use --schema")
-    source, auto = (
-        open_source(kind, options.path, split, schema=schema or "", features=features)
-        for features in ("paper", "auto")
-    )
+    # Without the fields that data.features=auto adds: a run says which these are.
+    source = open_source(kind, options.path, split, schema=schema or "", features="paper")
     remedy = "--on-bad-row skip to leave such rows out"
     bad_rows = BadRows(options.on_bad_row, made / BAD_ROWS, remedy)
-    rows = read_rows(source, bad_rows, options.rows, spool)
-    chosen, statistics = chosen_features(auto.log.schema, rows), collect(rows)
+    rows, said = read_rows(source, bad_rows, options.rows, spool)
+    kinds = {name: _kind(field) for name, field in source.log.schema.ids.items()}
+    kinds |= dict.fromkeys(source.log.schema.numbers, "number")
+    columns = [described_column(rows, name, kind) for name, kind in kinds.items()]
     more = len(options.path) - 1
     title = options.path[0] + f" and {more} more" * (more > 0)
-    text = _text(title, statistics, [*notes, *rows.notes], chosen)
-    if (made / SCHEMA).exists():
-        said = f"data.features=auto, where a key is absent here: {chosen}"
-        comments = "".join(f"# {line}\n" for line in textwrap.wrap(said, WIDTH))
-        (made / SCHEMA).write_text(comments + (made / SCHEMA).read_text("utf-8"), "utf-8")
+    parts = parts_of(rows)
+    blocks = [
+        [*_wrapped(title, ""), *_indented([*notes, *said])],
+        _parts_table(parts),
+        _columns_table(columns),
+    ]
+    if advice := [*_about_parts(parts), *_about_columns(columns)]:
+        blocks.append(["advice", *_indented(advice)])
+    text = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
     (made / TEXT).write_text(text, encoding="utf-8")
-    # Imported here: matplotlib takes half a second, which --help need not wait for.
-    from stampede.data.description.picture import draw
-
-    draw(f"{title}: {int(statistics.rows.sum()):,} rows", statistics, made / PICTURE)
     return text
 
 
-def _text(title: str, statistics: Statistics, notes: Sequence[str], features: str) -> str:
-    blocks = [[*_wrapped(title, ""), *_indented(notes)], _parts(statistics), _slices(statistics)]
-    if statistics.ids:
-        blocks += [_ids(statistics), _top_ids(statistics)]
-    if statistics.numbers:
-        blocks += [_numbers(statistics), _quarters(statistics)]
-    heading = "chosen by data.features=auto; a schema that has the key decides otherwise"
-    blocks += [_between_parts(statistics), [heading, *_indented([features])]]
-    if sentences := _advice(statistics):
-        blocks.append(["advice", *_indented(sentences)])
-    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
+def read_rows(
+    source: Source, bad_rows: BadRows, limit: int | None, folder: Path
+) -> tuple[pl.LazyFrame, list[str]]:
+    """Rows of a log, copied to Parquet files in a folder.
+
+    Args:
+        limit: read only this many rows, bad ones included; None: all.
+
+    Returns:
+        Ids, numbers, `#label`, `#time` if the schema has one, and `#part`, an index into `PARTS`;
+        null is missing. And sentences on how they were read.
+
+    Raises:
+        DataError: the log has no good row, or has a bad row and `bad_rows` refuses it.
+    """
+    log = source.log
+    counts = log.counts(limit) if limit or source.split.needs_counts() else None
+    assignment, rows = Assignment(source, counts), 0
+    with RowProgress("describing", log.bytes) as progress:
+        for read in log.chunks(bad_rows):
+            chunk = read.take(read.numbers < counts[read.file]) if limit else read
+            frame = chunk.frame.with_columns(pl.Series(_PART, assignment.parts(chunk)))
+            if len(frame):
+                frame.write_parquet(folder / f"{rows:015d}.parquet", compression="lz4")
+            rows += len(frame)
+            progress.advance_to(chunk.position, len(frame))
+            if limit and rows + bad_rows.count >= sum(counts):
+                break
+    if not rows:
+        log.check_rows()
+        bad = counted(bad_rows.count, "bad row")
+        raise DataError(f"{log.files[0]}: has no good row, but {bad}")
+    frame = pl.scan_parquet(sorted(folder.glob("*.parquet")))
+    notes = [
+        f"parts: split {source.split.split}, see --set",
+        "" if limit is None else f"only the first {limit:,} rows were read (--rows)",
+        f"left out {counted(bad_rows.count, 'bad row')}, listed in a file" * bool(bad_rows.count),
+        missing_marks_sentence(bad_rows.marks_by_column()),
+    ]
+    if log.schema.time is not None:
+        first, last = pl.from_epoch(TIME).min(), pl.from_epoch(TIME).max()
+        span = frame.select(first=first, last=last).collect().row(0)
+        notes.append("times: {:%Y-%m-%d %H:%M:%S} to {:%Y-%m-%d %H:%M:%S} (UTC)".format(*span))
+    return frame, [note for note in notes if note]
 
 
-def _advice(statistics: Statistics) -> list[str]:
-    """What to change before training: one sentence per finding."""
-    columns: dict[str, list[str]] = {}
-    for column in (*statistics.ids, *statistics.numbers):
-        for sentence, shown in _about(column):
-            columns.setdefault(sentence, []).append(short(column.name, 40) + shown)
-    about_columns = [f"{', '.join(names)}: {sentence}" for sentence, names in columns.items()]
-    return [*_about_parts(statistics), *about_columns]
+def _kind(field: IdField) -> str:
+    """The field's kind as the table shows it."""
+    if isinstance(field, TimePart):
+        return field.encode.replace("_", " ")
+    if isinstance(field, Quantiles):
+        # Its buckets are learned when a log is prepared.
+        return "number"
+    if isinstance(field, Hashed):
+        return f"hash {field.buckets:,}"
+    word = "integers" if isinstance(field, Integers) else "ids"
+    return word if field.separator is None else f"many {word}"
 
 
-def _about_parts(statistics: Statistics) -> Iterator[str]:
-    for part in (TRAIN, VALIDATION, TEST):
-        rows, clicks = statistics.rows[part], statistics.clicks[part]
-        if rows and clicks in (0, rows):
-            found = "only clicks" if clicks else "no clicks"
-            yield f"the {PARTS[part]} part has {found}, so it has no AUC; choose another split"
-    if statistics.newer >= MOST_NEWER:
-        yield (
-            f"{statistics.newer:.0%} of the training rows are newer than half of the test rows, as "
-            "the log is not in the order of time: a split by rows is not a split by time; "
-            "split=by_column splits at a date"
+@dataclass(frozen=True)
+class Column:
+    """An id field or a number; a row of a multi-valued field without an id counts as one id."""
+
+    name: str
+    kind: str
+    values: int  # rows, or ids of a multi-valued field
+    missing: float  # share of them
+    distinct: int  # different ones that are not missing
+    unseen: float | None  # share of the test ids that the training part lacks, if it is known
+    alone: float | None  # test AUC of the click rates in the training part, if defined
+    # The most frequent id, its rows and its clicks; minimum, median and maximum of a number.
+    common: tuple[str, int, int] | tuple[float, float, float] | None
+
+
+def described_column(frame: pl.LazyFrame, name: str, kind: str) -> Column:
+    """What is in a column; its distinct ids, or all of its numbers, are in memory meanwhile."""
+    values = frame.select(_PART, LABEL, pl.col(name).alias(_VALUE))
+    if isinstance(values.collect_schema()[_VALUE], pl.List):
+        values = values.explode(_VALUE)  # an empty list becomes null
+    if kind == "number":
+        table = values.collect()
+        present = table[_VALUE].drop_nulls()
+        distinct, unseen = present.n_unique(), None
+        common = (present.min(), present.median(), present.max()) if len(present) else None
+        # Sorted once: each quantile would sort anew.
+        train = table.filter(pl.col(_PART) == TRAIN)[_VALUE].sort()
+        edges = {train.quantile(i / _BUCKETS, "nearest") for i in range(1, _BUCKETS)} - {None}
+        buckets = pl.Series(_VALUE, bucket_rows(table[_VALUE], sorted(edges)))
+        counts = _counts(table.with_columns(buckets).lazy())
+        missing = len(table) - len(present)
+    else:
+        counts = _counts(values)
+        known = counts.drop_nulls(_VALUE)
+        distinct, missing = len(known), counts.filter(pl.col(_VALUE).is_null())["rows"].sum()
+        top = known.top_k(1, by=["rows", _VALUE], reverse=[False, True])
+        common = next(
+            top.select(pl.col(_VALUE).cast(pl.String), "rows", "clicks").iter_rows(), None
         )
+        new = known.filter(pl.col("train") == 0)["test"].sum()
+        test = counts["test"].sum()
+        unseen = new / test if test and counts["train"].sum() else None
+    total = counts["rows"].sum()
+    return Column(name, kind, total, missing / total, distinct, unseen, _alone(counts), common)
+
+
+def _counts(values: pl.LazyFrame) -> pl.DataFrame:
+    """Each value once, null included, and its rows and clicks: of all parts, `train` and `test`."""
+    parts = {"": pl.col(_PART) >= 0, "train": pl.col(_PART) == TRAIN, "test": pl.col(_PART) == TEST}
+    sums = {part or "rows": rows for part, rows in parts.items()}
+    clicks = {f"{part}_clicks".strip("_"): rows for part, rows in parts.items()}
+    sums |= {name: rows & (pl.col(LABEL) >= 0.5) for name, rows in clicks.items()}
+    counts = {name: rows.sum().cast(pl.Int64) for name, rows in sums.items()}
+    return values.group_by(_VALUE).agg(**counts).collect(engine="streaming")
+
+
+def _alone(counts: pl.DataFrame) -> float | None:
+    """Test AUC of the click rates that the values have in the training part."""
+    test, others = counts["test_clicks"], counts["test"] - counts["test_clicks"]
+    rows, clicks = counts["train"], counts["train_clicks"]
+    if not (rows.sum() and test.sum() and others.sum()):
+        return None
+    rate = (clicks + _PRIOR * clicks.sum() / rows.sum()) / (rows + _PRIOR)
+    # Imported here: it takes a second, which --help need not wait for.
+    from sklearn.metrics import roc_auc_score
+
+    labels = np.repeat([1, 0], len(rate))
+    weights = pl.concat([test, others.alias(test.name)])
+    return float(roc_auc_score(labels, pl.concat([rate, rate]), sample_weight=weights))
+
+
+def parts_of(frame: pl.LazyFrame) -> list[tuple[int, int]]:
+    """Rows and clicks of each of `PARTS`."""
+    every = frame.group_by(_PART).agg(pl.len(), (pl.col(LABEL) >= 0.5).sum())
+    found = {part: counts for part, *counts in every.collect(engine="streaming").iter_rows()}
+    return [tuple(found.get(part, (0, 0))) for part in range(len(PARTS))]
+
+
+def _about_parts(parts: Sequence[tuple[int, int]]) -> Iterator[str]:
+    for part, (count, clicks) in zip(PARTS, parts, strict=True):
+        if count and clicks in (0, count):
+            found = "only clicks" if clicks else "no clicks"
+            yield f"the {part} part has {found}, so it has no AUC; choose another split"
+
+
+def _about_columns(columns: Sequence[Column]) -> list[str]:
+    """What to change before training: one sentence per finding."""
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        for sentence, beside in _about(column):
+            found.setdefault(sentence, []).append(_short(column.name, 40) + beside)
+    return [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
 
 
 def _about(column: Column) -> Iterator[tuple[str, str]]:
     """Findings about a column, each with what to print beside the column's name."""
-    is_number = column.unseen is None
-    if not (column.summary if is_number else column.distinct):
+    if not column.distinct:
         yield "missing in all rows; leave it out", ""
         return
-    one = column.summary[1] == column.summary[-1] if is_number else column.distinct == 1
-    if one and not column.share("missing"):
+    if column.distinct == 1 and not column.missing:
         yield "the same in all rows; leave it out", ""
         return
-    unseen = column.share("unseen", TEST) or 0.0
+    unseen = column.unseen or 0.0
     if unseen >= _MANY_UNSEEN:
         remedy = "min_count=2 or more trains the row that they share, encode: hash spreads them"
         if unseen >= _ALL_UNSEEN:
@@ -195,7 +308,7 @@ def _about(column: Column) -> Iterator[tuple[str, str]]:
             )
         finding = f"this share of the test ids is not in the training part; {remedy}"
         yield finding, f" {unseen:.0%}"
-    elif not is_number and column.distinct > _ROW_NAMES * column.values.sum() > 100:
+    elif column.kind != "number" and column.distinct > _ROW_NAMES * column.values > 100:
         yield "almost every row has its own id, like a row number; leave it out", ""
     if (column.alone or 0.0) >= _LEAK:
         finding = "this test AUC alone suggests that the value is known only after the click; "
@@ -212,87 +325,42 @@ def _indented(sentences: Iterable[str]) -> list[str]:
     return [line for sentence in sentences for line in _wrapped(sentence, "  ")]
 
 
-def _line(name: str, cells: Iterable[str], width: int = 10) -> str:
-    return f"{name:<{_NAME}}" + "".join(f"{cell:>{width}}" for cell in cells)
+def _short(name: str, most: int) -> str:
+    """A name of at most `most` characters, on one line."""
+    name = name if name.isprintable() else repr(name)
+    return name if len(name) <= most else name[: most - 2] + ".."
 
 
-def _clicks(where: str, rows: int, clicks: int, of: int) -> str:
-    return f"{where:<34}{rows:>16,}{rows / of:>10.2%}{clicks:>16,}{_rate(rows, clicks):>12}"
-
-
-def _parts(statistics: Statistics) -> Iterator[str]:
+def _parts_table(parts: Sequence[tuple[int, int]]) -> Iterator[str]:
     yield f"{'part':<34}{'rows':>16}{'share':>10}{'clicks':>16}{'click rate':>12}"
-    total = statistics.rows.sum()
-    for name, rows, clicks in zip(PARTS, statistics.rows, statistics.clicks, strict=True):
-        yield _clicks(name, rows, clicks, total)
-    yield _clicks("all", total, statistics.clicks.sum(), total)
+    rows, clicks = map(sum, zip(*parts, strict=True))
+    for name, (count, clicked) in zip((*PARTS, "all"), (*parts, (rows, clicks)), strict=True):
+        rate = f"{clicked / count:.4f}" if count else "-"
+        yield f"{name:<34}{count:>16,}{count / rows:>10.2%}{clicked:>16,}{rate:>12}"
 
 
-def _slices(statistics: Statistics) -> Iterator[str]:
-    """Rows and click rate over time, in slices at least as wide as the picture's."""
-    first, last = (statistics.slices["start"][at] for at in (0, -1))
-    slices = statistics.wider(least_width(first, last, statistics.by_time, _SLICES))
-    over = "over time (UTC)" if statistics.by_time else "over rows, in their order"
-    yield f"{over:<34}{'rows':>16}{'share':>10}{'clicks':>16}{'click rate':>12}"
-    for start, rows, clicks in slices.select("start", "rows", "clicks").iter_rows():
-        yield _clicks(f"  from {statistics.place(start)}", rows, clicks, statistics.rows.sum())
-
-
-def _ids(statistics: Statistics) -> Iterator[str]:
-    tops = "".join(f"{f'top {top}':>9}" for top in TOPS)
-    yield f"{'id field':<{_NAME}}{'type':<11}{'distinct':>14}{'missing':>9}{tops}"
-    for column in statistics.ids:
-        covered = "".join(f"{_percent(column.coverage(top)):>9}" for top in TOPS)
-        yield (
-            f"{short(column.name):<{_NAME}}{column.kind[:10]:<11}{column.distinct:>14,}"
-            f"{_percent(column.share('missing')):>9}{covered}"
-        )
-    yield "  top k: share of the present ids that the k most frequent ones cover"
-
-
-def _top_ids(statistics: Statistics) -> Iterator[str]:
-    yield _line("click rate by id", [f"{'id':>13}{'share':>8}{'rate':>6}"] * _TOP)
-    for column in statistics.ids:
-        cells = [
-            f"{short(text, 12):>13}{rows / column.values.sum():>8.1%}{clicks / rows:>6.3f}"
-            for text, (rows, clicks) in list(zip(column.top, column.rates, strict=True))[:_TOP]
-        ]
-        yield _line(short(column.name), cells)
-
-
-def _numbers(statistics: Statistics) -> Iterator[str]:
-    yield _line("number", ["missing", "mean", "min", *(f"{q:.0%}" for q in QUANTILES), "max"])
-    for column in statistics.numbers:
-        values = (f"{value:.4g}" for value in column.summary)
-        yield _line(short(column.name), [_percent(column.share("missing")), *values])
-
-
-def _quarters(statistics: Statistics) -> Iterator[str]:
-    yield _line("click rate by size", ["missing", "to 25%", "25-50%", "50-75%", "from 75%"])
-    for column in statistics.numbers:
-        yield _line(short(column.name), (_rate(*counts) for counts in column.rates))
-
-
-def _between_parts(statistics: Statistics) -> Iterator[str]:
-    shown = [part for part, rows in enumerate(statistics.rows) if rows]
-    shares = [(what, part) for what in ("missing", "unseen") for part in shown]
-    yield _line("", [*(what for what, _ in shares), "alone"], 11)
-    yield _line("column", [*(PARTS[part] for _, part in shares), "test AUC"], 11)
-    for column in (*statistics.ids, *statistics.numbers):
+def _columns_table(columns: Sequence[Column]) -> Iterator[str]:
+    yield (
+        f"{'column':<18}{'kind':<12}{'missing':>8}{'distinct':>13}{'unseen':>8}{'alone':>7}"
+        "  most frequent id, or range"
+    )
+    for column in columns:
+        unseen = "-" if column.unseen is None else f"{column.unseen:.2%}"
         alone = "-" if column.alone is None else f"{column.alone:.4f}"
-        cells = [_percent(column.share(what, part)) for what, part in shares]
-        yield _line(short(column.name), [*cells, alone], 11)
-    yield "  unseen: ids absent from the training part"
+        common = ""
+        if column.common is not None and column.kind == "number":
+            common = "{:.4g} .. {:.4g} .. {:.4g}".format(*column.common)
+        elif column.common is not None:
+            text, rows, clicks = column.common
+            share = rows / column.values
+            common = f"{_short(text, 12)} {share:.1%}, clicked {clicks / rows:.3f}"
+        yield (
+            f"{_short(column.name, 17):<18}{_short(column.kind, 11):<12}{column.missing:>8.2%}"
+            f"{column.distinct:>13,}{unseen:>8}{alone:>7}  {common}"
+        )
+    yield "  unseen: share of the test part's ids that the training part lacks"
     yield "  alone: test AUC of the click rates that the column's ids or sizes have in training"
-
-
-def _percent(share: float | None) -> str:
-    """With two decimals: 0.01 % of a large log is many rows."""
-    return "-" if share is None else f"{share:.2%}"
-
-
-def _rate(rows: int, clicks: int) -> str:
-    return f"{clicks / rows:.4f}" if rows else "-"
+    yield "  range: minimum, median and maximum of a number"
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from stampede.settings import from_key_values, keys_help, shown
 _FEWEST_ROWS = 10
 
 # Times sampled per part, and the share of newer training rows that gives advice.
-_MOST_TIMES, MOST_NEWER = 100_000, 0.1
+_MOST_TIMES, _MOST_NEWER = 100_000, 0.1
 
 _PART, _POSITION = "#part", "#position"
 
@@ -169,7 +169,7 @@ def _advice_on_order(
 
     train, test = some_times("train"), some_times("test")
     newer = (train > np.median(test)).mean() if len(test) else 0.0
-    if newer < MOST_NEWER:
+    if newer < _MOST_NEWER:
         return ""
     keys = ("split=by_column", f"split_column={column}", "test_from=VALUE")
     return (

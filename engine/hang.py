@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -26,7 +27,6 @@ import torch.distributed as dist
 from stampede.engine.config import RunSection
 from stampede.engine.errors import HUNG
 from stampede.engine.processes import Processes, connection
-from stampede.files import write_file
 
 # The first step may compile kernels.
 _FIRST_STEP_SECONDS = 600.0
@@ -56,7 +56,7 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
     if not settings.hang_seconds:
         yield
         return
-    store = None
+    store = dist.HashStore()
     if processes.world_size > 1:
         # A new name, because the store of torchrun's agent outlives a restart.
         job = processes.on_main(lambda: uuid4().hex)
@@ -95,7 +95,7 @@ class Watchdog:
     """A thread that watches this rank's heartbeat; ranks publish their status in the store."""
 
     def __init__(
-        self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store | None
+        self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store
     ) -> None:
         self._rank, self._world_size = processes.rank, processes.world_size
         self._heartbeat = processes.heartbeat
@@ -106,9 +106,8 @@ class Watchdog:
         self._is_first_step, self._is_slow = True, False
         self._still = 0.0
         self._published = 0
-        # The other ranks' newest status, and the round in which it was first read.
-        self._seen: dict[int, tuple[RankStatus | None, int]] = {}
-        self._rounds = 0
+        # The status of all ranks in the newest rounds.
+        self._read: deque[dict[int, RankStatus | None]] = deque(maxlen=_SILENT_ROUNDS + 1)
         self._end = threading.Event()
         self._publish()
         self._thread = threading.Thread(target=self._run, name="stampede-watchdog", daemon=True)
@@ -166,36 +165,29 @@ class Watchdog:
 
     def _publish(self) -> None:
         self._published += 1
-        if self._store is not None:
-            # If the store fails, the others notice the missing rounds.
-            with suppress(RuntimeError):
-                self._store.set(str(self._rank), json.dumps(asdict(self._status())))
+        # If the store fails, the others notice the missing rounds.
+        with suppress(RuntimeError):
+            self._store.set(str(self._rank), json.dumps(asdict(self._status())))
 
     def _judge(self) -> str:
         """Why the run hangs; empty if it does not."""
-        left, own = self._left(), {self._rank: self._status()}
-        if self._store is None:
-            return stuck_ranks(own) if left <= 0 else ""
+        left = self._left()
         if left > _ROUNDS_READ * self._interval:
-            self._seen, self._rounds = {}, 0
+            self._read.clear()
             return ""
         # Without an answer, torchrun or the timeout of the collective ends the processes.
         with suppress(RuntimeError):
-            self._read_others()
-        if left > 0 or self._rounds <= _SILENT_ROUNDS:
+            self._read.append({rank: self._newest(rank) for rank in range(self._world_size)})
+        if left > 0 or len(self._read) <= _SILENT_ROUNDS:
             return ""
-        old = self._rounds - _SILENT_ROUNDS
-        silent = {rank for rank, (_, first_read) in self._seen.items() if first_read <= old}
-        return stuck_ranks(own | {r: status for r, (status, _) in self._seen.items()}, silent)
+        before, now = self._read[0], self._read[-1]
+        return stuck_ranks(now, {rank for rank in now if now[rank] == before[rank]})
 
-    def _read_others(self) -> None:
-        for rank in set(range(self._world_size)) - {self._rank}:
-            status = None
-            if self._store.check([str(rank)]):
-                status = RankStatus(**json.loads(self._store.get(str(rank))))
-            if rank not in self._seen or self._seen[rank][0] != status:
-                self._seen[rank] = status, self._rounds
-        self._rounds += 1
+    def _newest(self, rank: int) -> RankStatus | None:
+        """What a rank published last."""
+        if not self._store.check([str(rank)]):
+            return None
+        return RankStatus(**json.loads(self._store.get(str(rank))))
 
     def _end_process(self, reason: str) -> None:
         settings = self._settings
@@ -209,14 +201,14 @@ class Watchdog:
         )
         path = self._folder / f"hang_rank_{self._rank}.txt"
         # The disk may be full.
-        with suppress(OSError):
-            write_file(path, f"{sentence}\n\n{_stuck(self._rank, self._status())}\n\n")
-            with path.open("ab") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
+        with suppress(OSError), path.open("w") as file:
+            print(
+                sentence, _stuck(self._rank, self._status()), "", sep="\n\n", file=file, flush=True
+            )
+            faulthandler.dump_traceback(file, all_threads=True)
         is_first = True
-        if self._store is not None:
-            with suppress(RuntimeError):
-                is_first = self._store.add("asked", 1) == 1
+        with suppress(RuntimeError):
+            is_first = self._store.add("asked", 1) == 1
         if is_first:
             # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"\nerror: {sentence}\n".encode())
@@ -225,7 +217,7 @@ class Watchdog:
         flushing.start()
         flushing.join(1.0)
         # torchrun ends all processes as soon as one ends: give each time to write its stacks.
-        time.sleep(0.0 if self._store is None else 3 * self._interval)
+        time.sleep(3 * self._interval if self._world_size > 1 else 0.0)
         os._exit(HUNG)
 
 

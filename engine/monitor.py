@@ -243,7 +243,8 @@ class StepTrace:
         if stage == LOOKING_UP:
             self._of_step.close()
             step = self._processes.heartbeat.step
-            self._of_step.enter_context(record_function(f"step {step}"))
+            # TensorBoard looks for this name.
+            self._of_step.enter_context(record_function(f"ProfilerStep#{step}"))
         self._phase.enter_context(record_function(stage))
 
     def close(self) -> None:
@@ -265,12 +266,10 @@ class StepTrace:
             traced.stop()
             if self._step < self._first:
                 return
-            # The ending tells torch to compress it.
-            unfinished = self._file.with_name(f".{self._file.name}")
             try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                traced.export_chrome_trace(str(unfinished))
-                os.replace(unfinished, self._file)
+                # The ending tells torch to compress it.
+                traced.export_chrome_trace(str(self._file))
             except (OSError, RuntimeError) as failure:
                 _say_given_up(self._processes.rank, self._file, "trace", failure)
             else:

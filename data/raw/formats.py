@@ -333,6 +333,17 @@ class Parquet:
         return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
 
 
+def suffix_of(path: Path) -> str:
+    """The suffix of a file's name before it was compressed, in small letters."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return next((suffix for suffix in suffixes[::-1] if suffix not in (".gz", ".zst")), "")
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file's name is one of Parquet."""
+    return suffix_of(path) in (".parquet", ".pq")
+
+
 @contextmanager
 def open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
     """Open a file. Raises a `DataError` if it is damaged, as is found here or while it is read."""

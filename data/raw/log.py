@@ -31,7 +31,7 @@ from stampede.data.formulas import (
 )
 from stampede.data.parallel import computed_ahead
 from stampede.data.progress import RowProgress
-from stampede.data.raw.formats import Delimited, Parquet
+from stampede.data.raw.formats import Delimited, Parquet, is_parquet, suffix_of
 from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_marks
 from stampede.data.schema.schema import (
     IdField,
@@ -143,7 +143,7 @@ class RawLog:
         Raises:
             DataError: a file cannot be used, or has a bad row and `bad_rows` refuses it.
         """
-        before, labels = 0, _Labels(self.schema.label)
+        before, labels = 0, Labels(self.schema.label)
         for number, file in enumerate(self.files):
             kind = _format_of(self.schema, file, self._split_column)
 
@@ -262,13 +262,11 @@ def scoring_log(
 
 
 def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
-    suffixes = [suffix for suffix in file.suffixes if suffix.lower() not in (".gz", ".zst")]
-    suffix = suffixes[-1].lower() if suffixes else ""
-    if schema.format == "parquet" or (schema.format == "auto" and suffix in (".parquet", ".pq")):
+    if schema.format == "parquet" or (schema.format == "auto" and is_parquet(file)):
         return Parquet(schema.missing)
     separator = schema.separator
     if separator == "auto":
-        separator = "\t" if suffix in (".tsv", ".txt", ".tab") else ","
+        separator = "\t" if suffix_of(file) in (".tsv", ".txt", ".tab") else ","
     numeric = schema.numeric_columns() - {split_column}
     return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing)
 
@@ -340,7 +338,7 @@ _YES, _NO = ["true", "yes", "t", "y"], ["false", "no", "f", "n"]
 
 
 def typed_label(label: Label, types: pl.Schema, rules: int) -> _Typed:
-    """The column `#label`: 0, 1, a soft label between them, or -1, which `_Labels` turns into 0."""
+    """The column `#label`: 0, 1, a soft label between them, or -1, which `Labels` turns into 0."""
     column, kind = label.column, types[label.column]
     if label.positive:
         _check_type(column, kind, "a label", _is_text(kind))
@@ -373,7 +371,7 @@ def _remedy_of_label(value: Any, column: str) -> str:
     return f"write 0 or 1, or {', or '.join(rules)}"
 
 
-class _Labels:
+class Labels:
     """Turns labels -1 of a log into 0; refuses them beside labels other than 1."""
 
     def __init__(self, label: Label | None) -> None:

@@ -83,7 +83,7 @@ class DryRun:
     @property
     def fits(self) -> bool:
         """Whether every rank has enough memory."""
-        return bool(self.costs.total_memory.max() <= self.cluster.usable)
+        return bool(self.costs.memory["total"].max() <= self.cluster.usable)
 
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON; memory in bytes."""
@@ -164,7 +164,7 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
 
 def _shortfall(done: DryRun) -> str:
     """Which rank lacks the most memory, and what to change."""
-    work, cluster, total = done.work, done.cluster, done.costs.total_memory
+    work, cluster, total = done.work, done.cluster, done.costs.memory["total"]
     usable, rank, size = cluster.usable, total.argmax(), readable_bytes
     free = ""
     if cluster.reserved:
@@ -213,7 +213,7 @@ def _smaller_optimizer(done: DryRun) -> str | None:
 def report(done: DryRun) -> str:
     """The plan and its costs, in lines of at most 100 characters."""
     work, cluster, costs = done.work, done.cluster, done.costs
-    total, lookups = costs.total_memory, costs.lookups
+    total, lookups = costs.memory["total"], costs.lookups
     rows = sum(table.rows for table in work.data.tables)
     free = f", {cluster.reserved:.0%} of it kept free" if cluster.reserved else ""
     lines = [
@@ -236,14 +236,14 @@ def report(done: DryRun) -> str:
             f"{group['ranks']:>7,}  {names}"
         )
     lines += ["", _line("memory of a rank", ["least", "mean", "most"], "on rank")]
-    for name, values in [*costs.memory.items(), ("total", total)]:
+    for name, values in costs.memory.items():
         each = (values.min(), values.mean(), values.max())
         lines.append(_line(name, map(readable_bytes, each), values.argmax()))
     worst = np.argsort(-total, kind="stable")[:_WORST]
     ranks = ", ".join(f"{rank} ({readable_bytes(total[rank])})" for rank in worst)
     lines += [f"  largest: {ranks}", ""]
     lines.append(_line("sent in a step", ["mean", "most"], "on rank") + f"{'all ranks':>14}")
-    for name, values in [*costs.sent.items(), ("total", costs.total_sent)]:
+    for name, values in costs.sent.items():
         each = (values.mean(), values.max())
         said = _line(name, map(readable_bytes, each), values.argmax())
         lines.append(f"{said}{readable_bytes(values.sum()):>14}")
@@ -272,9 +272,9 @@ class PlanCosts:
     """What a plan costs each rank; every array is `[ranks]` float64.
 
     Attributes:
-        memory: bytes of weights, optimizer state and activations.
+        memory: bytes of weights, optimizer state, activations, and their total.
         lookups: expected ids that a rank looks up in a step.
-        sent, received: bytes of a step, those sent by what is sent.
+        sent, received: bytes of a step, those sent by what is sent and in total.
         groups: of the tables by sharding type: their `fields`, the largest first, and all their
             `rows`, `shards` and `ranks`.
     """
@@ -285,20 +285,10 @@ class PlanCosts:
     received: np.ndarray
     groups: dict[str, dict[str, Any]]
 
-    @property
-    def total_memory(self) -> np.ndarray:
-        """Bytes of each rank."""
-        return sum(self.memory.values())
-
-    @property
-    def total_sent(self) -> np.ndarray:
-        """Bytes that each rank sends in a step."""
-        return sum(self.sent.values())
-
     def imbalance(self) -> dict[str, float]:
         """Memory, lookups and communication of the largest rank, over the mean of all ranks."""
-        traffic = self.total_sent + self.received
-        of = {"memory": self.total_memory, "lookups": self.lookups, "communication": traffic}
+        traffic = self.sent["total"] + self.received
+        of = {"memory": self.memory["total"], "lookups": self.lookups, "communication": traffic}
         return {k: float(v.max() / v.mean()) if v.any() else 1.0 for k, v in of.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -308,9 +298,9 @@ class PlanCosts:
             return {kind: [round(v) for v in values.tolist()] for kind, values in by_kind.items()}
 
         return {
-            "memory_bytes": rounded({**self.memory, "total": self.total_memory}),
+            "memory_bytes": rounded(self.memory),
             "lookups": [round(value, 1) for value in self.lookups.tolist()],
-            "sent_bytes": rounded({**self.sent, "total": self.total_sent}),
+            "sent_bytes": rounded(self.sent),
             **rounded({"received_bytes": self.received}),
             "imbalance": self.imbalance(),
             "groups": self.groups,
@@ -363,12 +353,14 @@ def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
             "shards": len(of_kind),
             "ranks": len({shard.rank for shard in of_kind}),
         }
+    memory = {
+        "weights": work.dense_weight_bytes() + by_rank(work.weight_bytes),
+        "optimizer_state": work.dense_state_bytes() + by_rank(work.state_bytes),
+        "activations": work.common_activation_bytes() + by_rank(work.activation_bytes),
+    }
+    sent["total"] = sum(sent.values())
     return PlanCosts(
-        {
-            "weights": work.dense_weight_bytes() + by_rank(work.weight_bytes),
-            "optimizer_state": work.dense_state_bytes() + by_rank(work.state_bytes),
-            "activations": work.common_activation_bytes() + by_rank(work.activation_bytes),
-        },
+        memory | {"total": sum(memory.values())},
         by_rank(work.lookups),
         sent,
         received + row_sums + dense,

@@ -7,17 +7,13 @@ step as if they lived at the same time, each at its largest. On a CPU, steps too
 from __future__ import annotations
 
 import copy
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.distributed._tools.mem_tracker import MemTracker
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from stampede.data import Dataset
@@ -418,43 +414,12 @@ def activation_bytes_per_sample(model: CTRModel) -> int:
         for samples in _SAMPLES:
             rows = torch.randn(samples, count * front.columns.stored, requires_grad=True)
             inputs = torch.randn(samples, model.numbers)
-            with _LiveBytes([rows, inputs, *dense.parameters(), *dense.buffers()]) as live:
+            tracker = MemTracker()
+            tracker.track_external(rows, inputs, dense)
+            with tracker:
                 logits = dense.logits(rows, inputs)
                 # A network need not use its embeddings.
                 torch.autograd.grad(logits.sum(), rows, allow_unused=True)
-            peaks.append(live.peak)
+            peak = tracker.get_tracker_snapshot("peak")[rows.device]["Total"]
+            peaks.append(peak - rows.nbytes - inputs.nbytes)
     return -(-(peaks[1] - peaks[0]) // (_SAMPLES[1] - _SAMPLES[0]))
-
-
-class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors, other than the known ones, that operations make; `peak` is the
-    most that are alive at a time.
-    """
-
-    def __init__(self, known: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.peak = self._live = 0
-        self._storages = {tensor.untyped_storage()._cdata for tensor in known}
-
-    def __torch_dispatch__(
-        self,
-        operation: Any,
-        kinds: Sequence[type],
-        arguments: Sequence[Any] = (),
-        named: Mapping[str, Any] | None = None,
-    ) -> Any:
-        made = operation(*arguments, **(named or {}))
-        tree_map_only(Tensor, self._count, made)
-        return made
-
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._storages:
-            self._storages.add(storage._cdata)
-            self._live += storage.nbytes()
-            self.peak = max(self.peak, self._live)
-            weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
-
-    def _free(self, key: int, size: int) -> None:
-        self._storages.discard(key)
-        self._live -= size

@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from stampede.data.describe import main
-from stampede.data.description.guess import guess
-from stampede.data.description.statistics import collect, read_rows
+from stampede.data.describe import described_column, main, parts_of, read_rows
+from stampede.data.guess import guess
 from stampede.data.options import Split
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import load_schema
@@ -54,13 +53,13 @@ def log(tmp_path):
 
 
 def described(folder, limit=None, **split):
-    """Statistics of the log in a folder, and the part of each row."""
+    """The rows of the log in a folder, and the part of each row."""
     log, schema = str(folder / "log_*.csv"), str(folder / "schema.yaml")
     split = Split.model_validate(split)
     source = open_source("table", log, split, schema=schema, features="paper")
     (folder / "spool").mkdir()
-    rows = read_rows(source, BadRows("error"), limit, folder / "spool")
-    return collect(rows), rows.frame.select("#part").collect()["#part"].to_numpy()
+    rows, _ = read_rows(source, BadRows("error"), limit, folder / "spool")
+    return rows, rows.select("#part").collect()["#part"].to_numpy()
 
 
 def values_of(frame, name):
@@ -82,57 +81,48 @@ def auc_by_hand(frame, parts, name):
 @pytest.mark.parametrize("split", ["sequential", "random"])
 def test_a_log_against_pandas(log, split):
     folder, frame = log
-    found, parts = described(folder, split=split)
+    rows, parts = described(folder, split=split)
     if split == "sequential":
         # The last tenth is for the test, the last tenth of the rest for validation.
         assert parts.tolist() == np.repeat([0, 1, 2], [2430, 270, 300]).tolist()
-    np.testing.assert_array_equal(found.rows, np.bincount(parts, minlength=3))
-    np.testing.assert_array_equal(found.clicks, np.bincount(parts, frame["clicked"], 3))
-    assert [column.name for column in found.ids] == ["site", "user", "tags"]
-    for column in found.ids:
+    counts = np.bincount(parts, minlength=3), np.bincount(parts, frame["clicked"], 3)
+    assert parts_of(rows) == list(zip(*counts, strict=True))
+    columns = [described_column(rows, name, "ids") for name in ("site", "user", "tags")]
+    for column in columns:
         values = values_of(frame, column.name)
         counts = values.value_counts()
-        assert column.distinct == len(counts)
-        for top in (1, 10, 100, 1000):
-            expected = counts.iloc[:top].sum() / counts.sum()
-            assert column.coverage(top) == pytest.approx(expected)
-        assert counts[column.top].tolist() == counts.iloc[:10].tolist()
+        assert (column.values, column.distinct) == (len(values), len(counts))
+        assert column.missing == pytest.approx(values.isna().mean())
         clicks = frame["clicked"].loc[values.index].groupby(values.to_numpy()).sum()
-        assert column.rates[:, 0].tolist() == counts[column.top].tolist()
-        assert column.rates[:, 1].tolist() == clicks[column.top].tolist()
+        top, count, clicked = column.common
+        assert counts[top] == count == counts.max() and clicks[top] == clicked
         known = set(values_of(frame[parts == 0], column.name).dropna())
-        for part in range(3):
-            within = values_of(frame[parts == part], column.name)
-            assert column.share("missing", part) == pytest.approx(within.isna().mean())
-            unseen = (~within.isin(known) & within.notna()).mean()
-            assert column.share("unseen", part) == pytest.approx(unseen)
+        within = values_of(frame[parts == 2], column.name)
+        assert column.unseen == pytest.approx((~within.isin(known) & within.notna()).mean())
         assert column.alone == pytest.approx(auc_by_hand(frame, parts, column.name))
-    assert any(column.unseen[2] for column in found.ids)
-    (price,) = found.numbers
+    assert any(column.unseen for column in columns)
+    price = described_column(rows, "price", "number")
     # Numbers are read as float32.
-    frame["price"] = frame["price"].astype("float32").astype("float64")
-    present, missing = frame["price"].dropna(), frame["price"].isna()
-    quantiles = np.quantile(present, [0.25, 0.5, 0.75, 0.99], method="nearest")
-    expected = [present.mean(), present.min(), *quantiles, present.max()]
-    np.testing.assert_allclose(price.summary, expected, rtol=1e-12)
-    # In row 0 those without a price, then the quarters of prices.
-    quarters = np.where(missing, 0, np.searchsorted(quantiles[:3], frame["price"]) + 1)
-    expected = np.stack([np.bincount(quarters), np.bincount(quarters, frame["clicked"])], 1)
-    np.testing.assert_array_equal(price.rates, expected)
-    for part in range(3):
-        assert price.share("missing", part) == pytest.approx(missing[parts == part].mean())
-    edges, rows, _ = price.histogram
-    np.testing.assert_array_equal(rows, np.histogram(present, edges)[0])
-    hours = frame.groupby(frame["seen"] // 3600 * 3600)["clicked"].agg(["size", "sum"])
-    assert found.by_time and found.width == 3600
-    assert found.slices.rows() == list(hours.itertuples(name=None))
+    prices = frame["price"].astype("float32").astype("float64")
+    present = prices.dropna()
+    expected = [present.min(), present.median(), present.max()]
+    np.testing.assert_allclose(price.common, expected, rtol=1e-12)
+    assert (price.distinct, price.unseen) == (present.nunique(), None)
+    assert price.missing == pytest.approx(frame["price"].isna().mean())
+    # Buckets of about fifty rows in training, and one of missing prices.
+    train = prices[parts == 0].dropna()
+    edges = np.unique(np.quantile(train, np.arange(1, 50) / 50, method="nearest"))
+    buckets = pd.Series(np.searchsorted(edges, prices)).map("b{}".format).mask(prices.isna())
+    as_ids = frame.assign(price=buckets)
+    assert price.alone == pytest.approx(auc_by_hand(as_ids, parts, "price"))
 
 
 @pytest.mark.parametrize("limit", [1, 1700])
 def test_the_first_rows(log, limit):
     folder, frame = log
-    found, parts = described(folder, limit)
-    assert found.rows.sum() == limit and found.clicks.sum() == frame["clicked"][:limit].sum()
+    rows, parts = described(folder, limit)
+    counts = np.sum(parts_of(rows), 0).tolist()
+    assert counts == [limit, frame["clicked"][:limit].sum()]
     train = int(0.9 * limit)
     kept = [train - int(0.1 * train), int(0.1 * train), limit - train]
     assert np.bincount(parts, minlength=3).tolist() == kept
@@ -177,34 +167,34 @@ def test_a_table_is_guessed_from_its_types(log):
     frame["timestamp"], frame["tags"] = times, frame["tags"].str.split("|")
     frame.to_parquet(folder / "log.parquet")
     found = guess([folder / "log.parquet"])
+    assert found == guess([(folder / "log.parquet").rename(folder / "LOG.PARQUET")])
     assert found.schema["time"] == {"column": "timestamp"}
     assert found.schema["ids"]["tags"] == {"separator": "|"}
 
 
-def test_the_features_that_auto_will_choose_are_said_with_their_keys(log, tmp_path):
-    _, frame = log
-    frame.assign(rank=range(len(frame)), rate=0.5).to_csv(tmp_path / "log.csv", index=False)
-    (tmp_path / "schema.yaml").write_text(
-        "label: clicked\n"
-        "ids: {site: {}, user: {min_count: 3}, tags: {separator: '|'}}\n"
-        "numbers: {price: {}, rank: {}, rate: {transform: [minmax], bins: 5}}\n"
-        "time: {column: seen}\n"
-    )
-    out = tmp_path / "out"
-    given = [str(tmp_path / "log.csv"), "--out", str(out)]
-    assert main([*given, "--schema", str(tmp_path / "schema.yaml")]) == 0
-    # Prices have a long tail to the right. What the schema has decided is not chosen.
-    assert (
-        "ids seen fewer than 1 or 3 times share a row; price by log1p, standard; rank by standard; "
-        "rate by minmax; quantile bins as ids: price_bin, rank_bin, rate_bin; of the time: "
-        "hour_of_day, weekday"
-    ) in " ".join((out / "description.txt").read_text().split())
-    # The proposed schema has them, too.
+def test_a_label_of_another_name(tmp_path, capsys):
+    """The only column with two values, or the one that is given."""
+    path, out = tmp_path / "log.csv", tmp_path / "out"
+    frame = pd.DataFrame({"user": range(100), "bought": np.arange(100) % 2, "price": 0.5})
+    frame.to_csv(path, index=False)
+    given = [str(path), "--out", str(out)]
     assert main(given) == 0
-    proposed = (out / "schema.yaml").read_text()
-    assert "# data.features=auto, where a key is absent here" in proposed
-    assert "price_bin" in proposed
-    assert "label" in load_schema(out / "schema.yaml").model_dump()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no column is named like a label; guessed 'bought', the only one with two values" in said
+    assert load_schema(out / "schema.yaml").label.column == "bought"
+    frame["sex"] = np.where(np.arange(100) % 3, "f", "m")
+    frame.to_csv(path, index=False)
+    assert main(given) == 2
+    error = capsys.readouterr().err
+    assert "found 'user', 'bought', 'price', 'sex', none is named label" in error
+    assert f"write `stampede describe {path} --label COLUMN`" in error
+    assert main([*given, "--label", "sex"]) == 0
+    schema = load_schema(out / "schema.yaml")
+    # The rarer value.
+    assert (schema.label.column, schema.label.positive) == ("sex", ["m"])
+    assert set(schema.ids) == {"user", "bought"} and set(schema.numbers) == {"price"}
+    assert main([*given, "--label", "click"]) == 2
+    assert "--label 'click': no such column; write one of 'user', " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -215,6 +205,7 @@ def test_the_features_that_auto_will_choose_are_said_with_their_keys(log, tmp_pa
         ("label,b\n1," + "x\0y\n", "line 2: found a NUL byte"),
         ("a" * 2_000_000 + ",b\n1,2\n", "cannot tell which column is the label: found 'aaaa"),
         ("1,2\n3,4\n", "column is the label: found '1', '2', none is named label"),
+        ("1,2\n0,4\n1,5\n", "if line 1 is a row and not a header, with `columns: [label, "),
         ("label,b\n1,2.5\n", "no column of ids"),
         ("", "is empty"),
     ],
@@ -229,26 +220,25 @@ def test_what_cannot_be_described(tmp_path, content, sentence, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_writes_a_table_and_a_page(log, tmp_path, capsys):
+def test_the_command_writes_a_table_and_a_schema(log, tmp_path, capsys):
     folder, frame = log
     out = tmp_path / "out"
     files = [str(folder / f"log_{i}.csv") for i in range(3)]
     assert main([*files, "--out", str(out)]) == 0
     text = (out / "description.txt").read_text()
     assert text in capsys.readouterr().out
-    (site,) = (line for line in text.splitlines() if line.startswith("site  ") and "ids" in line)
-    (rates,) = (line for line in text.splitlines() if line.startswith("site  ") and " s1 " in line)
-    assert site.split()[2] == str(frame["site"].nunique())
-    assert site.split()[3] == f"{frame['site'].isna().mean():.2%}"
+    (site,) = (line for line in text.splitlines() if line.startswith("site  "))
     top = frame["site"].value_counts().index[0]
     clicked = frame["clicked"][frame["site"] == top].mean()
-    assert rates.split()[1] == top and rates.split()[3] == f"{clicked:.3f}"
-    assert (out / "description.png").read_bytes().startswith(b"\x89PNG")
+    assert site.split()[1:4] == [
+        "ids", f"{frame['site'].isna().mean():.2%}", str(frame["site"].nunique())
+    ]  # fmt: skip
+    assert site.split()[6] == top and site.split()[9] == f"{clicked:.3f}"
     # The guessed schema can be given.
     assert list(load_schema(out / "schema.yaml").ids) == ["site", "user", "tags"]
     assert main([*files, "--out", str(out), "--schema", str(folder / "schema.yaml")]) == 0
     text = (out / "description.txt").read_text()
-    for words in ("over time (UTC)", "from 2020-09-13 12:00", "hash 7"):
+    for words in ("times: 2020-09-13 12:", "hash 7"):
         assert words in text
 
 
@@ -276,8 +266,9 @@ def test_mistakes_on_the_command_line(log, tmp_path, capsys):
     for given, to, options, sentence in (
         (path, out, ["--kind", "avazu", "--schema", "x.yaml"], "--schema belongs to --kind table"),
         (path, out, ["--kind", "table"], "a table needs a schema file"),
+        (path, out, ["--schema", "x.yaml", "--label", "a"], "--label belongs to a guessed schema"),
         (path, folder / "manifest.json", [], "choose another folder"),
-        (folder, out, [], "is a prepared folder; describe the log's files"),
+        (folder, out, [], "is a prepared folder; write the files of the log"),
     ):
         assert main([str(given), "--out", str(to), *options]) == 2
         assert sentence in capsys.readouterr().err
@@ -325,17 +316,10 @@ def test_advice(tmp_path, capsys):
     ):
         assert words in said, said
     assert "site" not in said and "number_good" not in said
-    # One large day is in order; days in any order are not.
-    assert "newer than half" not in said
-    shuffled = frame.assign(time=draw.permutation(frame["time"]))
-    test, train = shuffled["time"][1800:], shuffled["time"][:1620]
-    newer = (train > test.median()).mean()
-    said = " ".join(printed_of(tmp_path, shuffled, capsys).split())
-    assert f"{newer:.0%} of the training rows are newer than half of the test rows" in said
     frame["label"] = [0] * 1900 + [1] * 100
     said = printed_of(tmp_path, frame[["label", "site"]], capsys)
     assert "the train part has no clicks, so it has no AUC" in said
-    assert "the test part" not in said.partition("advice")[2]
+    assert "the test part" not in said.partition("\nadvice\n")[2]
 
 
 def test_a_reader_that_has_enough(log, tmp_path):

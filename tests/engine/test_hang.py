@@ -70,7 +70,7 @@ def test_the_first_step_and_slow_stages_may_take_longer(tmp_path, slow, limit):
     heartbeat = here.heartbeat
     heartbeat.beat("an earlier run in this process")
     settings = RunSection(hang_seconds=8.0, slow_hang_seconds=slow)
-    watchdog = Watchdog(here, settings, tmp_path, None)
+    watchdog = Watchdog(here, settings, tmp_path, dist.HashStore())
     watchdog.close()
 
     def left_after(seconds):
@@ -98,7 +98,7 @@ def test_time_while_the_process_was_stopped_does_not_count(tmp_path, monkeypatch
     hours = itertools.count(0.0, 3600.0)
     monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: next(hours)))
     here = of_two(0)
-    watchdog = Watchdog(here, RunSection(hang_seconds=0.4), tmp_path, None)
+    watchdog = Watchdog(here, RunSection(hang_seconds=0.4), tmp_path, dist.HashStore())
     try:
         here.heartbeat.beat("computing", 1)
         assert wait_for(lambda: watchdog._still) and watchdog._still < 60.0
@@ -167,16 +167,30 @@ def test_a_thread_waits_for_others_within_a_collective_only():
 
 
 def test_ranks_tell_each_other_where_they_are(tmp_path):
+    """A rank that says nothing for eight rounds is lost; one that goes on is waited for."""
     store, ranks = dist.HashStore(), [of_two(rank) for rank in range(2)]
-    mine, other = (Watchdog(here, RunSection(), tmp_path, store) for here in ranks)
+    settings = RunSection(hang_seconds=8.0)
+    mine, other = (Watchdog(here, settings, tmp_path, store) for here in ranks)
     for watchdog in (mine, other):
         watchdog.close()
-    ranks[1].heartbeat.beat("computing", 7)
-    other._publish()
+    for number, here in enumerate(ranks, 7):
+        here.heartbeat.beat("computing", number)
+        here.heartbeat.beat("computing", number + 1)
+    mine._count(0.0)
+    mine._count(100.0)
+    mine._still, mine._is_first_step = 100.0, False
+
+    def judged(publishing):
+        for watchdog in publishing:
+            watchdog._publish()
+        return mine._judge()
+
     for _ in range(20):
-        mine._read_others()
-    status, first_read = mine._seen[1]
-    assert (status.step, status.stage, first_read) == (7, "computing", 0)
-    other._publish()
-    mine._read_others()
-    assert mine._seen[1][1] == 20
+        assert judged([mine, other]) == ""
+    said = [judged([mine]) for _ in range(9)]
+    assert said[:7] == [""] * 7
+    assert said[-1] == (
+        "rank 1 is stopped, dead or out of reach, or has left the training: last heard of at step "
+        "9, computing; the others wait at step 8, computing"
+    )
+    assert judged([mine, other]) == ""

@@ -242,7 +242,8 @@ def traced(run):
             for event in json.load(file)["traceEvents"]
             if event.get("ph") == "X" and event.get("cat") != "gpu_user_annotation"
         )
-    return found, sorted(int(name[5:]) for name in found if name.startswith("step "))
+    # The name by which TensorBoard finds steps.
+    return found, sorted(int(name[13:]) for name in found if name.startswith("ProfilerStep#"))
 
 
 def test_the_requested_steps_are_traced(tmp_path, capsys):

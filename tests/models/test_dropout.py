@@ -150,6 +150,7 @@ def test_compiled_masks_are_the_same():
     for compiled in (False, True):
         if compiled:
             torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
             network.compile(dynamic=False, fullgraph=True)
         for step in (1, 2, 3):
             draws.begin(sample_keys(0, step, torch.arange(16)))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from stampede.data import DataError
-from stampede.data.description.guess import guess
+from stampede.data.guess import guess
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema

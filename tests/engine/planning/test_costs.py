@@ -48,7 +48,7 @@ def test_weights_states_and_lookups():
     assert skewed.sum() == pytest.approx(numbers.lookups.sum())
     assert list(numbers.groups) == ["data_parallel", "row_wise", "table_wise"]
     assert numbers.groups["row_wise"] == {"fields": ["b"], "rows": 800, "shards": 4, "ranks": 4}
-    total = numbers.total_memory
+    total = numbers.memory["total"]
     assert numbers.imbalance()["memory"] == total[1] / total.mean()
     larger = found("train.batch_size=128")[1].memory["activations"]
     assert (larger > numbers.memory["activations"]).all()
@@ -81,7 +81,7 @@ def test_what_is_sent(forward, backward):
     ]
     assert numbers.sent["dense"].tolist() == [2 * 3 / 4 * work.dense_weight_bytes()] * 4
     assert not numbers.sent["row_sums"].any()
-    assert numbers.received.sum() == pytest.approx(numbers.total_sent.sum())
+    assert numbers.received.sum() == pytest.approx(numbers.sent["total"].sum())
 
 
 def test_split_columns_add_up_their_norms():

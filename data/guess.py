@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from stampede.data.description.statistics import PART, Rows
 from stampede.data.errors import DataError
-from stampede.data.formulas import UNITS, filled, fitting_format, seconds_of_time
+from stampede.data.formulas import UNITS, fitting_format, seconds_of_time
 from stampede.data.raw.files import read_blocks
-from stampede.data.raw.formats import open_parquet
-from stampede.data.raw.log import typed_label
-from stampede.data.schema.schema import CRITEO, MISSING, Label, Schema, described, settled
-from stampede.data.sources import TRAIN, Kind
+from stampede.data.raw.formats import is_parquet, open_parquet
+from stampede.data.raw.log import LABEL, Labels, typed_label
+from stampede.data.schema.schema import CRITEO, MISSING, Label
+from stampede.data.sources import Kind
 from stampede.settings import cut, shown
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
@@ -25,6 +26,7 @@ _NAME_OF_A_TIME = re.compile(
     r"(^|[^a-z])(time|timestamp|ts|date|datetime|day|when|at)($|[^a-z])|time(stamp)?$|[a-z]At$",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(_duplicated_\d+)?$")
 _AVAZU = {"click", "hour", "C1", "banner_pos", "site_id", "device_ip", "C21"}
 
 _HEAD_BYTES = 1 << 20
@@ -41,39 +43,68 @@ class Guess(NamedTuple):
     reason: list[str]
 
 
-def guess(files: Sequence[Path]) -> Guess:
-    """What a log seems to be. Raises a `DataError` if the user has to write a schema."""
+def guess(files: Sequence[Path], label: str | None = None) -> Guess:
+    """What a log seems to be.
+
+    Args:
+        label: the column of a table's label; None: guessed.
+
+    Raises:
+        DataError: the user has to name the label, or write a schema.
+    """
     path = files[0]
-    if any(suffix in (".parquet", ".pq") for suffix in path.suffixes):
+    if is_parquet(path):
         with open_parquet(path) as file:
             rows = next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table())
-        return _table(path, pl.from_arrow(rows), {})
+        return _table(path, pl.from_arrow(rows), label, {})
     block = next(read_blocks(path), None)
     if block is None:
         raise DataError(f"{path}: is empty; write the path of the click log")
     end = block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1
     head = block.data[: end or _HEAD_BYTES].decode("utf-8", "replace")
     line = head.split("\n", 1)[0].rstrip("\r")
-    if line.count("\t") == len(CRITEO.columns) - 1 and line.split("\t", 1)[0] in ("0", "1"):
+    is_criteo = line.count("\t") == len(CRITEO.columns) - 1 and line.split("\t", 1)[0] in ("0", "1")
+    if is_criteo and label is None:
         days = len(files) > 1 and all(re.search(r"day_?\d+", file.name) for file in files)
         kind: Kind = "criteo_1tb" if days else "criteo_kaggle"
         reason = f"line 1 of {path} has {len(CRITEO.columns)} columns separated by tabs"
         return Guess(kind, None, [f"guessed --kind {kind}: {reason}"])
-    if set(line.split(",")) >= _AVAZU:
+    if set(line.split(",")) >= _AVAZU and label is None:
         return Guess("avazu", None, [f"guessed --kind avazu: line 1 of {path} is its header"])
     separator = max("\t,;|", key=line.count)
-    return _table(path, _delimited_head(path, head, separator), {"separator": separator})
+    written = {"separator": separator}
+    return _table(path, _delimited_head(path, head, separator), label, written)
 
 
-def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
-    label = next((name for word in LABELS for name in head.columns if name.lower() == word), None)
-    if label is None:
-        raise DataError(
-            f"{path}: cannot tell which column is the label: found {_listed(head.columns)}, none "
-            f"is named {', '.join(LABELS)}; write a schema file (if line 1 is a row and not a "
-            "header, with `columns: [label, user, item]`) and give it with --schema"
+def _label_column(path: Path, head: pl.DataFrame, given: str | None) -> tuple[str, str]:
+    """The column of the label, and a sentence if only its values say so."""
+    found = ", ".join(map(shown, head.columns))
+    if given is not None:
+        if given not in head.columns:
+            raise DataError(f"{path}: --label {shown(given)}: no such column; write one of {found}")
+        return given, ""
+    named = (name for word in LABELS for name in head.columns if name.lower() == word)
+    if (name := next(named, None)) is not None:
+        return name, ""
+    flat = (series for series in head if not series.dtype.is_nested())
+    of_two = [series.name for series in flat if series.drop_nulls().n_unique() == 2]
+    # Numbers as names are a row: the file has no header line.
+    if len(of_two) == 1 and not any(_NUMBER.match(name) for name in head.columns):
+        return of_two[0], (
+            f"no column is named like a label; guessed {of_two[0]!r}, the only one with two "
+            "values; --label COLUMN names another"
         )
-    section, said = _label(head[label])
+    raise DataError(
+        f"{path}: cannot tell which column is the label: found {found}, none is named "
+        f"{', '.join(LABELS)}; write `stampede describe {shlex.quote(str(path))} --label COLUMN`, "
+        "or a schema file (if line 1 is a row and not a header, with `columns: [label, user, "
+        "item]`) and give it with --schema"
+    )
+
+
+def _table(path: Path, head: pl.DataFrame, given: str | None, written: dict[str, Any]) -> Guess:
+    label, said_of_label = _label_column(path, head, given)
+    section, said = _label(path, head[label])
     times = _times(head.drop(label))
     time = times[0] if times else None
     ids: dict[str, Any] = {}
@@ -106,7 +137,7 @@ def _table(path: Path, head: pl.DataFrame, written: dict[str, Any]) -> Guess:
         reason.append(f"left out: {_listed(left_out)}")
     if time is None:
         reason.append("found no time; if a column is one, write it as `time` of the schema")
-    reason += [said] * bool(said)
+    reason += [sentence for sentence in (said_of_label, said) if sentence]
     schema = {**written, "label": section, "ids": ids, "numbers": numbers}
     return Guess("table", {**schema, "time": time} if time else schema, reason)
 
@@ -130,17 +161,19 @@ def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:
         ) from None
 
 
-def _label(values: pl.Series) -> tuple[str | dict[str, Any], str]:
+def _label(path: Path, values: pl.Series) -> tuple[str | dict[str, Any], str]:
     """The section `label` of a schema, and a sentence if it is not the column alone."""
     name, present = values.name, values.drop_nulls()
     frame, rules = present.to_frame(), {"column": name}
     if values.dtype.is_nested():
         return name, ""
-    typed = typed_label(Label(column=name), frame.schema, 2)
-    found = frame.select(typed.values.alias("label"), bad=typed.is_bad)
-    read = found["label"]
-    if not (found["bad"].any() or ((read == -1).any() and ((read != -1) & (read != 1)).any())):
-        return name, ""
+    label = Label(column=name)
+    typed = typed_label(label, frame.schema, 2)
+    found = frame.select(typed.values.alias(LABEL), bad=typed.is_bad)
+    if not found["bad"].any():
+        with suppress(DataError):
+            Labels(label).checked(found, path)
+            return name, ""
     if values.dtype.is_numeric():
         rules["at_least"] = present.filter(present > present.mean()).min()
     else:
@@ -179,25 +212,3 @@ def _looks_timed(numbers: pl.Series, format: str) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     return cut(", ".join(map(shown, names[:12])) + ", ..." * (len(names) > 12))
-
-
-def chosen_features(schema: Schema, rows: Rows) -> str:
-    """What `data.features: auto` makes of the log, in one sentence.
-
-    Args:
-        schema: with the fields that `auto` adds; `min_count` and transforms may be open.
-        rows: of the log, described without `auto`.
-    """
-    numbers = {
-        name: filled(pl.col(name), field.fill, ()).cast(pl.Float64).fill_null(0.0)
-        for name, field in schema.numbers.items()
-    }
-    tails = rows.frame.filter(pl.col(PART) == TRAIN).select(
-        pl.len().alias(PART),
-        *(
-            pl.concat_list(value.min(), value.max(), value.mean()).alias(name)
-            for name, value in numbers.items()
-        ),
-    )
-    tails = tails.collect().row(0, named=True)
-    return described(settled(schema, tails.pop(PART), tails))
