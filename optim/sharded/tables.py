@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
@@ -28,9 +28,6 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.id_check import Use, refuse_no_id
 from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.table_array import TableArray, TableShard
-
-if TYPE_CHECKING:
-    from stampede.optim.sharded.torchrec_optimizer import CowClipFusedOptimizer
 
 NOT_COMPILED = (
     "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
@@ -193,7 +190,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     gradients: list[LookupGradient]  # Left by backward passes for the update.
     is_replicated: bool  # Whether every rank holds a copy, and gradients must be exchanged.
     # Their optimizer in TorchRec, and the rate that was last found there.
-    of_torchrec: Callable[[], CowClipFusedOptimizer | None] = staticmethod(lambda: None)
+    of_torchrec: Callable[[], torch.optim.Optimizer | None] = staticmethod(lambda: None)
     seen_rate: float | None = None
     step_count: Tensor
     version: int = 0  # Number of updates; a lookup with an older one is out of date.
