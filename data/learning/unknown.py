@@ -9,13 +9,16 @@ import numpy as np
 
 from stampede.data.prepared.manifest import FieldEntry
 
-# A share by field and by kind, `missing` or `unseen`.
+# By field the number of `ids`, and the shares of those that are `missing` and `unseen`.
 Shares = Mapping[str, Mapping[str, float]]
 
 KINDS = ("missing", "unseen")
 
 # A share far above another one is more than this many times as large, and by more than this.
 _TIMES, _MORE = 2.0, 0.15
+
+# A share of fewer ids says little.
+_FEWEST = 20
 
 # Fields that a line names.
 _MOST_FIELDS = 8
@@ -45,7 +48,8 @@ class UnknownIds:
         """By field, without those that have no ids."""
         return {
             field.name: {
-                kind: count / counts[0] for kind, count in zip(KINDS, counts[1:], strict=True)
+                "ids": counts[0],
+                **{kind: n / counts[0] for kind, n in zip(KINDS, counts[1:], strict=True)},
             }
             for field, counts in zip(self._fields, self.counts.tolist(), strict=True)
             if counts[0]
@@ -87,6 +91,8 @@ def compared(found: Shares, source: Mapping[str, Any], of: str = "") -> Compared
             f"field {name}: {shares[name]:.1%} of the ids are {kind}, but only {share:.1%} in "
             f"{of}; check that they are written as there"
             for name, share in before.items()
-            if shares[name] > _TIMES * share and shares[name] > share + _MORE
+            if shares[name] > _TIMES * share
+            and shares[name] > share + _MORE
+            and found[name]["ids"] >= _FEWEST
         ]
     return Compared(lines, warnings)
