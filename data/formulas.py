@@ -21,7 +21,7 @@ UNITS = {"seconds": 1, "milliseconds": 1000, "microseconds": 1_000_000}
 # All formats that are recognised, in the order in which they are tried.
 FORMATS = (
     *UNITS, "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d", "iso8601",
-    "%Y%m%d",
+    "%Y%m%d", "%Y%m%d%H",
 )  # fmt: skip
 
 # The first and the last second of the years 1990 to 2099.
@@ -106,6 +106,8 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> 
     elif format in UNITS:
         given = stripped(column, kind)
         found = given.cast(pl.Int64, strict=False)
+        if kind.is_decimal():
+            found = given.cast(pl.Float64).floor().cast(pl.Int64, strict=False)
         if kind == pl.String:
             # Pandas writes 1772668806.0 beside a missing one.
             fraction = given.cast(pl.Float64, strict=False).floor()
@@ -121,7 +123,13 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> 
         found = text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
     if rules == 1:
         return found
-    return pl.when(found.is_between(FIRST_TIME, LAST_TIME)).then(found)
+    is_time = found.is_between(FIRST_TIME, LAST_TIME)
+    if format == "seconds" and not kind.is_temporal():
+        # 2026030112 is noon in March 2026; as seconds it would be in 2034.
+        month, day, hour = found // 10_000 % 100, found // 100 % 100, found % 100
+        is_date = found.is_between(1_990_010_100, 2_099_123_123) & month.is_between(1, 12)
+        is_time &= ~(is_date & day.is_between(1, 31) & (hour <= 23))
+    return pl.when(is_time).then(found)
 
 
 # Date, time of day, seconds, and hours and minutes east of Greenwich; UTC without the latter.
@@ -205,7 +213,7 @@ def too_coarse(ids: pl.Series) -> pl.Series:
     most = LARGEST_WHOLE.get(ids.dtype)
     if most is None:
         return pl.Series([False]).new_from_index(0, len(ids))
-    return (ids.abs() > most).fill_null(False)
+    return (ids.is_not_nan() & (ids.abs() > most)).fill_null(False)
 
 
 def id_texts(

@@ -22,6 +22,7 @@ from stampede.data.sources import Kind
 from stampede.settings import cut, shown
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
+_NAME_OF_AN_ID = re.compile(r"([a-z]Id|ID|(^|_)id)$")
 _NAME_OF_A_TIME = re.compile(
     r"(^|[^a-z])(time|timestamp|ts|date|datetime|day|when|at)($|[^a-z])|time(stamp)?$|[a-z]At$",
     re.IGNORECASE,
@@ -194,7 +195,9 @@ def _times(head: pl.DataFrame) -> list[dict[str, str]]:
             continue
         format = fitting_format(present)
         # Any number may be an id or a price: times lie within a few years.
-        is_number = format in UNITS or format == "%Y%m%d"
+        is_number = format in (*UNITS, "%Y%m%d", "%Y%m%d%H")
+        if is_number and _NAME_OF_AN_ID.search(series.name):
+            continue
         if format is None or (is_number and not is_named and not _looks_timed(present, format)):
             continue
         section = {"column": series.name} | ({} if format == "seconds" else {"format": format})

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
+from stampede.data.formulas import written_alike
 from stampede.data.learning.learned import Growth, read_saved
 from stampede.data.options import GrowthOptions, Split
 from stampede.data.order import Permutation
@@ -241,10 +242,10 @@ class Assignment:
             parts = np.full(len(chunk.numbers), self.source.file_parts[chunk.file], dtype=np.int8)
         else:
             values = chunk.frame[SPLIT]
-            test = values.is_in(split.test_values).fill_null(False)
+            test = values.is_in(_as_in_cells(split.test_values)).fill_null(False)
             if split.test_from is not None:
                 test = test | _is_from(values.fill_null(""), split.test_from)
-            named = values.is_in(split.validation_values).fill_null(False)
+            named = values.is_in(_as_in_cells(split.validation_values)).fill_null(False)
             parts = np.where(test.to_numpy(), TEST, np.where(named.to_numpy(), VALIDATION, TRAIN))
             parts = parts.astype(np.int8)
         if split.needs_counts():
@@ -282,3 +283,8 @@ class Assignment:
         places = np.full(len(rows), total, dtype=np.int64)
         places[within] = Permutation(total, (self.source.split.seed,))(rows[within])
         return places
+
+
+def _as_in_cells(values: Sequence[str]) -> list[str]:
+    """Values as they are given, and as preparation writes them: 7 for 7.0."""
+    return [*values, *written_alike(pl.Series(values, dtype=pl.String))[0]]

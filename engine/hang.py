@@ -27,6 +27,7 @@ import torch.distributed as dist
 from stampede.engine.config import RunSection
 from stampede.engine.errors import HUNG
 from stampede.engine.processes import Processes, connection
+from stampede.files import open_inside
 
 # The first step may compile kernels.
 _FIRST_STEP_SECONDS = 600.0
@@ -199,12 +200,11 @@ class Watchdog:
             "restart by torchrun, or checkpoint.resume=auto, continues from the newest checkpoint; "
             f"stacks are in {self._folder / 'hang_rank_*.txt'}"
         )
-        path = self._folder / f"hang_rank_{self._rank}.txt"
+        said = f"{sentence}\n\n{_stuck(self._rank, self._status())}\n\n"
         # The disk may be full.
-        with suppress(OSError), path.open("w") as file:
-            print(
-                sentence, _stuck(self._rank, self._status()), "", sep="\n\n", file=file, flush=True
-            )
+        with suppress(OSError), open_inside(self._folder, f"hang_rank_{self._rank}.txt") as file:
+            file.truncate(0)
+            file.write(said.encode())
             faulthandler.dump_traceback(file, all_threads=True)
         is_first = True
         with suppress(RuntimeError):

@@ -33,7 +33,7 @@ from stampede import (
     open_run,
     train,
 )
-from stampede.files import read_json, to_json, write_file
+from stampede.files import read_json, refuse_links, to_json, write_file
 from stampede.lab.sweep_results import draw, to_csv, to_markdown
 from stampede.settings import (
     Section,
@@ -300,6 +300,7 @@ class Runner:
             tqdm.write(f"{name} ...")
             (self.folder / _TRIALS).mkdir(exist_ok=True)
             try:
+                refuse_links(self.folder, f"{_TRIALS}/{name}.log")
                 with folder.with_suffix(".log").open("a") as log, redirect_stdout(log):
                     run = train(self._config, **values)
                 if run.metrics["test"]["auc"] is None:
@@ -308,7 +309,7 @@ class Runner:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             except (SettingsError, DataError, RunFolderError, TrainingStoppedError) as failure:
                 message = " ".join(str(failure).split())
-            except (RuntimeError, MemoryError) as failure:
+            except (RuntimeError, MemoryError, OSError) as failure:
                 message = f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
             known = self._record[name] = {"config": digest, "message": message}
             write_file(self._record_file, to_json(self._record, indent=1) + "\n")

@@ -71,12 +71,14 @@ class SampleDropout(nn.Dropout):
 
 def draw_by_sample(network: nn.Module) -> Draws | None:
     """Replace every `nn.Dropout` of a network, in place; None if there is none."""
-    draws, found = Draws(), False
+    draws = Draws()
+    # By id: a module may be there several times.
+    found: dict[int, SampleDropout] = {}
     for module in list(network.modules()):
-        for name, child in module.named_children():
+        for name, child in list(module._modules.items()):
             if type(child) is nn.Dropout:
-                setattr(module, name, SampleDropout(child.p, draws))
-                found = True
+                one = found.setdefault(id(child), SampleDropout(child.p, draws))
+                setattr(module, name, one)
     return draws if found else None
 
 

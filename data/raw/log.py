@@ -41,6 +41,7 @@ from stampede.data.schema.schema import (
     Schema,
     TimePart,
     is_multi,
+    number_as_text,
 )
 
 LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
@@ -342,8 +343,11 @@ def typed_label(label: Label, types: pl.Schema, rules: int) -> _Typed:
     column, kind = label.column, types[label.column]
     if label.positive:
         _check_type(column, kind, "a label", _is_text(kind))
-        text = pl.col(column).cast(pl.String)
-        value, bad, remedy = text.is_in(label.positive), text.is_null(), "write a value"
+        text, positive = pl.col(column).cast(pl.String), label.positive
+        if rules > 1:
+            # As the cells are.
+            positive = written_alike(pl.Series(positive, dtype=pl.String))[0].to_list()
+        value, bad, remedy = text.is_in(positive), text.is_null(), "write a value"
     elif label.at_least is not None:
         value = _float(column, types, rules)
         bad = ~value.is_finite().fill_null(False)
@@ -364,7 +368,8 @@ def _remedy_of_label(value: Any, column: str) -> str:
     """What to write instead of a bad label."""
     if value is None:
         return "write 0 or 1"
-    shown = json.dumps(str(value), ensure_ascii=False) if isinstance(value, str) else f"{value:g}"
+    is_text = isinstance(value, str)
+    shown = json.dumps(value, ensure_ascii=False) if is_text else number_as_text(value)
     rules = [f"`label: {{column: {column}, positive: [{shown}]}}` in the schema if it is a click"]
     if not isinstance(value, str):
         rules.append(f"`label: {{column: {column}, at_least: {shown}}}`")

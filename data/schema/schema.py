@@ -115,7 +115,12 @@ def _as_texts(value: Any) -> Any:
     values = value if isinstance(value, list) else [value]
     if any(isinstance(one, bool) for one in values):
         raise ValueError(f"found {value!r}; write text in quotes, such as positive: ['yes']")
-    return [f"{one:g}" if isinstance(one, int | float) else one for one in values]
+    return [number_as_text(one) if isinstance(one, int | float) else one for one in values]
+
+
+def number_as_text(number: float) -> str:
+    """A number as the log's text has it: 5 for 5.0, and all digits."""
+    return str(int(number)) if float(number).is_integer() else repr(number)
 
 
 class Label(Section):

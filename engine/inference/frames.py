@@ -65,7 +65,13 @@ def _of_objects(name: str, values: Sequence[Any]) -> pl.Series:
     values = [None if _is_missing(value) else value for value in values]
     present = [value for value in values if value is not None]
     are_lists = {isinstance(value, _LISTS) for value in present}
+    if present and all(isinstance(value, float | np.floating) for value in present):
+        return pl.Series(name, [None if v is None else float(v) for v in values], pl.Float64)
     if are_lists == {True}:
+        inner = [one for value in map(_listed, present) for one in value]
+        if inner and all(isinstance(one, float | np.floating) for one in inner):
+            floats = [value and list(map(float, value)) for value in map(_listed, values)]
+            return pl.Series(name, floats, dtype=pl.List(pl.Float64))
         # Their order is the log's, except of sets.
         lists = [value and [_text(name, one) for one in value] for value in map(_listed, values)]
         return pl.Series(name, lists, dtype=pl.List(pl.String))
@@ -97,7 +103,8 @@ def _text(name: str, value: Any) -> str:
         return str(value)
     if isinstance(value, _NUMBERS):
         if isinstance(value, decimal.Decimal):
-            return f"{value:f}"
+            text = f"{value:f}"
+            return text.rstrip("0").rstrip(".") if "." in text else text
         whole = isinstance(value, int | np.integer) or float(value).is_integer()
         return str(int(value)) if whole else str(value)
     raise DataError(

@@ -99,8 +99,9 @@ def cowclip_sharders(
             the update are refused here: give them to `apply_optimizer_in_backward`.
         backwards_per_step: for gradient accumulation, how many backward passes make one step of the
             tables. Their gradients and counts add up. If the model's dense optimizer or its
-            `fused_optimizer` steps earlier, fewer passes make the step; more are refused. None:
-            each pass is a step.
+            `fused_optimizer` steps earlier, fewer passes make the step; more are refused. The dense
+            optimizer does so from its second step on; end a short first step by
+            `model.fused_optimizer.step()`. None: each pass is a step.
         qcomm_codecs_registry: from TorchRec's `get_qcomm_codecs_registry`: embeddings and their
             gradients are sent in lower precision. Ids are not, so counts stay exact.
         kernels: what updates tables with CowClip on a GPU. `auto`: Triton's kernels, if on this GPU
@@ -202,8 +203,6 @@ class _CowClipSharder(_InDeviceMemory):
             for name, parameter in parameters.items()
             if (found := optimizer_of(parameter)) is not None
         }
-        for table in chosen:
-            _forget_hooks(parameters[table])
         if chosen:
             self._check(module, params, env, {name: parameters[name] for name in chosen})
         with as_fbgemm_sgd(parameters, chosen):
@@ -221,6 +220,7 @@ class _CowClipSharder(_InDeviceMemory):
             )
         for name in chosen:
             parameters[name]._stampede_module = weakref.ref(sharded)
+            _forget_hooks(parameters[name])
         if env.rank == 0:
             say_optimizers(sharded.groups(), parameters, chosen, self.fused_params or {})
         return sharded

@@ -122,8 +122,10 @@ def test_modules_of_the_users_are_replaced_wherever_they_are():
             self.layers = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Dropout(0.1)))
             self.attention = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
 
-    own = Own()
+    own, shared = Own(), nn.Dropout(0.5)
+    own.twice = nn.Sequential(shared, nn.Linear(4, 4), shared)
     draws = draw_by_sample(own)
+    assert own.twice[0] is own.twice[2] and type(own.twice[2]) is not nn.Dropout
     assert not [module for module in own.modules() if type(module) is nn.Dropout]
     values, keys = torch.ones(6, 4), sample_keys(0, 1, torch.arange(6))
     draws.begin(keys)

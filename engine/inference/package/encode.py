@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -364,6 +365,16 @@ def _series(name: str, values: Any) -> pl.Series:
     return found
 
 
+def _as_text_has_it(value: Any) -> Any:
+    """Polars would write 3.0 instead of 3, and 45.50 instead of 45.5."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, decimal.Decimal):
+        text = f"{value:f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    return value
+
+
 def _alike(name: str, values: Sequence[Any]) -> Sequence[Any]:
     """Values of a column, which polars would turn into other text if their types differ."""
     are_lists = {isinstance(one, list | tuple | np.ndarray) for one in values if one is not None}
@@ -374,7 +385,5 @@ def _alike(name: str, values: Sequence[Any]) -> Sequence[Any]:
     if True in are_lists:
         return [None if value is None else list(value) for value in values]
     if any(isinstance(value, str) for value in values):
-        # Polars would write 3.0 instead of 3.
-        whole = (isinstance(value, float) and value.is_integer() for value in values)
-        return [int(v) if is_whole else v for v, is_whole in zip(values, whole, strict=True)]
+        return [_as_text_has_it(value) for value in values]
     return values
