@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -133,6 +134,13 @@ class Lookup:
         for tensor in held:
             if tensor is not None:
                 tensor.record_stream(stream)
+
+
+class LookedUpGradients(NamedTuple):
+    """The gradient of a lookup's output, which nobody has summed by row yet."""
+
+    lookup: Lookup
+    grad: Tensor  # `[batch, features * dim]` of a pooled lookup, or `[ids, dim]`.
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from stampede.optim.backends.torch import Measured, PendingUpdate
-from stampede.optim.clip import row_factor
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.table_array import TableArray
 
@@ -31,35 +30,30 @@ class Reduction(Protocol):
 
 @torch.no_grad()
 def update_(updates: Sequence[PendingUpdate], reductions: Sequence[Reduction] = ()) -> list[Tensor]:
-    """One step of several arrays of tables, in place.
+    """One step of several arrays of tables, in place: all of them change, or none.
 
     No dense gradient of a table is made.
 
     Args:
-        reductions: of the collections that the tables are from, if they are sharded.
+        reductions: of the collections that the tables are from, if they are sharded; of updates
+            that are queued on a GPU, the queue.
 
     Returns:
-        For each array `[3]` int64, how many of the batch's rows were touched, clipped and skipped.
-        A row in several column shards or copies is counted in the first one only.
+        The counts of each array, see `TorchBackend.step_`.
 
     Raises:
         NonFiniteGradientError: a gradient is not finite, and the settings do not allow it.
     """
-    each: list[tuple[PendingUpdate, Measured | None]] = []
-    for update in updates:
-        frozen, batch = update.array.frozen_row, update.batch
-        if frozen is not None:
-            update = replace(update, batch=batch.where(batch.rows != frozen))
-        # None: the step is taken in one pass, once it is known that no rank refuses it.
-        at_once = update.backend.can_step_at_once(update.batch)
-        each.append((update, None if at_once else _measured(update)))
-    steps = [one for _, one in each if one is not None]
-    of_batch = [(s.update.array, s.update.batch.rows, s.values) for s in steps]
-    of_all = [(s.update.array, None, s.everything) for s in steps if s.everything is not None]
+    steps = [update.backend.measure(_without_frozen_row(update)) for update in updates]
+    measured = [one for one in steps if one.values is not None]
+    of_batch = [(one.update.array, one.update.batch.rows, one.values) for one in measured]
+    of_all = [
+        (one.update.array, None, one.everything) for one in measured if one.everything is not None
+    ]
     for values in (of_batch, of_all):
         for reduction in reductions:
             reduction.sum_columns_(values)
-    is_refused = _leave_out_nonfinite(steps)
+    is_refused = _leave_out_nonfinite(measured)
     for reduction in reductions:
         is_refused = reduction.refuses(is_refused)
     if is_refused:
@@ -67,27 +61,12 @@ def update_(updates: Sequence[PendingUpdate], reductions: Sequence[Reduction] = 
             "the gradient of an embedding row is not finite; no table of its collection was "
             "changed (on_nonfinite='skip_row' would leave such rows out)"
         )
-    row_counts = []
-    for update, one in each:
-        if one is None:
-            clipped = update.backend.step_at_once_(update.batch, update.lr, update.step)
-            counts = torch.tensor([len(update.batch.rows), clipped, 0])
-        else:
-            factor, swept_factor = _factors(one)
-            update.backend.step_(one, factor, swept_factor)
-            rows = one.update.batch.rows
-            counts = rows.new_tensor([len(rows), 0, one.skipped])
-            if factor is not None:
-                counts[1] = (factor < 1).sum()
-        row_counts.append(counts * update.array.counts_rows)
-    return row_counts
+    return [one.update.backend.step_(one) for one in steps]
 
 
-def _measured(update: PendingUpdate) -> Measured:
-    grads, values = update.backend.measure(update.batch)
-    needs_all = update.array.settings.needs_all_rows
-    everything = update.backend.measure_all() if needs_all else None
-    return Measured(replace(update, batch=update.batch._replace(grads=grads)), values, everything)
+def _without_frozen_row(update: PendingUpdate) -> PendingUpdate:
+    frozen, batch = update.array.frozen_row, update.batch
+    return update if frozen is None else replace(update, batch=batch.where(batch.rows != frozen))
 
 
 def _leave_out_nonfinite(steps: Sequence[Measured]) -> bool:
@@ -96,25 +75,12 @@ def _leave_out_nonfinite(steps: Sequence[Measured]) -> bool:
     All column shards see the same sum.
     """
     finite = [torch.isfinite(one.values[0] + one.values[1]) for one in steps]
-    bad = torch.stack([(~rows).sum() for rows in finite]) if finite else torch.zeros(0)
+    bad = torch.stack([(~rows).sum() for rows in finite]).tolist() if finite else []
     is_refused = False
-    for one, kept, count in zip(steps, finite, bad.tolist(), strict=True):
+    for one, kept, count in zip(steps, finite, bad, strict=True):
         if count:
             one.skipped = count
             one.update = replace(one.update, batch=one.update.batch.where(kept))
             one.values = one.values[:, kept]
             is_refused |= one.update.array.settings.on_nonfinite == "error"
     return is_refused
-
-
-def _factors(one: Measured) -> tuple[Tensor | None, Tensor | None]:
-    """Factors of the gradients: of the batch's rows and of all rows; None for 1."""
-    array, counts, everything = one.update.array, one.update.batch.counts, one.everything
-    clip = array.settings.clip
-    if not clip.clips:
-        return None, None
-    factor = row_factor(one.values[0], one.values[2], counts, array.width, clip)
-    if not clip.may_clip_decay(array.settings.l2) or everything is None:
-        return factor, None
-    once = torch.ones_like(everything[0])
-    return factor, row_factor(everything[0], everything[2], once, array.width, clip)

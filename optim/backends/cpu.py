@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stampede.optim import native
-from stampede.optim.backends.torch import Measured, TorchBackend
+from stampede.optim.backends.torch import Measured, PendingUpdate, TorchBackend
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
@@ -29,8 +29,6 @@ class CpuBackend(TorchBackend):
             self.waiting = _WaitingRows(array, defers)
         is_still = type(settings.rule) is Adam and not settings.moves_untouched_rows
         self._steps = self.waiting is not None or is_still
-        needs_sums = array.is_split or settings.needs_all_rows
-        self._steps_at_once = self._steps and not needs_sums
         self.pools = True
 
     def is_sound(self, lookup: Lookup) -> bool:
@@ -48,64 +46,50 @@ class CpuBackend(TorchBackend):
             return super().sum_by_row(lookup, grad)
         return native.sum_by_row(lookup, grad, self.array.weights.shape[1])
 
-    def measure(self, batch: RowGradients) -> tuple[Tensor, Tensor]:
-        """See `TorchBackend.measure`."""
+    def measure(self, update: PendingUpdate) -> Measured:
+        """See `TorchBackend.measure`; norms of whole rows are left to the pass of `step_`."""
+        array, (rows, grads, _) = self.array, update.batch
+        is_fused = (
+            self._steps
+            and not array.is_split
+            and grads.dtype == torch.float32
+            and grads.is_contiguous()
+            and _OPS.are_finite(array.weights, rows, grads, array.settings.l2)
+        )
+        return Measured(update, None) if is_fused else super().measure(update)
+
+    def _measure_rows(self, batch: RowGradients) -> tuple[Tensor, Tensor]:
         if batch.grads.dtype != torch.float32:
-            return super().measure(batch)
+            return super()._measure_rows(batch)
         array = self.array
         grads, squares = _OPS.measure_rows(
             array.weights, batch.rows, batch.grads, array.local_width, array.settings.l2
         )
         return grads, torch.stack([*squares, *self._owned_states(batch.rows)])
 
-    def can_step_at_once(self, batch: RowGradients) -> bool:
-        """Whether each row's step depends on the row alone, and all gradients are finite."""
-        array, grads = self.array, batch.grads
-        return (
-            self._steps_at_once
-            and grads.dtype == torch.float32
-            and grads.is_contiguous()
-            and _OPS.are_finite(array.weights, batch.rows, grads, array.settings.l2)
-        )
-
-    def step_at_once_(self, batch: RowGradients, lr: float, step: int) -> int:
-        """See `TorchBackend.step_at_once_`."""
-        array, settings = self.array, self.array.settings
-        clips = settings.clip.clips
-        constants, last = self._begin_step(lr, step)
+    def step_(self, measured: Measured) -> Tensor:
+        """See `TorchBackend.step_`."""
+        if not self._steps:
+            return super().step_(measured)
+        array, settings, update = self.array, self.array.settings, measured.update
+        is_fused, clips = measured.values is None, settings.clip.clips
+        constants, last = self._begin_step(update.lr, update.step)
         clipped = _OPS.clip_and_step_rows_(
             *array.adam_tensors(),
-            *batch,
+            *update.batch,
+            None if is_fused else measured.factors()[0],
             array.local_width if clips else 0,
             *(settings.clip.row_bounds(array.width) if clips else (0.0, 0.0)),
-            settings.l2,
+            # What was measured includes the L2 term.
+            settings.l2 if is_fused else 0.0,
             constants,
             *settings.rule.betas,
             last,
-            step,
+            update.step,
         )
-        self._end_step(len(batch.rows))
-        return clipped
-
-    def step_(self, measured: Measured, factor: Tensor | None, swept_factor: Tensor | None) -> None:
-        """See `TorchBackend.step_`."""
-        if not self._steps:
-            super().step_(measured, factor, swept_factor)
-            return
-        array, batch, step = self.array, measured.update.batch, measured.update.step
-        constants, last = self._begin_step(measured.update.lr, step)
-        _OPS.adam_rows_(
-            *array.adam_tensors(),
-            batch.rows,
-            batch.grads,
-            factor,
-            array.local_width,
-            constants,
-            *array.settings.rule.betas,
-            last,
-            step,
-        )
-        self._end_step(len(batch.rows))
+        if self.waiting is not None:
+            self.waiting.end_step(len(update.batch.rows))
+        return self._counts(measured, clipped)
 
     def _begin_step(self, lr: float, step: int) -> tuple[Tensor, Tensor | None]:
         """The constants of a step, and the step each row is at if rows wait."""
@@ -114,10 +98,6 @@ class CpuBackend(TorchBackend):
             constants = step_constants(settings.rule, lr, step, settings.weight_decay)
             return torch.tensor([constants]), None
         return self.waiting.begin_step(lr, step), self.waiting.last
-
-    def _end_step(self, touched: int) -> None:
-        if self.waiting is not None:
-            self.waiting.end_step(touched)
 
 
 class _WaitingRows(WaitingRows):

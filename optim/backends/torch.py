@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from stampede.optim.lookup import Lookup
+from stampede.optim.clip import row_factor
+from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.rules import Adam, RowGradientSquares, RowStep
 from stampede.optim.table_array import TableArray
@@ -22,9 +23,9 @@ class PendingUpdate:
     """One array's share in a step, counted from 1."""
 
     backend: TorchBackend
-    # Summed gradients of the batch's rows, of the mean loss over the global batch; rows count from
-    # the start of the array.
-    batch: RowGradients
+    # Gradients of the batch's rows, of the mean loss over the global batch; rows count from the
+    # start of the array. Of one lookup they need not be summed if the update is queued on a GPU.
+    batch: RowGradients | LookedUpGradients
     lr: float
     step: int
 
@@ -44,10 +45,24 @@ class Measured:
     """
 
     update: PendingUpdate  # Its gradients include the L2 term, and will be overwritten.
-    values: Tensor  # Of the batch's rows.
+    # Of the batch's rows; None if the step computes them in its own pass, with nothing to add up
+    # or to refuse before it.
+    values: Tensor | None
     # Of all rows, as if their gradient were the L2 term; None if the step needs none.
     everything: Tensor | None = None
     skipped: int = 0  # Rows skipped because their gradient is not finite.
+
+    def factors(self) -> tuple[Tensor | None, Tensor | None]:
+        """Factors of the clipped columns: of the batch's rows, of all others; None for 1."""
+        array, counts = self.update.array, self.update.batch.counts
+        clip, everything = array.settings.clip, self.everything
+        if not clip.clips:
+            return None, None
+        factor = row_factor(self.values[0], self.values[2], counts, array.width, clip)
+        if everything is None or not clip.may_clip_decay(array.settings.l2):
+            return factor, None
+        once = torch.ones_like(everything[0])
+        return factor, row_factor(everything[0], everything[2], once, array.width, clip)
 
 
 class TorchBackend:
@@ -107,7 +122,14 @@ class TorchBackend:
         found = (self.array.weights[lookup.rows_of(bags)].float() * of_bags).sum(1)
         return found * lookup.share_of(bags) if lookup.mean else found
 
-    def measure(self, batch: RowGradients) -> tuple[Tensor, Tensor]:
+    def measure(self, update: PendingUpdate) -> Measured:
+        """First half of a step: what may have to be added up over ranks, or be refused."""
+        grads, values = self._measure_rows(update.batch)
+        measured = replace(update, batch=update.batch._replace(grads=grads))
+        needs_all = self.array.settings.needs_all_rows
+        return Measured(measured, values, self._measure_all() if needs_all else None)
+
+    def _measure_rows(self, batch: RowGradients) -> tuple[Tensor, Tensor]:
         """Gradients of the batch's rows with their L2 term, a new tensor; the rows' values."""
         clipped = self.array.local_width
         weights = self.array.taken(batch.rows)
@@ -125,7 +147,7 @@ class TorchBackend:
         # Column shards of one array begin at one column, see `CowClipTables.adopt`.
         return list(map(torch.zeros_like, states)) if array.shards[0].column_offset else states
 
-    def measure_all(self) -> Tensor:
+    def _measure_all(self) -> Tensor:
         """Values of every row as if its gradient were the L2 term only; 0 for the frozen row."""
         array, weights = self.array, self.array.weights
         clipped, count = array.local_width, len(weights)
@@ -145,23 +167,18 @@ class TorchBackend:
             matrix[:3, array.frozen_row] = 0.0
         return matrix
 
-    def can_step_at_once(self, batch: RowGradients) -> bool:
-        """Whether `step_at_once_` can do a whole update, without sums first."""
-        return False
+    def step_(self, measured: Measured) -> Tensor:
+        """Second half: clip and step the batch's rows, sweep all others.
 
-    def step_at_once_(self, batch: RowGradients, lr: float, step: int) -> int:
-        """L2, clip and step of the batch's rows; returns how many were clipped."""
-        raise NotImplementedError
+        Copies the batch's rows, steps them, sweeps all, and writes the copies back.
 
-    def step_(self, measured: Measured, factor: Tensor | None, swept_factor: Tensor | None) -> None:
-        """Step all rows: copy the batch's rows, step them, sweep all, write the copies back.
-
-        Args:
-            factor: `[n]` factor of the clipped columns of the batch's rows; None for 1.
-            swept_factor: `[rows]` the same of rows outside of the batch.
+        Returns:
+            `[3]` int64 on the device, how many of the batch's rows were touched, clipped and
+            skipped. A row in several column shards or copies is counted in the first one only.
         """
         array, settings = self.array, self.array.settings
-        (rows, grads, _), lr, step = measured.update.batch, measured.update.lr, measured.update.step
+        update, (factor, swept_factor) = measured.update, measured.factors()
+        (rows, grads, _), lr, step = update.batch, update.lr, update.step
         if factor is not None:
             grads[:, : array.local_width].mul_(factor[:, None])
         weights = array.taken(rows)
@@ -177,6 +194,14 @@ class TorchBackend:
         array.weights.index_copy_(0, rows, array.rounded(weights, rows, step))
         for name, state in states.items():
             array.states[name].index_copy_(0, rows, state)
+        return self._counts(measured, 0 if factor is None else (factor < 1).sum())
+
+    def _counts(self, measured: Measured, clipped: Tensor | int) -> Tensor:
+        """See `step_`."""
+        rows = measured.update.batch.rows
+        counts = rows.new_tensor([len(rows), 0, measured.skipped])
+        counts[1] = clipped
+        return counts * self.array.counts_rows
 
     def _take_values(
         self, states: dict[str, Tensor], values: Tensor, factor: Tensor | None

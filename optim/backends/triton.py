@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from stampede.optim.backends.torch import Measured, TorchBackend
-from stampede.optim.lookup import Lookup, SortedRuns
+from stampede.optim.backends.torch import Measured, PendingUpdate, TorchBackend
+from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.nonfinite import LATE, NonFiniteFlag
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
@@ -40,10 +42,18 @@ def why_not(array: TableArray) -> str | None:
     return next((reason for holds, reason in reasons if holds), None)
 
 
-class TritonBackend(TorchBackend):
-    """Queues a step in two halves, so that either all arrays change or none.
+@dataclass
+class _Queued(Measured):
+    """Of an update that is queued: the rows' sums on the device; None for a batch without ids."""
 
-    A step over several lookups cannot be queued; PyTorch takes it.
+    sums: RowSums | None = None
+
+
+class TritonBackend(TorchBackend):
+    """Queues the gradients of one lookup, without waiting for the device.
+
+    The host does not know their rows. `measure` sets the flag if one is not finite, and `step_`
+    writes nothing while it is set. PyTorch steps rows that were summed over several lookups.
     """
 
     name = "the Triton kernels"
@@ -55,52 +65,46 @@ class TritonBackend(TorchBackend):
             self.waiting = _WaitingRows(array, flag)
         self.needs_checked_ids = self.waiting is not None
 
-    @torch.no_grad()
-    def measure_queued(self, lookup: Lookup, grad: Tensor) -> tuple[SortedRuns, RowSums]:
-        """First half: gradients and norms of the rows; sets the flag if one is not finite."""
-        # It may be expanded, as that of a sum.
-        grad = grad.contiguous().view(-1, self.array.weights.shape[1])
-        return lookup.runs, sum_runs(lookup.runs, grad, self.array, self._flag)
+    def measure(self, update: PendingUpdate) -> Measured:
+        """See `TorchBackend.measure`."""
+        if isinstance(update.batch, LookedUpGradients):
+            lookup, grad = update.batch
+            # It may be expanded, as that of a sum.
+            grad = grad.contiguous().view(-1, self.array.weights.shape[1])
+            sums = sum_runs(lookup.runs, grad, self.array, self._flag)
+            return _Queued(update, None, sums=sums)
+        return super().measure(update) if len(update.batch.rows) else _Queued(update, None)
 
-    @torch.no_grad()
-    def step_queued_(
-        self,
-        measured: tuple[SortedRuns, RowSums] | None,
-        lr: float,
-        step: int,
-        row_counts: Tensor,
-    ) -> None:
-        """Second half: clip and step the batch's rows, and the other rows that are due.
-
-        Args:
-            measured: of `measure_queued`; None for a batch without ids.
-            row_counts: int64 on the device; touched and clipped rows are added.
-        """
-        settings, waiting = self.array.settings, self.waiting
+    def step_(self, measured: Measured) -> Tensor:
+        """See `TorchBackend.step_`."""
+        update, waiting, settings = measured.update, self.waiting, self.array.settings
+        if not isinstance(measured, _Queued):
+            if waiting is not None:
+                waiting.set_step(update.step - 1)
+                waiting.flush()
+            counts = super().step_(measured)
+            if waiting is not None:
+                waiting.all_are_at(update.step)
+            return counts
+        counts = torch.zeros(3, dtype=torch.int64, device=self.array.weights.device)
         if waiting is not None:
-            waiting.begin_step(lr, step)
-        if measured is not None:
+            waiting.begin_step(update.lr, update.step)
+        if measured.sums is not None:
             update_rows_(
                 self.array,
-                *measured,
-                constants=step_constants(settings.rule, lr, step, settings.weight_decay),
+                update.batch.lookup.runs,
+                measured.sums,
+                constants=step_constants(
+                    settings.rule, update.lr, update.step, settings.weight_decay
+                ),
                 nonfinite=self._flag,
-                row_counts=row_counts,
+                row_counts=counts,
                 last=None if waiting is None else waiting.last,
-                step=step,
+                step=update.step,
             )
         if waiting is not None:
             waiting.end_step(None)
-
-    def step_(self, measured: Measured, factor: Tensor | None, swept_factor: Tensor | None) -> None:
-        """See `TorchBackend.step_`."""
-        step = measured.update.step
-        if self.waiting is not None:
-            self.waiting.set_step(step - 1)
-            self.waiting.flush()
-        super().step_(measured, factor, swept_factor)
-        if self.waiting is not None:
-            self.waiting.all_are_at(step)
+        return counts
 
 
 class _WaitingRows(WaitingRows):

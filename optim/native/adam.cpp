@@ -38,35 +38,6 @@ std::tuple<Tensor, Tensor> measure_rows(const Tensor& weights, const Tensor& row
   return {decayed, squares};
 }
 
-// One step of the rows of a batch with their gradients; `factor` multiplies the clipped columns.
-// Where `last` is given, the rows are at `now` afterwards.
-void adam_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& rows, const Tensor& grads,
-                const std::optional<Tensor>& factor, int64_t clipped, const Tensor& steps,
-                double b1, double b2, std::optional<Tensor> last, int64_t now) {
-  const Array array(weights, m, v);
-  const int64_t n = rows.numel(), dim = array.dim;
-  const int64_t* row = rows.const_data_ptr<int64_t>();
-  const float* grad = grads.const_data_ptr<float>();
-  const float* factors = factor ? factor->const_data_ptr<float>() : nullptr;
-  int32_t* at_step = last ? last->data_ptr<int32_t>() : nullptr;
-  const Betas betas(b1, b2);
-  const Step step = *steps_of(steps);
-  in_blocks(n, ROWS, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      if (k + AHEAD < end) array.prefetch(row[k + AHEAD]);
-      const int64_t at = row[k] * dim;
-      const float scale = factors ? factors[k] : 1.0f;
-      const float* g = grad + k * dim;
-      float *__restrict w = array.weights + at, *__restrict first = array.m + at,
-            *__restrict second = array.v + at;
-#pragma omp simd
-      for (int64_t d = 0; d < dim; ++d)
-        adam(w[d], first[d], second[d], d < clipped ? g[d] * scale : g[d], betas, step);
-      if (at_step) at_step[row[k]] = now;
-    }
-  });
-}
-
 // The largest norm of a row's gradient, `max(relative * norm of its weights, least) * count`, over
 // its first `columns` columns; nothing is clipped if `columns` is 0.
 struct Clip {
@@ -91,10 +62,11 @@ inline float clip_factor(const float* g, const float* w, int64_t dim, int64_t co
 }
 
 // L2, clip and step of the rows of a batch in one pass over them; returns how many were clipped.
+// `factors` for the clipped columns are computed here if they are not given.
 template <int WIDTH>
 int64_t clip_and_step_of(const Array& array, const int64_t* rows, int64_t n, const float* grads,
-                         const int64_t* counts, const Clip& clip, float decay, const Betas& betas,
-                         const Step& step, int32_t* at_step, int32_t now) {
+                         const int64_t* counts, const float* factors, const Clip& clip, float decay,
+                         const Betas& betas, const Step& step, int32_t* at_step, int32_t now) {
   const int64_t dim = WIDTH ? WIDTH : array.dim;
   int64_t clipped = 0;
   in_blocks(n, ROWS, [&](int64_t begin, int64_t end) {
@@ -108,7 +80,7 @@ int64_t clip_and_step_of(const Array& array, const int64_t* rows, int64_t n, con
       float *__restrict w = array.weights + at, *__restrict first = array.m + at,
             *__restrict second = array.v + at;
       for (int64_t d = 0; d < dim; ++d) g[d] = fma(decay, w[d], from[d]);
-      const float factor = clip_factor(g, w, dim, counts[k], clip);
+      const float factor = factors ? factors[k] : clip_factor(g, w, dim, counts[k], clip);
       clipped_here += factor < 1.0f;
 #pragma omp simd
       for (int64_t d = 0; d < dim; ++d)
@@ -120,16 +92,19 @@ int64_t clip_and_step_of(const Array& array, const int64_t* rows, int64_t n, con
   return clipped;
 }
 
+// Where `last` is given, the rows are at `now` afterwards.
 int64_t clip_and_step_rows_(Tensor weights, Tensor m, Tensor v, const Tensor& rows,
-                            const Tensor& grads, const Tensor& counts, int64_t columns,
-                            double relative, double least, double l2, const Tensor& steps,
-                            double b1, double b2, std::optional<Tensor> last, int64_t now) {
+                            const Tensor& grads, const Tensor& counts,
+                            const std::optional<Tensor>& factors, int64_t columns, double relative,
+                            double least, double l2, const Tensor& steps, double b1, double b2,
+                            std::optional<Tensor> last, int64_t now) {
   const Array array(weights, m, v);
   const Clip clip{columns, static_cast<float>(relative), static_cast<float>(least)};
   return with_width(array.dim, [&](auto width) {
     return clip_and_step_of<width.value>(
         array, rows.const_data_ptr<int64_t>(), rows.numel(), grads.const_data_ptr<float>(),
-        counts.const_data_ptr<int64_t>(), clip, 2.0 * l2, Betas(b1, b2), *steps_of(steps),
+        counts.const_data_ptr<int64_t>(), factors ? factors->const_data_ptr<float>() : nullptr,
+        clip, 2.0 * l2, Betas(b1, b2), *steps_of(steps),
         last ? last->data_ptr<int32_t>() : nullptr, now);
   });
 }
@@ -169,7 +144,6 @@ bool are_finite(const Tensor& weights, const Tensor& rows, const Tensor& grads, 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(stampede, library) {
-  library.def("adam_rows_", &adam_rows_);
   library.def("are_finite", &are_finite);
   library.def("clip_and_step_rows_", &clip_and_step_rows_);
   library.def("measure_rows", &measure_rows);

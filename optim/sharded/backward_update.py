@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -31,7 +31,7 @@ from stampede.optim.sharded.model_optimizers import (
     scale_of_the_loss,
 )
 from stampede.optim.sharded.reduction import Block, CollectionGroups
-from stampede.optim.sharded.tables import CowClipTables, LookupGradient
+from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.update import update_
 
 _LOG = logging.getLogger("stampede.optim")
@@ -53,6 +53,22 @@ class _Collection:
     def tables(self) -> list[CowClipTables]:
         """This rank's tables; empty once the collection is deleted."""
         return [tbe for alive in self.of_rank if (tbe := alive()) is not None]
+
+    def pending_updates(self, is_queued: bool) -> Iterator[tuple[CowClipTables, PendingUpdate]]:
+        """The updates of a step; tables that the loss does not depend on have no gradients."""
+        for tbe in self.tables:
+            passes = self.held.pop(tbe, [])
+            passes += (tbe.row_gradients(lookup, is_queued) for lookup in tbe.take_gradients())
+            lr, step = tbe.get_learning_rate(), int(tbe.step_count) + 1
+            each = zip(*(passes or [tbe.no_gradients()]), strict=True)
+            for backend, parts in zip(tbe.backends, each, strict=True):
+                batch = merge_rows(parts)
+                if tbe.is_replicated:
+                    batch = self.groups.exchange(batch)
+                    # Some rows were looked up by other ranks only.
+                    size = len(backend.array.weights)
+                    backend.catch_up(Lookup.of_rows(batch.rows, size), step - 1)
+                yield tbe, PendingUpdate(backend, batch, lr, step)
 
 
 class BackwardUpdate:
@@ -259,12 +275,19 @@ class BackwardUpdate:
         present = [self._collections[number] for number in numbers]
         if not present:
             return
+        is_queued = is_one_pass and all(collection.is_queued for collection in present)
+        if self._queue is not None and not is_queued:
+            self._queue.settle()
+        pending = [each for c in present for each in c.pending_updates(is_queued)]
+        reductions = [self._queue] if is_queued else [c.groups for c in present]
+        row_counts = update_([update for _, update in pending], reductions)
+        for (tbe, _), counts in zip(pending, row_counts, strict=True):
+            tbe.row_counts += counts
         tables = [tbe for collection in present for tbe in collection.tables]
-        if is_one_pass and all(collection.is_queued for collection in present):
-            lookups = {tbe: tbe.take_gradients()[0] for tbe in tables if tbe.gradients}
-            self._queue.update(tables, lookups)
-        else:
-            self._update_now(present)
+        for tbe in tables:
+            tbe.step_count += 1
+        if is_queued:
+            self._queue.end_step(tables)
         self._since_step.update(numbers)
         # The next lookup may run on another stream.
         on_gpu = any(tbe.row_counts.is_cuda for tbe in tables)
@@ -273,39 +296,12 @@ class BackwardUpdate:
             tbe.version += 1
             tbe.updated = updated
 
-    def _update_now(self, present: Sequence[_Collection]) -> None:
-        if self._queue is not None:
-            self._queue.settle()
-        # Tables that the loss does not depend on get a gradient of zero.
-        tables, updates = [], []
-        for collection in present:
-            for tbe in collection.tables:
-                sums = collection.held.pop(tbe, [])
-                sums += map(tbe.row_gradients, tbe.take_gradients())
-                lookups = zip(*(sums or [tbe.no_gradients()]), strict=True)
-                lr, steps = tbe.get_learning_rate(), int(tbe.step_count)
-                for backend, rows in zip(tbe.backends, lookups, strict=True):
-                    batch = merge_rows(rows)
-                    if tbe.is_replicated:
-                        batch = collection.groups.exchange(batch)
-                        # Some rows were looked up by other ranks only.
-                        size = len(backend.array.weights)
-                        backend.catch_up(Lookup.of_rows(batch.rows, size), steps)
-                    tables.append(tbe)
-                    updates.append(PendingUpdate(backend, batch, lr, steps + 1))
-        groups = [collection.groups for collection in present]
-        row_counts = update_(updates, groups)
-        for tbe, counts in zip(tables, row_counts, strict=True):
-            tbe.row_counts += counts
-        for tbe in set(tables):
-            tbe.step_count += 1
-
 
 class UpdateQueue:
-    """Queues updates on a GPU without waiting for it; a step changes all tables or none.
+    """The `Reduction` of updates queued on a GPU, whose host does not wait to learn of a refusal.
 
-    Triton kernels first measure all gradients; a value that is not finite sets a flag on all ranks.
-    Then they step the rows, unless the flag is set. The host reads the flag some steps later.
+    A value that is not finite sets the flag, which `refuses` shares among the ranks. The kernels
+    write nothing while it is set. The host reads it some steps later.
     """
 
     def __init__(self, device: torch.device, everyone: dist.ProcessGroup | None) -> None:
@@ -315,22 +311,18 @@ class UpdateQueue:
         # For each unchecked update: its tables, and the step each was at.
         self._unchecked: dict[int, list[tuple[CowClipTables, int]]] = {}
 
-    @torch.no_grad()
-    def update(
-        self, tables: Sequence[CowClipTables], lookups: Mapping[CowClipTables, LookupGradient]
-    ) -> None:
-        """Queue a step of tables; tables that the loss does not depend on have no lookup."""
-        measured = {}
-        for tbe, (parts, grad, _) in lookups.items():
-            measured[tbe] = parts[0].backend.measure_queued(parts[0].lookup, grad)
+    def sum_columns_(self, each: Sequence[object]) -> None:
+        """See `Reduction`; whole rows are on one rank."""
+
+    def refuses(self, found: bool) -> bool:
+        """See `Reduction`; the kernels refuse."""
         self._share_flag()
+        return found
+
+    def end_step(self, tables: Sequence[CowClipTables]) -> None:
+        """Note that a step of tables is queued; raise the error of an earlier one."""
         self._updates += 1
-        self._unchecked[self._updates] = [(tbe, int(tbe.step_count)) for tbe in tables]
-        for tbe in tables:
-            lr, step = tbe.get_learning_rate(), int(tbe.step_count) + 1
-            (backend,) = tbe.backends
-            backend.step_queued_(measured.get(tbe), lr, step, tbe.row_counts)
-            tbe.step_count += 1
+        self._unchecked[self._updates] = [(tbe, int(tbe.step_count) - 1) for tbe in tables]
         self.flag.end_step(self._updates)
         self.check()
 

@@ -22,7 +22,7 @@ from torchrec.distributed import batched_embedding_kernel as torchrec_kernels
 
 from stampede.optim import triton
 from stampede.optim.backends.torch import TorchBackend
-from stampede.optim.lookup import Lookup
+from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.id_check import Use, refuse_no_id
@@ -407,8 +407,12 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         return taken
 
     @torch.no_grad()
-    def row_gradients(self, lookup: LookupGradient) -> list[RowGradients]:
-        """Sum the gradient of one lookup's output by row, for each array."""
+    def row_gradients(
+        self, lookup: LookupGradient, is_queued: bool = False
+    ) -> list[RowGradients | LookedUpGradients]:
+        """The gradient of one lookup for each array, summed by row unless its update is queued."""
+        if is_queued:
+            return [LookedUpGradients(part.lookup, part.of(lookup.grad)) for part in lookup.parts]
         return [part.backend.sum_by_row(part.lookup, part.of(lookup.grad)) for part in lookup.parts]
 
     @torch.no_grad()

@@ -244,7 +244,9 @@ def _sums_runs(
     nonfinite = torch.zeros(1, dtype=torch.int32, device=grad.device)
     found = sum_runs.sum_runs(lookup.runs, grad, _small(array), nonfinite)
     reference = TorchBackend(_small(array, torch.float64))
-    grads, squares = reference.measure(reference.sum_by_row(lookup, grad.double()))
+    batch = reference.sum_by_row(lookup, grad.double())
+    measured = reference.measure(PendingUpdate(reference, batch, LR, FIRST))
+    grads, squares = measured.update.batch.grads, measured.values
     yield "gradients", found.grads[: len(grads)], grads
     yield "norms", found.squares[:, : len(grads)].flatten(), squares.flatten()
     yield "number of bad rows", nonfinite, torch.zeros_like(nonfinite)
@@ -290,7 +292,7 @@ def _updates_rows(array: TableArray, lookup: Lookup) -> Iterator[tuple[str, Tens
         last=last if waits else None,
         step=step,
     )
-    _step(exact, RowGradients(rows, grads, counts), values, factor, LR, step)
+    _step(exact, RowGradients(rows, grads, counts), values, LR, step)
     for what, one, other in _named(small, exact):
         yield what, one[rows], other[rows]
     yield "counts", row_counts, row_counts.new_tensor(expected) * array.counts_rows
@@ -370,27 +372,18 @@ def _replayed(array: TableArray, rows: Tensor) -> TableArray:
     chosen[rows] = True
     for step in range(FIRST + 1, NOW + 1):
         before = [tensor.clone() for tensor in exact.all_tensors()]
-        _step(
-            exact, RowGradients(none, grads, none), grads.new_zeros(3, 0), None, _rate(step), step
-        )
+        _step(exact, RowGradients(none, grads, none), grads.new_zeros(3, 0), _rate(step), step)
         stays = ~chosen | (last >= step)
         for tensor, was in zip(exact.all_tensors(), before, strict=True):
             tensor[stays] = was[stays]
     return exact
 
 
-def _step(
-    array: TableArray,
-    batch: RowGradients,
-    values: Tensor,
-    factor: Tensor | None,
-    lr: float,
-    step: int,
-) -> None:
+def _step(array: TableArray, batch: RowGradients, values: Tensor, lr: float, step: int) -> None:
     """A step in plain PyTorch."""
     backend = TorchBackend(array)
     update = PendingUpdate(backend, batch._replace(grads=batch.grads.clone()), lr, step)
-    backend.step_(Measured(update, values), factor, None)
+    backend.step_(Measured(update, values))
 
 
 def _named(found: TableArray, exact: TableArray) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -17,12 +17,15 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.optim import CowClip
 from stampede.optim.backends import triton as fused
+from stampede.optim.backends.torch import PendingUpdate
+from stampede.optim.lookup import LookedUpGradients
 from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rules import SGD, Adam, RowWiseAdam, step_constants
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.triton import MANY_OCCURRENCES, block_sizes, steps, sum_runs
 from stampede.optim.triton.steps import Missed, catch_up_range_, catch_up_rows_
+from stampede.optim.update import update_
 from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
 from support.paths import ROOT
 
@@ -214,20 +217,23 @@ def make_array(rows, dim, setting, dtype=torch.float32):
     return TableArray.create([TableShard("t", rows)], weights.to(DEVICE, dtype), setting, dim)
 
 
+def queued(array, flag, lookup, grad):
+    backend = fused.TritonBackend(array, flag)
+    return PendingUpdate(backend, LookedUpGradients(lookup, grad), 1e-2, 1)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), 1e30])
 def test_arrays_that_are_updated_together_stay_together(bad):
     lookup = random_lookup()
     arrays = [make_array(lookup.rows, 12, UpdateSettings()) for _ in range(2)]
     before = copy.deepcopy([array.all_tensors() for array in arrays])
-    flag, row_counts = NonFiniteFlag(torch.device(DEVICE)), torch.zeros(3, dtype=torch.int64)
-    backends, measured = [fused.TritonBackend(array, flag) for array in arrays], []
-    for position, backend in enumerate(backends):
+    flag, updates = NonFiniteFlag(torch.device(DEVICE)), []
+    for position, array in enumerate(arrays):
         grad = random_gradient(lookup, 12)
         if position == 1:
             grad[:, 0] = bad
-        measured.append(backend.measure_queued(lookup, grad))
-    for backend, of_array in zip(backends, measured, strict=True):
-        backend.step_queued_(of_array, 1e-2, 1, row_counts.to(DEVICE))
+        updates.append(queued(array, flag, lookup, grad))
+    assert not torch.stack(update_(updates)).any()
     for array, whole in zip(arrays, before, strict=True):
         assert all(map(torch.equal, array.all_tensors(), whole))
 
@@ -237,10 +243,8 @@ def test_a_copy_counts_no_rows(counted):
     lookup = random_lookup()
     array = make_array(lookup.rows, 4, UpdateSettings())
     array.shards = (TableShard("t", lookup.rows, counted=counted),)
-    backend = fused.TritonBackend(array, NonFiniteFlag(torch.device(DEVICE)))
-    row_counts = torch.zeros(3, dtype=torch.int64, device=DEVICE)
-    measured = backend.measure_queued(lookup, random_gradient(lookup, 4))
-    backend.step_queued_(measured, 1e-2, 1, row_counts)
+    flag = NonFiniteFlag(torch.device(DEVICE))
+    (row_counts,) = update_([queued(array, flag, lookup, random_gradient(lookup, 4))])
     assert bool(row_counts.any()) == counted
 
 
