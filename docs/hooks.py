@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from stampede.engine.config import config_type
-from stampede.engine.config.optim import BASELINES
 from stampede.files import write_file
 from stampede.settings import Key, all_keys, yaml_value
 
@@ -62,11 +61,7 @@ def configuration_page() -> str:
 
 def _kinds(key: Key) -> str:
     """The values of another key that have this key, without that key's name."""
-    kinds = key.kinds.partition(": ")[2]
-    fbgemm = [name for name in BASELINES if name in kinds.replace("not ", "").split(", ")]
-    if len(fbgemm) < len(BASELINES):
-        return kinds
-    return f"{kinds.partition(fbgemm[0])[0]}fbgemm_*"
+    return key.kinds.partition(": ")[2]
 
 
 def _row(key: Key, told: bool) -> str:

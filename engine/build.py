@@ -27,7 +27,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     actual = scaling.scaled
     model = build_model(config, dataset.vocabulary_sizes, dataset.numbers)
     columns = model.front.columns.dim
-    kind, arguments = table_optimizer(config, actual, columns, processes.device)
+    kind, arguments = table_optimizer(config, actual, columns)
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
     l2 = model.l2_terms()
     if model.number_weights is not None:

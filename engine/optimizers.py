@@ -23,8 +23,6 @@ from stampede.optim import (
     learning_rate,
     scale,
 )
-from stampede.optim.baselines import BASELINES, baseline_optimizer
-from stampede.settings import SettingsError
 
 _WITH_CLIP: dict[str, type[torch.optim.Optimizer]] = {
     "adam": CowClipAdam,
@@ -37,18 +35,14 @@ _WITH_CLIP: dict[str, type[torch.optim.Optimizer]] = {
 
 def scaled_hyperparameters(config: Config) -> Scaled:
     """Settings for the base batch size, as configured, and for the actual one."""
-    base = Hyperparameters(
-        embedding_lr=config.optim.embedding.lr,
-        # FBGEMM's Adam has no l2.
-        embedding_l2=getattr(config.optim.embedding, "l2", 0.0),
-        dense_lr=config.optim.dense.lr,
-    )
+    tables = config.optim.embedding
+    base = Hyperparameters(tables.lr, tables.l2, config.optim.dense.lr)
     scaling = config.optim.scaling
     return scale(base, scaling.rule, config.train.batch_size, scaling.base_batch_size)
 
 
 def table_optimizer(
-    config: Config, scaled: Hyperparameters, columns: int, device: torch.device
+    config: Config, scaled: Hyperparameters, columns: int
 ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """Class and arguments for `apply_optimizer_in_backward`, at the actual batch size.
 
@@ -56,14 +50,7 @@ def table_optimizer(
     """
     section = config.optim.embedding
     arguments = section.model_dump(exclude={"optimizer", "schedule", "plateau", "clip"})
-    arguments["lr"] = scaled.embedding_lr
-    if "l2" in arguments:
-        arguments["l2"] = scaled.embedding_l2
-    if section.optimizer in BASELINES:
-        try:
-            return baseline_optimizer(section.optimizer, device_type=device.type, **arguments)
-        except ValueError as failure:
-            raise SettingsError(f"optim.embedding: {failure}") from None
+    arguments |= {"lr": scaled.embedding_lr, "l2": scaled.embedding_l2}
     none = CowClip(granularity="none", columns=columns)
     arguments["clip"] = none if section.clip is None else section.clip.as_clip(columns)
     return _WITH_CLIP[section.optimizer], arguments

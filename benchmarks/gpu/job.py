@@ -95,7 +95,7 @@ def of_config(
         l2[id(model.number_weights.weight)] = scaling.scaled.embedding_l2
     return _sharded(
         model,
-        table_optimizer(config, scaling.scaled, columns, device),
+        table_optimizer(config, scaling.scaled, columns),
         lambda dense: dense_optimizer(config, scaling.scaled, dense, l2),
         scaling,
         device,

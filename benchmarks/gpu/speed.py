@@ -15,6 +15,7 @@ import torch
 from cases import Case
 from clicks import cardinalities
 from clock import device_seconds, kernel_times, seconds_until_done
+from fbgemm_optimizers import BASELINES, baseline_optimizer
 from floors import FLOPS, WIDTHS
 from job import TableOptimizer, deepfm
 from resident_clicks import ResidentClicks
@@ -26,7 +27,6 @@ from stampede.engine.job import Job
 from stampede.engine.processes import Processes, processes
 from stampede.engine.step import SentBatch, _dense_pass, prefetch, train_step
 from stampede.optim import local_cowclip_tables
-from stampede.optim.baselines import BASELINES, baseline_optimizer
 from stampede.optim.waiting_rows import WINDOW
 
 IDS, CLICKS = 33_800_000, 1 << 24

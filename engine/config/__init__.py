@@ -11,8 +11,6 @@ from pydantic import Field, create_model, field_validator, model_validator
 from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
 from stampede.engine.config.model import ModelSection, registered_networks, section_of
 from stampede.engine.config.optim import (
-    BASELINE_SHARDING_TYPES,
-    BASELINES,
     IN_ORDER_SHARDING_TYPES,
     SHARDING_TYPES,
     OptimSection,
@@ -272,15 +270,12 @@ class Config(Section):
             raise ValueError(f"train.tiles: {tiles} is not a power of two; write 8 or 16")
         if not self.train.reproducible:
             return self
-        table = self.optim.embedding
         sent = self.sharding.communication
-        own_optimizers = ("adam", "rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
         # By key: its value, and those that keep the bits.
         keys = {
             "sharding.plan": (plan, ("auto", *IN_ORDER_SHARDING_TYPES)),
             "sharding.communication.forward": (sent.forward, ("fp32",)),
             "sharding.communication.backward": (sent.backward, ("fp32",)),
-            "optim.embedding.optimizer": (table.optimizer, own_optimizers),
             "train.compile": (self.train.compile, ("none",)),
         }
         for key, (value, fit) in keys.items():
@@ -307,18 +302,12 @@ class Config(Section):
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto "
                 "continues from; write only one of them"
             )
-        optimizer, plan = self.optim.embedding.optimizer, self.sharding.plan
-        if optimizer in BASELINES and plan not in ("auto", *BASELINE_SHARDING_TYPES):
-            raise ValueError(
-                f"sharding.plan is {plan!r}, which is not exact with FBGEMM's {optimizer!r}; write "
-                f"auto, {', '.join(BASELINE_SHARDING_TYPES)}, or another optim.embedding.optimizer"
-            )
-        clip = getattr(self.optim.embedding, "clip", None)
+        clip = self.optim.embedding.clip
         if self.train.clip_stats_every and (clip is None or not clip.as_clip(None).clips):
             raise ValueError(
                 f"train.clip_stats_every is {self.train.clip_stats_every}, but "
-                f"optim.embedding.optimizer {optimizer!r} does not clip row by row here; write 0, "
-                "or optim.embedding.clip.granularity: cowclip or row"
+                "optim.embedding.clip does not clip; write 0, or "
+                "optim.embedding.clip.granularity: cowclip or row"
             )
         if self.train.compile == "cuda_graphs" and self.run.device == "cpu":
             raise ValueError(

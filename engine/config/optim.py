@@ -16,8 +16,6 @@ EpsPlacement = Literal["keras", "torch"]
 Rows = Literal["all", "touched"]
 OnNonfinite = Literal["error", "skip_row"]
 
-BASELINES = ("fbgemm_rowwise_adagrad", "fbgemm_adam", "fbgemm_cowclip")
-BASELINE_SHARDING_TYPES = ("table_wise", "row_wise", "table_row_wise")
 # Types that add up a row's gradients in the order of the global batch on any number of ranks.
 IN_ORDER_SHARDING_TYPES = ("table_wise", "row_wise")
 SHARDING_TYPES = (
@@ -137,12 +135,6 @@ class _Decoupled(Section):
     )
 
 
-class _Betas(Section):
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the two moments", strict=False
-    )
-
-
 class _Rows(Section):
     rows: Rows = Field("all", description="rows that take a step: all, or those in the batch")
 
@@ -196,46 +188,8 @@ class SGDSection(_Clipped):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum")
 
 
-class FbgemmRowWiseAdagradSection(_TableOptimizer, _L2, _Decoupled):
-    """FBGEMM's own row-wise Adagrad, a baseline."""
-
-    optimizer: Literal["fbgemm_rowwise_adagrad"] = Field(
-        "fbgemm_rowwise_adagrad", description="optimizer of the tables"
-    )
-    l2: float = Field(0.0, ge=0, description="coefficient of ||w||^2 in the loss; not on CPU")
-    eps: float = Field(1e-8, gt=0, description="added to the denominator")
-
-
-class FbgemmAdamSection(_TableOptimizer, _Decoupled, _Betas):
-    """FBGEMM's own Adam, a baseline; on CUDA only."""
-
-    optimizer: Literal["fbgemm_adam"] = Field("fbgemm_adam", description="optimizer of the tables")
-    eps: float = Field(1e-8, gt=0, description="Adam's epsilon, after the bias correction")
-
-
-class FbgemmCowClipSection(_TableOptimizer, _L2, _Decoupled):
-    """FBGEMM's mode COWCLIP, a baseline; its rule is not the paper's."""
-
-    optimizer: Literal["fbgemm_cowclip"] = Field(
-        "fbgemm_cowclip", description="optimizer of the tables"
-    )
-    eps: float = Field(1e-8, gt=0, description="added to the denominator")
-    ratio: float = Field(
-        1.0, ge=0, description="allowed norm of a row's step per norm of its weights"
-    )
-    bound: float = Field(1e-5, ge=0, description="lower bound of the allowed norm")
-    counter_halflife: Literal[-1, 0] = Field(
-        -1, description="-1: counts all steps with the row; 0: only the current one"
-    )
-
-
 EmbeddingOptimSection = Annotated[
-    AdamSection
-    | AdagradSection
-    | SGDSection
-    | FbgemmRowWiseAdagradSection
-    | FbgemmAdamSection
-    | FbgemmCowClipSection,
+    AdamSection | AdagradSection | SGDSection,
     Field(discriminator="optimizer"),
 ]
 

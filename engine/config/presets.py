@@ -32,9 +32,7 @@ _PAPER_ON_AVAZU: dict[str, Any] = {
     "optim": {"embedding": {"clip": {"bound": 1e-4}}, "dense": {"lr": 1e-4}}
 }
 
-_WITHOUT_L2 = ("fbgemm_adam", "fbgemm_rowwise_adagrad")
 _WITH_BETAS = (None, "adam", "rowwise_adam")
-_WITHOUT_CLIP = ("fbgemm_cowclip", *_WITHOUT_L2)
 
 
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
@@ -50,12 +48,8 @@ def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
         below = merged(below, {"data": {"features": "paper"}})
     optimizer = at(values, "optim.embedding.optimizer")
     embedding = below["optim"]["embedding"]
-    if optimizer in _WITHOUT_L2:
-        del embedding["l2"]
     if optimizer not in _WITH_BETAS:
         del embedding["betas"]
-    if optimizer in _WITHOUT_CLIP:
-        embedding.pop("clip", None)
     # The paper's warm-up is an epoch, whose steps only the recipe can count.
     if at(values, "optim.dense.schedule.unit") == "steps":
         del below["optim"]["dense"]["schedule"]["warmup"]

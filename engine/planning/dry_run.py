@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from pydantic import TypeAdapter
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -119,10 +118,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
     config, _ = with_recipe(config, data.rows or LARGE_LOG, len(data.tables), cluster.world_size)
     model = build_model(config, data.vocabulary_sizes, data.numbers)
     kind, arguments = table_optimizer(
-        config,
-        scaled_hyperparameters(config).scaled,
-        model.front.columns.dim,
-        torch.device(cluster.device_type),
+        config, scaled_hyperparameters(config).scaled, model.front.columns.dim
     )
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
     work = workload(config, data, model, cluster.world_size)

@@ -30,7 +30,6 @@ from stampede.engine.config import Config
 from stampede.engine.config.optim import IN_ORDER_SHARDING_TYPES
 from stampede.engine.planning.workload import PlacedShard, Workload
 from stampede.engine.processes import Processes
-from stampede.optim.baselines import BASELINE_SHARDING_TYPES, BASELINES
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
 
@@ -92,8 +91,7 @@ def sharding_types(config: Config, world_size: int) -> Sequence[str]:
         return [ShardingType.TABLE_WISE.value]
     if config.train.reproducible:
         return IN_ORDER_SHARDING_TYPES
-    is_baseline = config.optim.embedding.optimizer in BASELINES
-    return BASELINE_SHARDING_TYPES if is_baseline else SHARDING_TYPES
+    return SHARDING_TYPES
 
 
 def make_plan(

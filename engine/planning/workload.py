@@ -24,7 +24,6 @@ from stampede.engine.config.data import SizesSection, SyntheticSection
 from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
-from stampede.optim.baselines import BASELINES
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.waiting_rows import is_replayable
@@ -111,33 +110,21 @@ class TableStates:
     """The state of the tables' optimizer.
 
     Attributes:
-        optimizer: `optim.embedding.optimizer`.
         dim: columns of a stored row.
-        settings: of its update; None for an FBGEMM baseline.
+        settings: of its update.
     """
 
-    optimizer: str
     dim: int
-    settings: UpdateSettings | None
+    settings: UpdateSettings
 
     @classmethod
     def of(cls, config: Config, columns: int, dim: int) -> TableStates:
         """The state of a configuration's optimizer, for embeddings of so many columns."""
-        optimizer = config.optim.embedding.optimizer
-        if optimizer in BASELINES:
-            return cls(optimizer, dim, None)
-        # The state is the same on every device.
-        kind, arguments = table_optimizer(
-            config, scaled_hyperparameters(config).scaled, columns, torch.device("cpu")
-        )
-        return cls(optimizer, dim, kind.update_settings(kind.defaults_with(arguments)))
+        kind, arguments = table_optimizer(config, scaled_hyperparameters(config).scaled, columns)
+        return cls(dim, kind.update_settings(kind.defaults_with(arguments)))
 
     def per_row(self, columns: int, column_offset: int = 0) -> int:
         """Bytes of state per row of a shard with these columns."""
-        if self.settings is None:
-            # A sum per row; that, a counter and a step; two moments per weight.
-            values = {"fbgemm_rowwise_adagrad": 1, "fbgemm_cowclip": 3, "fbgemm_adam": 2 * columns}
-            return FLOAT * values[self.optimizer]
         # Counted on every device, although some have no kernel that makes up for missed steps.
         counts_steps = is_replayable(self.settings)
         own = _state_bytes(self.settings, columns, column_offset, self.dim)
@@ -146,8 +133,6 @@ class TableStates:
     @property
     def values_per_row(self) -> int:
         """Values per row that ranks sum if they share its columns; see `Measured`."""
-        if self.settings is None:
-            return 0
         clipped = self.settings.clip.columns
         rest = 2 if clipped is not None and clipped < self.dim else 1
         return 3 + rest * len(self.settings.rule.row_states)
@@ -155,7 +140,7 @@ class TableStates:
     @property
     def needs_all_rows(self) -> bool:
         """Whether a step makes these values for every row."""
-        return self.settings is not None and self.settings.needs_all_rows
+        return self.settings.needs_all_rows
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ import yaml
 
 from stampede.engine.config import Config, config_type, optim, to_yaml
 from stampede.engine.config.load import load_config
-from stampede.optim import baselines, rules
+from stampede.optim import rules
 from stampede.optim import settings as of_tables
 from stampede.optim.sharded import supported
 from stampede.settings import SettingsError, all_keys
@@ -52,10 +52,7 @@ OVERRIDES = [
     ),
     ("optim.embedding.clip.granularity=row", ["clip: granularity 'row' needs a threshold"]),
     ("optim.embedding.ar_alpha=1", ["optim.embedding.ar_alpha: unknown key"]),
-    (
-        "optim.embedding.optimizer=fbgemm_cowclip sharding.plan=column_wise",
-        ["sharding.plan", "'column_wise'", "table_wise"],
-    ),
+    ("optim.embedding.optimizer=fbgemm_adam", ["found 'fbgemm_adam'; write one of 'adam'"]),
     *(
         (f"evaluate.metrics=[{metric}]", [words])
         for metric, words in (("gauc", "'gauc' but group_by is not given"), ("aucc", "mean 'auc'"))
@@ -99,7 +96,6 @@ OVERRIDES = [
         for more, words in (
             ("sharding.communication.forward=bf16", "sharding.communication.forward"),
             ("sharding.communication.backward=bf16", "sharding.communication.backward"),
-            ("optim.embedding.optimizer=fbgemm_cowclip", "with 'fbgemm_cowclip'"),
             ("train.compile=default", "train.compile: with 'default'"),
         )
     ),
@@ -141,8 +137,6 @@ def test_its_choices_are_the_optimizers_own():
     assert get_args(optim.EpsPlacement) == get_args(rules.EpsPlacement)
     assert get_args(optim.Rows) == get_args(of_tables.Rows)
     assert get_args(optim.OnNonfinite) == get_args(of_tables.OnNonfinite)
-    assert optim.BASELINES == baselines.BASELINES
-    assert optim.BASELINE_SHARDING_TYPES == baselines.BASELINE_SHARDING_TYPES
     assert optim.SHARDING_TYPES == supported.SHARDING_TYPES
 
 

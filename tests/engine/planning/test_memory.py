@@ -139,20 +139,3 @@ def every_sharding_type(folder):
 @pytest.mark.slow
 def test_two_ranks_under_every_sharding_type(tmp_path):
     run_ranks(2, every_sharding_type, tmp_path)
-
-
-@pytest.mark.parametrize("optimizer", ["fbgemm_rowwise_adagrad", "fbgemm_cowclip"])
-def test_states_of_fbgemm(tmp_path, optimizer):
-    with small_job(tmp_path, f"optim.embedding.optimizer={optimizer}") as (_, job, config, *_):
-        work, found = costs_of(config, job.model.plan, 1)
-        (lookup,) = job.model.module.front.ebc._lookups
-        modules = [kernel.emb_module for kernel in lookup._emb_modules]
-        real = sum(
-            state.nbytes
-            for module in modules
-            for name, state in [*module.named_buffers(), *module.named_parameters()]
-            # FBGEMM puts a placeholder of a few values where a state is not used.
-            if name in ("momentum1_host", "prev_iter_host", "row_counter_host")
-            and state.numel() > 100
-        )
-    assert found.memory["optimizer_state"][0] - work.dense_state_bytes() == real > 0

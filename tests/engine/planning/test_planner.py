@@ -13,7 +13,6 @@ from stampede.engine.planning.workload import planned_data, workload
 from stampede.engine.processes import processes
 from stampede.models import CTRModel
 from stampede.optim import CowClipAdam, cowclip_sharders
-from stampede.optim.baselines import BASELINE_SHARDING_TYPES
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
 from support.paths import ROOT
@@ -76,7 +75,6 @@ def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
 
 def test_auto_lets_the_planner_choose_among_the_exact_types():
     assert types_of() == SHARDING_TYPES
-    assert types_of("optim.embedding.optimizer=fbgemm_cowclip") == BASELINE_SHARDING_TYPES
     # Reproducible runs add up in order, nor do they split tables with bags.
     reproducible, bags = ["train.reproducible=true", "train.tiles=2"], "data.ids_per_sample={C2: 3}"
     assert types_of(*reproducible) == ("table_wise", "row_wise")

@@ -42,20 +42,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     CowClipDefinition,
     WeightDecayMode,
 )
-from torchrec.distributed.types import ShardingType
 from torchrec.optim.optimizers import Adam
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 Baseline = Literal["fbgemm_rowwise_adagrad", "fbgemm_adam", "fbgemm_cowclip"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
-
-# Sharding types for tables with a baseline. If columns were split, each part of a row would have
-# its own norm and accumulator; TorchRec silently drops the optimizer of data-parallel tables.
-BASELINE_SHARDING_TYPES = (
-    ShardingType.TABLE_WISE.value,
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-)
 
 
 def baseline_optimizer(
@@ -75,7 +66,9 @@ def baseline_optimizer(
 
     What each computes is at the top of this file. Keep first-order weights out of a table whose
     rule has one accumulator a row: they would be part of `||w||` and `||g||`. Plan the tables as
-    one of `BASELINE_SHARDING_TYPES`.
+    `table_wise`, `row_wise` or `table_row_wise`. If columns were split, each part of a row would
+    have its own norm and accumulator; TorchRec silently drops the optimizer of data-parallel
+    tables.
 
     Args:
         device_type: `cpu` or `cuda`, where the tables are.

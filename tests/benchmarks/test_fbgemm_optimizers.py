@@ -10,10 +10,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
     WeightDecayMode,
 )
+from fbgemm_optimizers import baseline_optimizer
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.optim.baselines import baseline_optimizer
 from support.bags import Bags, jagged, shard, weights_of
 from support.ranks import process_group
 
