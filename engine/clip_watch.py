@@ -9,7 +9,6 @@ from torch import Tensor
 
 from stampede.data import Batch
 from stampede.engine.training_run import TrainingRun
-from stampede.optim.clip import row_threshold
 
 _ABSENT, _SEVERAL = -1, -2
 
@@ -34,7 +33,7 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
         next. Its `gradient_norm` includes the L2 term.
     """
     dim, front, processes = run.config.model.dim, run.job.front, run.processes
-    clip = run.config.optim.embedding.clip.as_clip(dim)
+    clip = run.config.optim.embedding.clip.built(columns=dim)
     embeddings, _ = front.split(rows)
     grads, _ = front.split(grad)
     fields, left_out = {}, []
@@ -56,7 +55,7 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
         summed = torch.zeros_like(row).index_add_(0, place, of_samples)
         gradient = summed / processes.world_size + 2 * run.job.scaling.scaled.embedding_l2 * row
         norm, weight_norm = gradient.norm(dim=1), row.norm(dim=1)
-        threshold = row_threshold(weight_norm, counts, dim, clip)
+        threshold = clip.largest_norm(weight_norm, counts, dim)
         clipped = norm > threshold
         fields[field] = {"touched": len(distinct), "clipped": int(clipped.sum())}
         # The exponent of a float is exact where a logarithm is rounded.

@@ -12,25 +12,13 @@ from torch import Tensor
 from stampede.engine.config import Config
 from stampede.optim import (
     CowClip,
-    CowClipAdagrad,
-    CowClipAdam,
-    CowClipRowWiseAdagrad,
-    CowClipRowWiseAdam,
-    CowClipSGD,
     DenseAdam,
     Hyperparameters,
     Scaled,
     learning_rate,
     scale,
 )
-
-_WITH_CLIP: dict[str, type[torch.optim.Optimizer]] = {
-    "adam": CowClipAdam,
-    "rowwise_adam": CowClipRowWiseAdam,
-    "adagrad": CowClipAdagrad,
-    "rowwise_adagrad": CowClipRowWiseAdagrad,
-    "sgd": CowClipSGD,
-}
+from stampede.optim.optimizers import optimizer_with
 
 
 def scaled_hyperparameters(config: Config) -> Scaled:
@@ -52,8 +40,8 @@ def table_optimizer(
     arguments = section.model_dump(exclude={"optimizer", "schedule", "plateau", "clip"})
     arguments |= {"lr": scaled.embedding_lr, "l2": scaled.embedding_l2}
     none = CowClip(granularity="none", columns=columns)
-    arguments["clip"] = none if section.clip is None else section.clip.as_clip(columns)
-    return _WITH_CLIP[section.optimizer], arguments
+    arguments["clip"] = none if section.clip is None else section.clip.built(columns=columns)
+    return optimizer_with(section.settings_of), arguments
 
 
 def dense_optimizer(

@@ -6,16 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stampede.optim.clip import CowClip
+    from stampede.optim.clip import Clip, CowClip
     from stampede.optim.dense_adam import DenseAdam
     from stampede.optim.nonfinite import NonFiniteGradientError
     from stampede.optim.optimizers import (
         CowClipAdagrad,
         CowClipAdam,
+        CowClipOptimizer,
         CowClipRowWiseAdagrad,
         CowClipRowWiseAdam,
         CowClipSGD,
     )
+    from stampede.optim.registry import register_clip, register_rule
+    from stampede.optim.rules import RowStep, Rule
     from stampede.optim.scaling import Hyperparameters, Scaled, ScalingRule, scale
     from stampede.optim.schedules import Schedule, learning_rate
     from stampede.optim.sharded.backward_update import BackwardUpdate
@@ -26,13 +29,15 @@ if TYPE_CHECKING:
 
 # Imported lazily: plain PyTorch does not need TorchRec, and a configuration needs neither.
 _NAMES = {
-    "clip": ("CowClip",),
+    "clip": ("Clip", "CowClip"),
     "dense_adam": ("DenseAdam",),
     "nonfinite": ("NonFiniteGradientError",),
     "optimizers": (
         *("CowClipAdagrad", "CowClipAdam", "CowClipRowWiseAdagrad", "CowClipRowWiseAdam"),
-        "CowClipSGD",
+        *("CowClipOptimizer", "CowClipSGD"),
     ),
+    "registry": ("register_clip", "register_rule"),
+    "rules": ("RowStep", "Rule"),
     "scaling": ("Hyperparameters", "Scaled", "ScalingRule", "scale"),
     "schedules": ("Schedule", "learning_rate"),
     "sharded.backward_update": ("BackwardUpdate",),

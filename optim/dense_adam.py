@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stampede.optim.rules import Adam, EpsPlacement, as_betas
+from stampede.optim.rules import Adam, EpsPlacement, as_setting
 
 
 class DenseAdam(torch.optim.Optimizer):
@@ -61,7 +61,7 @@ class DenseAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            rule = Adam(as_betas(group["betas"]), group["eps"], group["eps_placement"])
+            rule = Adam(as_setting(group["betas"]), group["eps"], group["eps_placement"])
             by_step: dict[int, list[Tensor]] = {}
             for param in group["params"]:
                 if param.grad is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from inspect import Parameter, Signature
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -22,23 +23,20 @@ from stampede.optim.rules import (
     SGD,
     Adagrad,
     Adam,
-    EpsPlacement,
     RowWiseAdagrad,
     RowWiseAdam,
     Rule,
-    as_betas,
+    as_setting,
     check_number,
 )
-from stampede.optim.settings import OnNonfinite, Rows, UpdateSettings
+from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.update import update_
 
 _Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 _COMMON = tuple(field.name for field in fields(UpdateSettings) if field.name != "rule")
-
-# `torch.load` must read a state_dict, whose groups hold a clip, with its default settings.
-torch.serialization.add_safe_globals([CowClip])
+_OF_RULE: dict[type[Rule], type[CowClipOptimizer]] = {}
 
 
 class CowClipOptimizer(TableOptimizer):
@@ -58,23 +56,54 @@ class CowClipOptimizer(TableOptimizer):
     backward pass are too low, because torch merges their gradients: then give the counts, and
     `padding_idx`.
 
+    A subclass names a rule; its settings are the fields of the rule and of `UpdateSettings`.
+
     Args:
         params: tables, `[rows, dim]`, contiguous, or param groups.
-        settings: the arguments of a subclass's constructor: fields of its rule and of
-            `UpdateSettings`, and `padding_idx`.
+        lr: learning rate; None for the default of the class.
+        settings: those of the rule, and:
+            clip: the clipping rule; None for no clip.
+            l2: coefficient of `||w||^2` in the loss: adds `2*l2*w` to the gradient, inside the
+                clip.
+            weight_decay: decoupled decay, `w = w * (1 - lr*weight_decay)`, outside the clip
+                (AdamW).
+            rows: `all`, every row takes a step each time (the authors' code), or `touched`, only
+                the rows of the batch (TorchRec's and SparseAdam's convention).
+            on_nonfinite: what to do about a NaN or an infinity in a row's gradient: `error` refuses
+                the step, `skip_row` leaves the row out of the batch.
+            padding_idx: plain PyTorch: a row that is never changed; found automatically if the
+                table belongs to an `nn.Embedding` or `nn.EmbeddingBag`.
+            seed: of the stochastic rounding of fp16 and bf16 tables.
 
     Raises:
         TypeError: an argument is unknown.
         ValueError: a setting is out of range, or a table is not supported.
+
+    Attributes:
+        rule_type: the rule.
+        default_lr: the learning rate if none is given.
     """
 
     rule_type: ClassVar[type[Rule]]
+    default_lr: ClassVar[float] = 1e-2
 
-    def __init__(self, params: _Params, lr: float, settings: Mapping[str, Any]) -> None:
+    def __init_subclass__(cls) -> None:
+        """Show the settings as the arguments of the constructor, in help and messages."""
+        super().__init_subclass__()
+        _OF_RULE.setdefault(cls.rule_type, cls)
+        lr, *others = (
+            Parameter(name, Parameter.KEYWORD_ONLY, default=value)
+            for name, value in cls.defaults_with({}).items()
+        )
+        params = Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)
+        lr = lr.replace(kind=Parameter.POSITIONAL_OR_KEYWORD)
+        cls.__signature__ = Signature([params, lr, *others])
+
+    def __init__(self, params: _Params, lr: float | None = None, **settings: Any) -> None:
         self._backends: dict[Tensor, TorchBackend] = {}
-        refuse_unknown(type(self), settings["unknown"])
-        others = ("self", "params", "lr", "unknown", "__class__")
-        given = {name: value for name, value in settings.items() if name not in others}
+        if lr is not None:
+            settings["lr"] = lr
+        defaults = self.defaults_with(settings)
         if not isinstance(params, Tensor):
             params = list(params)
             if not params:
@@ -83,7 +112,7 @@ class CowClipOptimizer(TableOptimizer):
                     "optimizer of apply_optimizer_in_backward are updated in their backward, "
                     "data_parallel ones too, so leave this optimizer out for them"
                 )
-        super().__init__(params, {"lr": lr, "padding_idx": None, **given})
+        super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also called by load_state_dict, with groups that may be of an earlier version."""
@@ -99,7 +128,9 @@ class CowClipOptimizer(TableOptimizer):
         added = self.param_groups[-1]
         row = added["padding_idx"]
         try:
-            self.update_settings(added)
+            clip = self.update_settings(added).clip
+            # `torch.load` must read a state_dict, whose groups hold it, with its default settings.
+            torch.serialization.add_safe_globals([type(clip)])
             for param in added["params"]:
                 table = f"{type(self).__name__}: a parameter of shape {tuple(param.shape)}"
                 if param.ndim != 2:
@@ -118,10 +149,8 @@ class CowClipOptimizer(TableOptimizer):
         """The settings of a param group, checked together with its learning rate."""
         try:
             check_number("lr", group["lr"])
-            own = {field.name: group[field.name] for field in fields(cls.rule_type)}
-            if "betas" in own:
-                # A loaded list could not be hashed.
-                own["betas"] = as_betas(own["betas"])
+            # A loaded list could not be hashed.
+            own = {field.name: as_setting(group[field.name]) for field in fields(cls.rule_type)}
             common = {name: group[name] for name in _COMMON}
             if common["clip"] is None:
                 common["clip"] = CowClip(granularity="none")
@@ -132,8 +161,12 @@ class CowClipOptimizer(TableOptimizer):
     @classmethod
     def defaults_with(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of the optimizer made with these keyword arguments, `lr` included."""
-        (group,) = cls([torch.zeros(1, 1)], **arguments).param_groups
-        return group
+        rule, common = cls.rule_type(), UpdateSettings()
+        defaults = {"lr": cls.default_lr}
+        defaults |= {field.name: getattr(rule, field.name) for field in fields(rule)}
+        defaults |= {name: getattr(common, name) for name in _COMMON} | {"padding_idx": None}
+        refuse_unknown(cls, {name: None for name in arguments if name not in defaults})
+        return defaults | dict(arguments)
 
     @torch.no_grad()
     def step(
@@ -204,25 +237,9 @@ class CowClipAdam(CowClipOptimizer):
     """Adam with CowClip for embedding tables; see `CowClipOptimizer` for where it can be used.
 
     Args:
-        params: tables, `[rows, dim]`.
-        lr: learning rate.
-        betas: decay rates of the two moments.
-        eps: Adam's epsilon.
-        l2: coefficient of `||w||^2` in the loss: adds `2*l2*w` to the gradient, inside the clip.
-        clip: the clipping rule; `None` for plain Adam.
-        rows: `all`, every row takes a step each time (the authors' code), or `touched`, only the
-            rows of the batch (TorchRec's and SparseAdam's convention).
-        eps_placement: `keras` adds eps to `sqrt(v)` before the bias correction (the authors'
-            code), `torch` after it.
-        weight_decay: decoupled decay, `w = w * (1 - lr*weight_decay)`, outside the clip (AdamW).
-        on_nonfinite: what to do about a NaN or an infinity in a row's gradient: `error` refuses the
-            step, `skip_row` leaves the row out of the batch.
-        padding_idx: plain PyTorch: a row that is never changed; found automatically if the table
-            belongs to an `nn.Embedding` or `nn.EmbeddingBag`.
-        seed: of the stochastic rounding of fp16 and bf16 tables.
-
-    Raises:
-        ValueError: a setting is out of range.
+        params, lr, clip, l2, weight_decay, rows, on_nonfinite, padding_idx, seed: see
+            `CowClipOptimizer`; `clip=None` is plain Adam.
+        betas, eps, eps_placement: see `Adam`.
 
     Example::
 
@@ -233,25 +250,7 @@ class CowClipAdam(CowClipOptimizer):
     """
 
     rule_type = Adam
-
-    def __init__(
-        self,
-        params: _Params,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-7,
-        l2: float = 0.0,
-        clip: CowClip | None = CowClip(),
-        rows: Rows = "all",
-        eps_placement: EpsPlacement = "keras",
-        *,
-        weight_decay: float = 0.0,
-        on_nonfinite: OnNonfinite = "error",
-        padding_idx: int | None = None,
-        seed: int = 0,
-        **unknown: Any,
-    ) -> None:
-        super().__init__(params, lr, locals())
+    default_lr = 1e-4
 
 
 class CowClipRowWiseAdam(CowClipAdam):
@@ -268,29 +267,12 @@ class CowClipAdagrad(CowClipOptimizer):
     """Adagrad with CowClip: `s = s + g*g; w = w - lr * g / (sqrt(s) + eps)`.
 
     Args:
-        eps: added to the denominator.
-        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
-            `CowClipAdam`.
+        params, lr, clip, l2, weight_decay, rows, on_nonfinite, padding_idx, seed: see
+            `CowClipOptimizer`.
+        eps: see `Adagrad`.
     """
 
     rule_type = Adagrad
-
-    def __init__(
-        self,
-        params: _Params,
-        lr: float = 1e-2,
-        eps: float = 1e-8,
-        l2: float = 0.0,
-        clip: CowClip | None = CowClip(),
-        rows: Rows = "all",
-        *,
-        weight_decay: float = 0.0,
-        on_nonfinite: OnNonfinite = "error",
-        padding_idx: int | None = None,
-        seed: int = 0,
-        **unknown: Any,
-    ) -> None:
-        super().__init__(params, lr, locals())
 
 
 class CowClipRowWiseAdagrad(CowClipAdagrad):
@@ -306,26 +288,16 @@ class CowClipSGD(CowClipOptimizer):
     """SGD with CowClip: `b = momentum*b + g; w = w - lr*b`; no state without momentum.
 
     Args:
-        momentum: in [0, 1).
-        params, lr, l2, clip, rows, weight_decay, on_nonfinite, padding_idx, seed: see
-            `CowClipAdam`.
+        params, lr, clip, l2, weight_decay, rows, on_nonfinite, padding_idx, seed: see
+            `CowClipOptimizer`.
+        momentum: see `SGD`.
     """
 
     rule_type = SGD
 
-    def __init__(
-        self,
-        params: _Params,
-        lr: float = 1e-2,
-        momentum: float = 0.0,
-        l2: float = 0.0,
-        clip: CowClip | None = CowClip(),
-        rows: Rows = "all",
-        *,
-        weight_decay: float = 0.0,
-        on_nonfinite: OnNonfinite = "error",
-        padding_idx: int | None = None,
-        seed: int = 0,
-        **unknown: Any,
-    ) -> None:
-        super().__init__(params, lr, locals())
+
+def optimizer_with(rule: type[Rule]) -> type[CowClipOptimizer]:
+    """The optimizer with a rule; of a rule that has none, it is made."""
+    if rule not in _OF_RULE:
+        type(f"CowClip{rule.__name__}", (CowClipOptimizer,), {"rule_type": rule})
+    return _OF_RULE[rule]

@@ -171,7 +171,7 @@ _OTHER_NAMES = {
 def refuse_unknown(kind: type[torch.optim.Optimizer], unknown: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that an optimizer does not have, naming those it has."""
     for name in unknown:
-        taken = list(inspect.signature(kind).parameters)[1:-1]
+        taken = list(inspect.signature(kind).parameters)[1:]
         ours = _OTHER_NAMES.get(name, "")
         instead = f"write {ours}" if ours.partition("=")[0] in taken else "leave it out"
         raise TypeError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, SupportsFloat
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    # A configuration has the settings of rules without importing torch.
+    from torch import Tensor
 
 EpsPlacement = Literal["keras", "torch"]
 
@@ -28,10 +28,15 @@ class RowGradientSquares(NamedTuple):
 
 
 class RowStep(NamedTuple):
-    """Rows that will take a step, counted from 1."""
+    """Rows that will take a step, counted from 1.
 
-    weights: Tensor  # `[n, dim]` float.
+    If a table is split by columns, they are parts of rows: what depends on a whole row must come
+    from `counts`, `squares` and row states.
+    """
+
+    weights: Tensor  # `[n, dim]` float, to be changed in place.
     grads: Tensor  # `[n, dim]` gradients after L2 and clip; may be overwritten.
+    counts: Tensor  # `[n]` int64, how often each occurs in the global batch; 0 outside of it.
     states: dict[str, Tensor]  # The rows' states by name, changed in place.
     squares: RowGradientSquares | None  # Of `grads`; given if the rule has row states.
     lr: float
@@ -55,6 +60,8 @@ class RowStep(NamedTuple):
             divisors.append(values.sqrt().div_(correction).add_(eps)[:, None])
         if len(divisors) == 1:
             return divisors[0].expand_as(weights)
+        import torch
+
         widths = squares.local_width, weights.shape[1] - squares.local_width
         parts = [one.expand(-1, width) for one, width in zip(divisors, widths, strict=True)]
         return torch.cat(parts, dim=1)
@@ -62,7 +69,12 @@ class RowStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """A base optimizer: its settings, the state it keeps and its step. Hashable."""
+    """A base optimizer: its settings, the state it keeps and its step. Hashable.
+
+    The settings are the fields of a frozen dataclass, with defaults. Its docstring describes them
+    under `Args:`, and `__post_init__` raises ValueError for a wrong one. The arguments of an
+    optimizer and the keys of a configuration are made from them.
+    """
 
     # Names of the states shaped like the weights, `[rows, dim]` float32.
     element_states: ClassVar[tuple[str, ...]] = ()
@@ -86,7 +98,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Adam(Rule):
-    """Adam: two moments per element; see `update_`."""
+    """Adam: two moments per element; see `update_`.
+
+    Args:
+        betas: decay rates of the two moments, in [0, 1).
+        eps: Adam's epsilon, above 0.
+        eps_placement: epsilon before (keras, the authors' code) or after (torch) the bias
+            correction.
+    """
 
     element_states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     moves_without_gradient: ClassVar[bool] = True
@@ -97,7 +116,7 @@ class Adam(Rule):
 
     def __post_init__(self) -> None:
         is_pair = isinstance(self.betas, tuple) and len(self.betas) == 2
-        is_number = is_pair and all(isinstance(beta, Real | Tensor) for beta in self.betas)
+        is_number = is_pair and all(isinstance(beta, SupportsFloat) for beta in self.betas)
         if not (is_number and all(0.0 <= beta < 1.0 for beta in self.betas)):
             raise ValueError(
                 f"betas is {self.betas!r}; write two numbers in [0, 1), such as (0.9, 0.999)"
@@ -136,6 +155,8 @@ class Adam(Rule):
         """
         if not params:
             return
+        import torch
+
         # The kernel reads the step on the device; filling it from the host does not wait for it.
         steps = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
         torch._fused_adam_(
@@ -166,6 +187,9 @@ class RowWiseAdam(Adam):
     `v = b2*v + (1-b2)*mean(g*g)` over the clipped columns of the row. The other columns share
     another, of the sum of their squares: with a single such column (a first-order weight) that is
     Adam.
+
+    Args:
+        betas, eps, eps_placement: see `Adam`.
     """
 
     element_states: ClassVar[tuple[str, ...]] = ("exp_avg",)
@@ -182,7 +206,11 @@ class RowWiseAdam(Adam):
 
 @dataclass(frozen=True)
 class Adagrad(Rule):
-    """Adagrad: `s = s + g*g; w = w - lr * g / (sqrt(s) + eps)`, one sum per element."""
+    """Adagrad: `s = s + g*g; w = w - lr * g / (sqrt(s) + eps)`, one sum per element.
+
+    Args:
+        eps: added to the denominator, above 0.
+    """
 
     element_states: ClassVar[tuple[str, ...]] = ("sum",)
 
@@ -202,6 +230,9 @@ class RowWiseAdagrad(Adagrad):
     """Adagrad with one sum per row, as FBGEMM's EXACT_ROWWISE_ADAGRAD: of its mean square.
 
     Over the clipped columns; the other columns share another sum, see `RowWiseAdam`.
+
+    Args:
+        eps: see `Adagrad`.
     """
 
     element_states: ClassVar[tuple[str, ...]] = ()
@@ -215,7 +246,11 @@ class RowWiseAdagrad(Adagrad):
 
 @dataclass(frozen=True)
 class SGD(Rule):
-    """`b = momentum*b + g; w = w - lr*b`, as torch's SGD; without momentum, in [0, 1), no state."""
+    """`b = momentum*b + g; w = w - lr*b`, as torch's SGD; without momentum no state.
+
+    Args:
+        momentum: factor of the earlier steps, in [0, 1).
+    """
 
     momentum: float = 0.0
 
@@ -241,8 +276,8 @@ class SGD(Rule):
         rows.weights.add_(grads, alpha=-rows.lr)
 
 
-def as_betas(given: Any) -> Any:
-    """Two decay rates as the rules hold them; what is not a sequence is left to their check."""
+def as_setting(given: Any) -> Any:
+    """A setting as the rules hold it, a sequence as a tuple; others are left to their checks."""
     try:
         return given if isinstance(given, str) else tuple(given)
     except TypeError:
@@ -252,7 +287,7 @@ def as_betas(given: Any) -> Any:
 def check_number(name: str, value: float, least: str = "of at least 0") -> None:
     """Raise ValueError unless a setting is finite and `of at least 0`, or `above 0`."""
     # YAML reads `1e-4`, which has no point, as text.
-    is_number = isinstance(value, Real | Tensor) and 0 <= value < math.inf
+    is_number = isinstance(value, SupportsFloat) and 0 <= value < math.inf
     if not is_number or (value == 0 and least == "above 0"):
         raise ValueError(f"{name} is {value!r}; write a number {least}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from stampede.optim.clip import CowClip
+from stampede.optim.clip import Clip, CowClip
 from stampede.optim.rules import Adam, Rule, check_number
 
 Rows = Literal["all", "touched"]
@@ -18,21 +18,21 @@ Kernels = Literal["auto", "torch", "triton"]
 class UpdateSettings:
     """Settings of one table's update, apart from the learning rate. Hashable.
 
-    Attributes:
+    Args:
         rule: the base optimizer.
         clip: the clipping rule.
-        l2: coefficient of `||w||^2` in the loss; adds `2*l2*w` to the gradient, inside the clip.
-        weight_decay: decoupled decay, `w = w * (1 - lr*weight_decay)` before the step, outside the
-            clip (AdamW).
-        rows: `all`, every row takes a step (momentum, L2 and decay), or `touched`, only the rows
-            of the batch.
-        on_nonfinite: what to do about a NaN or an infinity in a row's gradient: `error` refuses the
-            whole backward pass, `skip_row` takes the row as absent from the batch.
+        l2: coefficient of ||w||^2 in the loss: adds `2*l2*w` to the gradient, inside the clip.
+        weight_decay: decoupled decay, w = w * (1 - lr*weight_decay) before the step, outside the
+            clip (AdamW); never scaled.
+        rows: rows that take a step (momentum, L2 and decay): all, as in the authors' code, or
+            those in the batch (touched), as in TorchRec and SparseAdam.
+        on_nonfinite: what to do about a NaN or infinity in a row's gradient: refuse the step
+            (error), or leave the row out of the batch (skip_row).
         seed: of the stochastic rounding of fp16 and bf16 tables.
     """
 
     rule: Rule = field(default_factory=Adam)
-    clip: CowClip = field(default_factory=CowClip)
+    clip: Clip = field(default_factory=CowClip)
     l2: float = 0.0
     weight_decay: float = 0.0
     rows: Rows = "all"
@@ -42,7 +42,7 @@ class UpdateSettings:
     def __post_init__(self) -> None:
         for name in ("l2", "weight_decay"):
             check_number(name, getattr(self, name))
-        if not isinstance(self.clip, CowClip):
+        if not isinstance(self.clip, Clip):
             raise ValueError(f"clip is {self.clip!r}; write a CowClip(...), or None for no clip")
         for name, allowed in (("rows", Rows), ("on_nonfinite", OnNonfinite)):
             if getattr(self, name) not in get_args(allowed):

@@ -22,8 +22,7 @@ from stampede.engine.config import config_type
 from stampede.lab.sweep import load_sweep
 from stampede.models import network, network_names
 from stampede.models.registry import _NETWORKS
-from stampede.optim import local_cowclip_tables
-from stampede.optim.clip import CowClip, row_threshold
+from stampede.optim import CowClip, local_cowclip_tables
 from stampede.settings import all_keys, parse_yaml
 from support.paths import ROOT
 from support.waiting import HANG
@@ -192,7 +191,7 @@ def test_the_threshold_it_shows_is_computed():
     for norm, count in ((0.5, 3), (0.5, 0), (1e-3, 2), (0.0, 0)):
         names = {"r": ratio, "zeta": bound, "D": columns, "w": norm, "c": count}
         expected = eval(formula.replace("|w|", "w"), {"sqrt": math.sqrt, "max": max}, names)
-        found = row_threshold(torch.tensor([norm]), torch.tensor([count]), columns, clip)
+        found = clip.largest_norm(torch.tensor([norm]), torch.tensor([count]), columns)
         assert found.item() == pytest.approx(expected)
 
 

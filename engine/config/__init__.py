@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, create_model, field_validator, model_validator
@@ -14,9 +14,11 @@ from stampede.engine.config.optim import (
     IN_ORDER_SHARDING_TYPES,
     SHARDING_TYPES,
     OptimSection,
+    optim_section,
 )
 from stampede.engine.config.presets import Preset
 from stampede.models import Network
+from stampede.optim.registry import CLIPS, RULES
 from stampede.settings import Section, Seed, SettingsError
 
 _Metric = Literal[
@@ -303,7 +305,7 @@ class Config(Section):
                 "continues from; write only one of them"
             )
         clip = self.optim.embedding.clip
-        if self.train.clip_stats_every and (clip is None or not clip.as_clip(None).clips):
+        if self.train.clip_stats_every and (clip is None or not clip.built().clips):
             raise ValueError(
                 f"train.clip_stats_every is {self.train.clip_stats_every}, but "
                 "optim.embedding.clip does not clip; write 0, or "
@@ -334,15 +336,15 @@ class Config(Section):
 
 
 def config_type() -> type[Config]:
-    """`Config` with the options of every network that is registered now."""
-    return _config_type(registered_networks())
+    """`Config` with every network, rule and clip that is registered now."""
+    return _config_type(registered_networks(), tuple(RULES.items()), tuple(CLIPS.items()))
 
 
 # Making a class takes milliseconds, and configurations can be compared only within one class.
 @functools.lru_cache
-def _config_type(networks: tuple[Network, ...]) -> type[Config]:
-    section = section_of(networks)
-    return create_model("Config", __base__=Config, __doc__=Config.__doc__, model=(section, ...))
+def _config_type(networks: tuple[Network, ...], rules: Any, clips: Any) -> type[Config]:
+    sections = {"model": (section_of(networks), ...), "optim": (optim_section(rules, clips), ...)}
+    return create_model("Config", __base__=Config, __doc__=Config.__doc__, **sections)
 
 
 def to_yaml(config: Config) -> str:

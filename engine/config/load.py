@@ -88,6 +88,7 @@ def _validated(values: dict[str, Any], name: str) -> Config:
         ("model.name", DEFAULT_NETWORK),
         ("data.kind", "synthetic"),
         ("optim.embedding.optimizer", "adam"),
+        ("optim.embedding.clip.granularity", "cowclip"),
     ):
         *sections, last = key.split(".")
         place: Any = values

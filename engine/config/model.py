@@ -14,6 +14,7 @@ from pydantic import Field, create_model
 
 from stampede.files import read_file
 from stampede.models import Network, NoOptions, Normalization, network, network_names
+from stampede.optim.registry import CLIPS, RULES
 from stampede.settings import Section, SettingsError
 
 DEFAULT_NETWORK = "deepfm"
@@ -72,8 +73,8 @@ ModelSection: Any = create_model(
             str,
             Field(
                 "",
-                description="Python file with your own networks, which is executed; relative to "
-                "the working folder or else to this file",
+                description="Python file with your own networks, update rules and clips, which is "
+                "executed; relative to the working folder or else to this file",
             ),
         )
     },
@@ -109,7 +110,7 @@ _SOURCES: dict[str, bytes] = {}
 
 
 def execute_network_file(model: Any, config_path: Path) -> None:
-    """Execute the file in `model.import`, if any.
+    """Execute the file in `model.import`, if any: its networks, rules and clips are known then.
 
     The key becomes the absolute path, so that the written configuration finds the file again.
 
@@ -129,9 +130,11 @@ def execute_network_file(model: Any, config_path: Path) -> None:
             "Python file, relative to the working folder or to the configuration"
         )
     model["import"] = str(path)
-    before = {name: network(name) for name in network_names()}
+    before, of_tables = {name: network(name) for name in network_names()}, {**RULES, **CLIPS}
     _execute(path)
     new = [name for name in network_names() if before.get(name) != network(name)]
+    if not new and of_tables != {**RULES, **CLIPS}:
+        return
     asked = model.get("name")
     if asked is None:
         raise SettingsError(

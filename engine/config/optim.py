@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_origin, get_type_hints
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from stampede.optim.clip import CowClip, Granularity, Variant
+from stampede.optim.clip import Clip
+from stampede.optim.registry import CLIPS, RULES
+from stampede.optim.rules import Adam, RowWiseAdam, Rule
 from stampede.optim.scaling import ScalingRule
 from stampede.optim.schedules import Decay, Schedule
-from stampede.settings import Beta, Section
-
-# Copies of types in `stampede.optim`, which needs torch; a test compares them.
-EpsPlacement = Literal["keras", "torch"]
-Rows = Literal["all", "touched"]
-OnNonfinite = Literal["error", "skip_row"]
+from stampede.optim.settings import UpdateSettings
+from stampede.settings import Section
 
 # Types that add up a row's gradients in the order of the global batch on any number of ranks.
 IN_ORDER_SHARDING_TYPES = ("table_wise", "row_wise")
@@ -89,112 +93,121 @@ class PlateauSection(Section):
     least: float = Field(0.01, ge=0, le=1, description="lowest fraction of the scheduled rate")
 
 
-class ClipSection(Section):
-    """Settings of the clip."""
+class SettingsSection(Section):
+    """A section with settings of a frozen dataclass, which checks them together."""
 
-    granularity: Granularity = Field(
-        "cowclip",
-        description="how the gradient of each row is clipped. none: not at all; row: with a "
-        "constant threshold; cowclip: with a threshold from the weights of the row",
-    )
-    ratio: float = Field(1.0, gt=0, description="cowclip: gradient norm allowed per weight norm")
-    bound: float = Field(1e-5, ge=0, description="cowclip: lower bound of the weight norm")
-    threshold: float | None = Field(
-        None, gt=0, description="row: gradient norm allowed; required by this clip"
-    )
-    variant: Variant = Field(
-        "reference", description="form of the lower bound: as in the authors' code or in the paper"
-    )
+    settings_of: ClassVar[type]
+
+    def built(self, **more: Any) -> Any:
+        """The dataclass with these settings and more; it chooses those that are null."""
+        names = {setting.name for setting in fields(self.settings_of)} & {*type(self).model_fields}
+        given = {name: getattr(self, name) for name in names}
+        return self.settings_of(**{k: v for k, v in given.items() if v is not None}, **more)
 
     @model_validator(mode="after")
-    def _check_keys_together(self) -> ClipSection:
+    def _check_settings_together(self) -> SettingsSection:
         try:
-            self.as_clip(columns=None)
+            self.built()
         except ValueError as failure:
-            raise ValueError(str(failure).removeprefix("CowClip: ")) from None
+            prefix = f"{self.settings_of.__name__}: "
+            raise ValueError(str(failure).removeprefix(prefix)) from None
         return self
 
-    def as_clip(self, columns: int | None) -> CowClip:
-        """The clip for the optimizers; `columns` of a stored row are clipped."""
-        return CowClip(**self.model_dump(), columns=columns)
+
+# The type of a key, and the arguments of its `Field`.
+_Key = tuple[Any, dict[str, Any]]
 
 
-class _TableOptimizer(Section):
-    lr: float = Field(1e-4, ge=0, description="learning rate, which the schedule changes")
+def settings_section(
+    kind: type,
+    base: type[SettingsSection] = SettingsSection,
+    keys: Mapping[str, _Key] = MappingProxyType({}),
+    by_recipe: Sequence[str] = (),
+) -> type[SettingsSection]:
+    """The section of a dataclass's settings.
+
+    Args:
+        keys: others, before these.
+        by_recipe: keys that are null unless given.
+    """
+    found = dict(keys)
+    for name, key in _settings(kind).items():
+        found.setdefault(name, key)
+    for name in by_recipe:
+        hint, options = found[name]
+        told = f"{options['description']}; null: by the recipe"
+        found[name] = hint | None, options | {"default": None, "description": told}
+    section = create_model(
+        f"{kind.__name__}Section",
+        __base__=base,
+        **{name: (hint, Field(**options)) for name, (hint, options) in found.items()},
+    )
+    section.settings_of = kind
+    return section
+
+
+def _settings(kind: type) -> dict[str, _Key]:
+    """The settings of a dataclass, described by its docstring; `columns` is set by the engine."""
+    told: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        arguments = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
+        for name, text in re.findall(r"^    (\w+): (?!see )(.*(?:\n     .*)*)", arguments, re.M):
+            told[name] = " ".join(text.split()).removesuffix(".").replace("`", "")
+    hints, found = get_type_hints(kind), {}
+    for name, default in vars(kind()).items():
+        if name != "columns":
+            # YAML has lists for tuples.
+            strict = False if get_origin(hints[name]) is tuple else None
+            told_of = {"default": default, "description": told.get(name, ""), "strict": strict}
+            found[name] = hints[name], told_of
+    return found
+
+
+class TableSection(SettingsSection):
+    """What all optimizers of tables have."""
+
+    lr: float | None
+    l2: float | None
     schedule: ScheduleSection = ScheduleSection()
     plateau: PlateauSection = PlateauSection()
 
 
-class _L2(Section):
-    l2: float = Field(1e-5, ge=0, description="coefficient of ||w||^2 in the loss")
+_LR = {"default": 1e-4, "ge": 0, "description": "learning rate, which the schedule changes"}
 
 
-class _Decoupled(Section):
-    weight_decay: float = Field(
-        0.0, ge=0, description="decoupled decay, w = w * (1 - lr*weight_decay); never scaled"
-    )
+@lru_cache
+def optim_section(
+    rules: tuple[tuple[str, type[Rule]], ...], clips: tuple[tuple[str, type[Clip]], ...]
+) -> type[Section]:
+    """The section `optim` with rules and clips by their names, the default first."""
+    of_clips = []
+    for kind in dict.fromkeys(kind for _, kind in clips):
+        names = tuple(name for name, clip in clips if clip is kind)
+        told = {"default": names[0], "description": "how the gradient of each row is clipped"}
+        tag = _settings(kind).get("granularity", (Literal[names], told))
+        of_clips.append(settings_section(kind, keys={"granularity": tag}))
+    clip = {"default": of_clips[0](), "discriminator": "granularity"}
+    clip["description"] = "null for no clipping"
+    common = _settings(UpdateSettings)
+    sections, told = [], "optimizer of the tables"
+    for name, rule in rules:
+        keys: dict[str, _Key] = {
+            "optimizer": (Literal[name], {"default": name, "description": told}),
+            "lr": (float, _LR),
+            "l2": (float, common["l2"][1] | {"default": 1e-5, "ge": 0}),
+            "weight_decay": (float, common["weight_decay"][1] | {"ge": 0}),
+            "rows": common["rows"],
+            "clip": (Union[(*of_clips, None)], clip),
+            "on_nonfinite": common["on_nonfinite"],
+        }
+        by_recipe = ("lr", "l2", "betas") if rule in (Adam, RowWiseAdam) else ()
+        sections.append(settings_section(rule, TableSection, keys, by_recipe))
+    embedding = Annotated[Union[tuple(sections)], Field(discriminator="optimizer")]  # noqa: UP007
+    of_tables = embedding, sections[0]()
+    return create_model("OptimSection", __base__=_OptimSection, embedding=of_tables)
 
 
-class _Rows(Section):
-    rows: Rows = Field("all", description="rows that take a step: all, or those in the batch")
-
-
-class _Clipped(_TableOptimizer, _L2, _Decoupled, _Rows):
-    clip: ClipSection | None = Field(ClipSection(), description="null for no clipping")
-    on_nonfinite: OnNonfinite = Field(
-        "error",
-        description="what to do about a NaN or infinity in a row's gradient: stop the run, or "
-        "leave the row out of the batch",
-    )
-
-
-class _BetasByRecipe(Section):
-    betas: tuple[Beta, Beta] | None = Field(
-        None, description="decay rates of the two moments; null: by the recipe", strict=False
-    )
-
-
-class AdamSection(_Clipped, _BetasByRecipe):
-    """Adam with the clip; the row-wise form has one second moment per row."""
-
-    optimizer: Literal["adam", "rowwise_adam"] = Field(
-        "adam", description="optimizer of the tables"
-    )
-    lr: float | None = Field(
-        None, ge=0, description="learning rate, which the schedule changes; null: by the recipe"
-    )
-    l2: float | None = Field(
-        None, ge=0, description="coefficient of ||w||^2 in the loss; null: by the recipe"
-    )
-    eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
-    eps_placement: EpsPlacement = Field(
-        "keras", description="epsilon before (keras) or after (torch) the bias correction"
-    )
-
-
-class AdagradSection(_Clipped):
-    """Adagrad with the clip; the row-wise form has one sum per row."""
-
-    optimizer: Literal["adagrad", "rowwise_adagrad"] = Field(
-        "adagrad", description="optimizer of the tables"
-    )
-    eps: float = Field(1e-8, gt=0, description="added to the denominator")
-
-
-class SGDSection(_Clipped):
-    """SGD with the clip."""
-
-    optimizer: Literal["sgd"] = Field("sgd", description="optimizer of the tables")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum")
-
-
-EmbeddingOptimSection = Annotated[
-    AdamSection | AdagradSection | SGDSection,
-    Field(discriminator="optimizer"),
-]
-
-
-class DenseOptimSection(_BetasByRecipe):
+class _DenseSection(SettingsSection):
     """The optimizer of the dense layers, at the base batch size."""
 
     lr: float | None = Field(
@@ -202,16 +215,15 @@ class DenseOptimSection(_BetasByRecipe):
     )
     schedule: ScheduleSection = ScheduleSection()
     plateau: PlateauSection = PlateauSection()
-    eps: float = Field(1e-7, gt=0, description="Adam's epsilon")
-    eps_placement: EpsPlacement = Field(
-        "keras", description="epsilon before (keras) or after (torch) the bias correction"
-    )
     weight_decay: float = Field(
         0.0,
         ge=0,
         description="decoupled decay (AdamW), w = w * (1 - lr*weight_decay), of matrices only: not "
         "of biases, norms and first-order weights; never scaled",
     )
+
+
+DenseSection: Any = settings_section(Adam, _DenseSection, by_recipe=("betas",))
 
 
 class ScalingSection(Section):
@@ -227,9 +239,12 @@ class ScalingSection(Section):
     )
 
 
-class OptimSection(Section):
+class _OptimSection(Section):
     """Optimizers."""
 
-    embedding: EmbeddingOptimSection = AdamSection()
-    dense: DenseOptimSection = DenseOptimSection()
+    embedding: TableSection
+    dense: DenseSection = DenseSection()
     scaling: ScalingSection = ScalingSection()
+
+
+OptimSection: Any = optim_section(tuple(RULES.items()), tuple(CLIPS.items()))

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.config import Config
-from stampede.engine.config.optim import EmbeddingOptimSection
+from stampede.engine.config.optim import OptimSection
 from stampede.engine.config.presets import with_preset
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
@@ -196,7 +195,7 @@ def _smaller_optimizer(done: DryRun) -> str | None:
     work = done.work
     for name in _SMALLER:
         values = with_preset({"preset": "paper", "optim": {"embedding": {"optimizer": name}}})
-        section = TypeAdapter(EmbeddingOptimSection).validate_python(values["optim"]["embedding"])
+        section = OptimSection(embedding=values["optim"]["embedding"]).embedding
         optim = done.config.optim.model_copy(update={"embedding": section})
         config = done.config.model_copy(update={"optim": optim})
         smaller = replace(work, states=TableStates.of(config, config.model.dim, work.columns))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from stampede.optim import native
 from stampede.optim.backends.torch import Measured, PendingUpdate, TorchBackend
+from stampede.optim.clip import CowClip
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
@@ -51,6 +52,7 @@ class CpuBackend(TorchBackend):
         array, (rows, grads, _) = self.array, update.batch
         is_fused = (
             self._steps
+            and type(array.settings.clip) is CowClip
             and not array.is_split
             and grads.dtype == torch.float32
             and grads.is_contiguous()
@@ -72,14 +74,14 @@ class CpuBackend(TorchBackend):
         if not self._steps:
             return super().step_(measured)
         array, settings, update = self.array, self.array.settings, measured.update
-        is_fused, clips = measured.values is None, settings.clip.clips
+        clip, is_fused = settings.clip, measured.values is None
         constants, last = self._begin_step(update.lr, update.step)
         clipped = _OPS.clip_and_step_rows_(
             *array.adam_tensors(),
             *update.batch,
             None if is_fused else measured.factors()[0],
-            array.local_width if clips else 0,
-            *(settings.clip.row_bounds(array.width) if clips else (0.0, 0.0)),
+            array.local_width if clip.clips else 0,
+            *(clip.row_bounds(array.width) if clip.clips and is_fused else (0.0, 0.0)),
             # What was measured includes the L2 term.
             settings.l2 if is_fused else 0.0,
             constants,

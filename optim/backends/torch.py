@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from stampede.optim.clip import row_factor
 from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.rules import Adam, RowGradientSquares, RowStep
@@ -58,11 +57,11 @@ class Measured:
         clip, everything = array.settings.clip, self.everything
         if not clip.clips:
             return None, None
-        factor = row_factor(self.values[0], self.values[2], counts, array.width, clip)
+        factor = clip.factor(self.values[0], self.values[2], counts, array.width)
         if everything is None or not clip.may_clip_decay(array.settings.l2):
             return factor, None
         once = torch.ones_like(everything[0])
-        return factor, row_factor(everything[0], everything[2], once, array.width, clip)
+        return factor, clip.factor(everything[0], everything[2], once, array.width)
 
 
 class TorchBackend:
@@ -178,7 +177,7 @@ class TorchBackend:
         """
         array, settings = self.array, self.array.settings
         update, (factor, swept_factor) = measured.update, measured.factors()
-        (rows, grads, _), lr, step = update.batch, update.lr, update.step
+        (rows, grads, counts), lr, step = update.batch, update.lr, update.step
         if factor is not None:
             grads[:, : array.local_width].mul_(factor[:, None])
         weights = array.taken(rows)
@@ -186,7 +185,7 @@ class TorchBackend:
         squares = self._take_values(states, measured.values, factor)
         if settings.weight_decay:
             weights.mul_(1.0 - lr * settings.weight_decay)
-        settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
+        settings.rule.step_(RowStep(weights, grads, counts, states, squares, lr, step))
         if settings.moves_untouched_rows:
             # As if no row were in the batch.
             with array.keeping_frozen_row():
@@ -239,7 +238,8 @@ class TorchBackend:
                 squares = self._take_values(states, values[:, rows], part)
             if settings.weight_decay:
                 weights.mul_(decay)
-            settings.rule.step_(RowStep(weights, grads, states, squares, lr, step))
+            none = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
+            settings.rule.step_(RowStep(weights, grads, none, states, squares, lr, step))
             for name in array.row_state_names:
                 array.states[name][rows] = states[name]
             if array.is_rounded():

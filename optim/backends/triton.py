@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stampede.optim.backends.torch import Measured, PendingUpdate, TorchBackend
+from stampede.optim.clip import CowClip
 from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.nonfinite import LATE, NonFiniteFlag
 from stampede.optim.rules import Adam, step_constants
@@ -32,6 +33,7 @@ def why_not(array: TableArray) -> str | None:
     is_split = settings.clip.clips and array.width != array.local_width
     reasons = [
         (type(settings.rule) is not Adam, f"the rule is {type(settings.rule).__name__}, not Adam"),
+        (type(settings.clip) is not CowClip, f"the clip is {settings.clip.name}, not CowClip"),
         (settings.on_nonfinite != "error", f"on_nonfinite is {settings.on_nonfinite!r}"),
         (array.frozen_row is not None, "a row is frozen"),
         (weights.dtype != torch.float32, f"the weights are {weights.dtype}, not float32"),

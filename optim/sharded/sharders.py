@@ -38,7 +38,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from stampede.optim.optimizers import CowClipOptimizer
-from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
+from stampede.optim.rules import Rule
 from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import (
@@ -332,7 +332,7 @@ class ChosenOptimizer(NamedTuple):
     def __str__(self) -> str:
         settings = self.settings
         return (
-            f"{self.name} (lr {self.lr:g}, l2 {settings.l2:g}, clip {settings.clip.granularity}, "
+            f"{self.name} (lr {self.lr:g}, l2 {settings.l2:g}, clip {settings.clip.name}, "
             f"rows {settings.rows})"
         )
 
@@ -408,15 +408,14 @@ def say_optimizers(
 
 def with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
     """An optimizer from the planner's list with as much state as a rule."""
-    if isinstance(rule, RowWiseAdagrad):
-        return torchrec_optim.RowWiseAdagrad
-    if isinstance(rule, RowWiseAdam):
-        return torchrec_optim.PartialRowWiseAdam
-    if isinstance(rule, Adam):
-        return torch.optim.Adam
-    if isinstance(rule, Adagrad) or (isinstance(rule, SGD) and rule.momentum):
-        return torch.optim.Adagrad
-    return torch.optim.SGD
+    states = len(rule.element_states), len(rule.row_states)
+    kinds = {
+        (0, 0): torch.optim.SGD,
+        (1, 0): torch.optim.Adagrad,
+        (0, 1): torchrec_optim.RowWiseAdagrad,
+        (1, 1): torchrec_optim.PartialRowWiseAdam,
+    }
+    return kinds.get(states, torch.optim.Adam)
 
 
 @contextmanager

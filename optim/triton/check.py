@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from stampede.native_library import cache_folder
 from stampede.optim.backends.torch import Measured, PendingUpdate, TorchBackend
-from stampede.optim.clip import row_factor, row_threshold
 from stampede.optim.lookup import Lookup, runs_from_sort
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import step_constants
@@ -265,13 +264,13 @@ def _updates_rows(array: TableArray, lookup: Lookup) -> Iterator[tuple[str, Tens
     of_weights = exact.weights[rows, :clipped].square().sum(1)
     if clip.clips:
         # Each row's norm is either ten times or a tenth of its threshold.
-        threshold = row_threshold(of_weights.sqrt(), counts, array.width, clip)
+        threshold = clip.largest_norm(of_weights.sqrt(), counts, array.width)
         times = torch.where(torch.arange(number, device=rows.device) % 4 < 2, 10.0, 0.1)
         grads *= (times * threshold / grads[:, :clipped].norm(dim=1))[:, None]
     grads = grads.float().double()
     squares = grads.square()
     values = torch.stack([squares[:, :clipped].sum(1), squares[:, clipped:].sum(1), of_weights])
-    factor = row_factor(values[0], values[2], counts, array.width, clip) if clip.clips else None
+    factor = clip.factor(values[0], values[2], counts, array.width) if clip.clips else None
     expected = [number, 0 if factor is None else int((factor < 1).sum()), 0]
 
     room = runs.capacity - number

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from stampede.optim import CowClip
-from stampede.optim.clip import row_factor
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ def test_row_factors(arguments, expected):
     weights = torch.tensor([5.0, 5.0, 0.0]).square()
     # Four columns, so that sqrt(4) * bound = 0.2 is the reference's floor.
     clip = CowClip(bound=0.1, **arguments)
-    found = row_factor(grads, weights, torch.tensor([2, 1, 0]), 4, clip)
+    found = clip.factor(grads, weights, torch.tensor([2, 1, 0]), 4)
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
@@ -31,7 +30,7 @@ def test_row_factors(arguments, expected):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zero_weights_without_bound_let_no_gradient_through_and_give_no_nan(grad, dtype):
     grads, zero = torch.tensor([grad], dtype=dtype), torch.zeros(1, dtype=dtype)
-    rows = row_factor(grads, zero, torch.tensor([3]), 4, CowClip(bound=0.0))
+    rows = CowClip(bound=0.0).factor(grads, zero, torch.tensor([3]), 4)
     assert rows.item() * grad == 0.0
     assert rows.dtype == dtype
 
@@ -39,8 +38,8 @@ def test_zero_weights_without_bound_let_no_gradient_through_and_give_no_nan(grad
 def test_a_gradient_of_zero_or_at_its_threshold_is_not_clipped():
     one, zero, five = torch.ones(1), torch.zeros(1), torch.tensor([25.0])
     for grad, weight in ((zero, zero), (zero, one), (five, five)):
-        assert row_factor(grad, weight, one, 4, CowClip(bound=0.0)).item() == 1.0
-        assert row_factor(grad, weight, one, 4, CowClip("row", threshold=5.0)).item() == 1.0
+        assert CowClip(bound=0.0).factor(grad, weight, one, 4).item() == 1.0
+        assert CowClip("row", threshold=5.0).factor(grad, weight, one, 4).item() == 1.0
 
 
 @pytest.mark.parametrize(

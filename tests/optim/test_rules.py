@@ -29,7 +29,7 @@ def train(rule, grads):
     weights = torch.ones(rows, dim, dtype=torch.float64)
     for step, grad in enumerate(grads, 1):
         squares = RowGradientSquares(grad.square().sum(1), torch.zeros(rows), dim, dim)
-        rule.step_(RowStep(weights, grad.clone(), states, squares, LR, step))
+        rule.step_(RowStep(weights, grad.clone(), torch.ones(len(grad)), states, squares, LR, step))
     return weights, states
 
 
