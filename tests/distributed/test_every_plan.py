@@ -18,6 +18,7 @@ from support.parity_cases import (
     every_plan,
     family,
     odd_widths,
+    own,
     queued,
     sequences,
 )
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 # What one or four processes may do otherwise than two is a matter of the plan and the clip.
 ON = {
-    1: (*every_plan(), *corners(), *sequences()),
+    1: (*every_plan(), *corners(), *own(), *sequences()),
     2: (*every_plan(), *family(), *corners(), *odd_widths(), *base_optimizers(), *drawn(),
-        *queued(), *sequences()),
+        *own(), *queued(), *sequences()),
     4: (*every_plan(), *family()[::2], *odd_widths()),
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
 from support.gathering import states_of, tables_of
 from support.one_table import CLASSES
+from support.own_rules import CowClipLion, RootCountClip
 from support.ranks import process_group, run_ranks
 from support.unsharded import Unsharded
 from support.updated_tables import computed
@@ -182,8 +183,12 @@ def shard(module, case, optimizer=None, **options):
     """
     if optimizer is None:
         settings = {**DEFAULTS, **case.arguments}
-        clip = CowClip(**{k: settings.pop(k) for k in CLIP if k in settings})
-        optimizer = CLASSES[case.rule], {**settings, "clip": clip}
+        of_clip = {k: settings.pop(k) for k in CLIP if k in settings}
+        if of_clip["granularity"] == "root_count":
+            clip = RootCountClip(threshold=of_clip["threshold"], columns=of_clip.get("columns"))
+        else:
+            clip = CowClip(**of_clip)
+        optimizer = {**CLASSES, "lion": CowClipLion}[case.rule], {**settings, "clip": clip}
     tables = [p for name, p in module.named_parameters() if ".embedding" in name]
     apply_optimizer_in_backward(optimizer[0], tables, optimizer[1])
     sharders = cowclip_sharders(TableInit(std=0.1, seed=case.seed), **options)
@@ -369,7 +374,8 @@ def state_deviation(case, states, reference):
     elif case.rule.endswith("adagrad"):
         kinds = {"momentum1": reference.second}
     else:
-        kinds = {"momentum1": reference.first} if case.arguments.get("momentum") else {}
+        has_momentum = case.rule == "lion" or case.arguments.get("momentum")
+        kinds = {"momentum1": reference.first} if has_momentum else {}
     worst = 0.0
     for key, expected in kinds.items():
         largest = max(float(value.abs().max()) for value in expected.values())

@@ -77,6 +77,18 @@ def base_optimizers():
     return [*cases, Case("column_wise", SUMS, "sgd", {"momentum": 0.9})]
 
 
+def own():
+    """A rule and a clip of a user's own, also with columns beyond the clipped ones."""
+    lion = {"betas": (0.9, 0.99), "lr": 1e-3}
+    clip = {"granularity": "root_count", "threshold": 0.2}
+    return [
+        *(Case(plan, SUMS, "lion", {"rows": rows, **lion, **clip})
+          for plan in PLANS for rows in ("all", "touched")),
+        *(Case(plan, SUMS, "lion", {**lion, "columns": 10}) for plan in PLANS[::2]),
+        *(Case(plan, SUMS, arguments={**clip, "columns": 10}) for plan in PLANS[1::2]),
+    ]  # fmt: skip
+
+
 def corners():
     """What is rare: decay that is clipped itself, weights of samples, uneven shards."""
     return [

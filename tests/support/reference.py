@@ -13,7 +13,7 @@ class ReferenceTables:
 
     Args:
         weights: by table, `[rows, dim]`.
-        rule: `adam`, `rowwise_adam`, `adagrad`, `rowwise_adagrad` or `sgd`.
+        rule: `adam`, `rowwise_adam`, `adagrad`, `rowwise_adagrad`, `sgd` or `lion`.
         rows: `all` or `touched`.
         granularity, ratio, bound, threshold, variant, columns: the clip.
         group: tables that `global` holds together; all by default.
@@ -88,8 +88,9 @@ class ReferenceTables:
                 else:
                     limit = (self.ratio * size).clamp_min(self.bound)
                 factor[name] = limit * times[name] / norms.maximum(limit * times[name])
-            elif self.granularity == "row":
-                limit = self.threshold * times[name]
+            elif self.granularity in ("row", "root_count"):
+                power = 1.0 if self.granularity == "row" else 0.5
+                limit = self.threshold * times[name] ** power
                 factor[name] = limit / norms.maximum(limit)
             elif self.granularity == "field":
                 norm = g[name][part].norm()
@@ -106,6 +107,10 @@ class ReferenceTables:
         return {name: factor[name] < 1 for name in grads}
 
     def _move(self, w, g, m, v, lr):
+        if self.rule == "lion":
+            b1, b2 = self.betas
+            w = w - lr * torch.sign(b1 * m + (1 - b1) * g)
+            return w, b2 * m + (1 - b2) * g, v
         if self.rule == "sgd":
             m = self.momentum * m + g
             return w - lr * m, m, v
