@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stampede.optim.backends import choose_backend
-from stampede.optim.backends.torch import PendingUpdate, TorchBackend
+from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.clip import CowClip
 from stampede.optim.row_gradients import (
     TableOptimizer,
@@ -31,7 +31,7 @@ from stampede.optim.rules import (
 )
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
-from stampede.optim.update import update_
+from stampede.optim.update import PendingUpdate, update_
 
 _Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
 

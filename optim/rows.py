@@ -54,8 +54,6 @@ def sum_by_row(
 
 def merge_rows(parts: Sequence[RowGradients]) -> RowGradients:
     """Sum the gradients of several lookups or ranks, in the given order."""
-    if len(parts) == 1:
-        return parts[0]
     rows, grads, counts = (torch.cat(columns) for columns in zip(*parts, strict=True))
     merged = sum_by_row(rows, grads)
     # Each entry stands for several occurrences; counts add up like gradients.

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from stampede.optim import native
-from stampede.optim.backends.torch import Measured, PendingUpdate, TorchBackend
+from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.clip import CowClip
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
 from stampede.optim.table_array import TableArray
+from stampede.optim.update import Measured, PendingUpdate
 from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 # Shapes and dtypes are as in `optim/native`.
@@ -48,7 +49,7 @@ class CpuBackend(TorchBackend):
         return native.sum_by_row(lookup, grad, self.array.weights.shape[1])
 
     def measure(self, update: PendingUpdate) -> Measured:
-        """See `TorchBackend.measure`; norms of whole rows are left to the pass of `step_`."""
+        """See `Backend.measure`; norms of whole rows are left to the pass of `step_`."""
         array, (rows, grads, _) = self.array, update.batch
         is_fused = (
             self._steps
@@ -70,7 +71,7 @@ class CpuBackend(TorchBackend):
         return grads, torch.stack([*squares, *self._owned_states(batch.rows)])
 
     def step_(self, measured: Measured) -> Tensor:
-        """See `TorchBackend.step_`."""
+        """See `Backend.step_`."""
         if not self._steps:
             return super().step_(measured)
         array, settings, update = self.array, self.array.settings, measured.update
@@ -91,7 +92,7 @@ class CpuBackend(TorchBackend):
         )
         if self.waiting is not None:
             self.waiting.end_step(len(update.batch.rows))
-        return self._counts(measured, clipped)
+        return measured.counts(clipped)
 
     def _begin_step(self, lr: float, step: int) -> tuple[Tensor, Tensor | None]:
         """The constants of a step, and the step each row is at if rows wait."""

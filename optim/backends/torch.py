@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from stampede.optim.lookup import LookedUpGradients, Lookup
+from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.rules import Adam, RowGradientSquares, RowStep
 from stampede.optim.table_array import TableArray
+from stampede.optim.update import Measured, PendingUpdate
 from stampede.optim.waiting_rows import WaitingRows
 
 # Elements of a table that are read or stepped at a time: 4 MB of each array stay in cache.
 BLOCK_ELEMENTS = 1 << 20
-
-
-@dataclass
-class PendingUpdate:
-    """One array's share in a step, counted from 1."""
-
-    backend: TorchBackend
-    # Gradients of the batch's rows, of the mean loss over the global batch; rows count from the
-    # start of the array. Of one lookup they need not be summed if the update is queued on a GPU.
-    batch: RowGradients | LookedUpGradients
-    lr: float
-    step: int
-
-    @property
-    def array(self) -> TableArray:
-        """The array that is updated."""
-        return self.backend.array
-
-
-@dataclass
-class Measured:
-    """An update and the values of rows that its step needs.
-
-    Values are a matrix `[3 + row states, n]` that can be summed over column shards: squared norm of
-    the gradient over the clipped columns and over the others, squared norm of the weights over the
-    clipped columns, row states.
-    """
-
-    update: PendingUpdate  # Its gradients include the L2 term, and will be overwritten.
-    # Of the batch's rows; None if the step computes them in its own pass, with nothing to add up
-    # or to refuse before it.
-    values: Tensor | None
-    # Of all rows, as if their gradient were the L2 term; None if the step needs none.
-    everything: Tensor | None = None
-    skipped: int = 0  # Rows skipped because their gradient is not finite.
-
-    def factors(self) -> tuple[Tensor | None, Tensor | None]:
-        """Factors of the clipped columns: of the batch's rows, of all others; None for 1."""
-        array, counts = self.update.array, self.update.batch.counts
-        clip, everything = array.settings.clip, self.everything
-        if not clip.clips:
-            return None, None
-        factor = clip.factor(self.values[0], self.values[2], counts, array.width)
-        if everything is None or not clip.may_clip_decay(array.settings.l2):
-            return factor, None
-        once = torch.ones_like(everything[0])
-        return factor, clip.factor(everything[0], everything[2], once, array.width)
 
 
 class TorchBackend:
@@ -122,7 +76,7 @@ class TorchBackend:
         return found * lookup.share_of(bags) if lookup.mean else found
 
     def measure(self, update: PendingUpdate) -> Measured:
-        """First half of a step: what may have to be added up over ranks, or be refused."""
+        """See `Backend`."""
         grads, values = self._measure_rows(update.batch)
         measured = replace(update, batch=update.batch._replace(grads=grads))
         needs_all = self.array.settings.needs_all_rows
@@ -167,13 +121,9 @@ class TorchBackend:
         return matrix
 
     def step_(self, measured: Measured) -> Tensor:
-        """Second half: clip and step the batch's rows, sweep all others.
+        """See `Backend`.
 
-        Copies the batch's rows, steps them, sweeps all, and writes the copies back.
-
-        Returns:
-            `[3]` int64 on the device, how many of the batch's rows were touched, clipped and
-            skipped. A row in several column shards or copies is counted in the first one only.
+        Copies the batch's rows, steps them, sweeps all others, and writes the copies back.
         """
         array, settings = self.array, self.array.settings
         update, (factor, swept_factor) = measured.update, measured.factors()
@@ -193,14 +143,7 @@ class TorchBackend:
         array.weights.index_copy_(0, rows, array.rounded(weights, rows, step))
         for name, state in states.items():
             array.states[name].index_copy_(0, rows, state)
-        return self._counts(measured, 0 if factor is None else (factor < 1).sum())
-
-    def _counts(self, measured: Measured, clipped: Tensor | int) -> Tensor:
-        """See `step_`."""
-        rows = measured.update.batch.rows
-        counts = rows.new_tensor([len(rows), 0, measured.skipped])
-        counts[1] = clipped
-        return counts * self.array.counts_rows
+        return measured.counts(0 if factor is None else (factor < 1).sum())
 
     def _take_values(
         self, states: dict[str, Tensor], values: Tensor, factor: Tensor | None

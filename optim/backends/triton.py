@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stampede.optim.backends.torch import Measured, PendingUpdate, TorchBackend
+from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.clip import CowClip
 from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.nonfinite import LATE, NonFiniteFlag
@@ -22,6 +22,7 @@ from stampede.optim.triton.steps import (
     update_rows_,
 )
 from stampede.optim.triton.sum_runs import sum_runs
+from stampede.optim.update import Measured, PendingUpdate
 from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 
@@ -68,7 +69,7 @@ class TritonBackend(TorchBackend):
         self.needs_checked_ids = self.waiting is not None
 
     def measure(self, update: PendingUpdate) -> Measured:
-        """See `TorchBackend.measure`."""
+        """See `Backend.measure`."""
         if isinstance(update.batch, LookedUpGradients):
             lookup, grad = update.batch
             # It may be expanded, as that of a sum.
@@ -78,7 +79,7 @@ class TritonBackend(TorchBackend):
         return super().measure(update) if len(update.batch.rows) else _Queued(update, None)
 
     def step_(self, measured: Measured) -> Tensor:
-        """See `TorchBackend.step_`."""
+        """See `Backend.step_`."""
         update, waiting, settings = measured.update, self.waiting, self.array.settings
         if not isinstance(measured, _Queued):
             if waiting is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -20,7 +20,6 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import KeyedOptimizer
 
 from stampede.optim import triton
-from stampede.optim.backends.torch import PendingUpdate
 from stampede.optim.lookup import Lookup
 from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
 from stampede.optim.rows import RowGradients, merge_rows
@@ -32,7 +31,7 @@ from stampede.optim.sharded.model_optimizers import (
 )
 from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables
-from stampede.optim.update import update_
+from stampede.optim.update import PendingUpdate, update_
 
 _LOG = logging.getLogger("stampede.optim")
 
@@ -54,21 +53,23 @@ class _Collection:
         """This rank's tables; empty once the collection is deleted."""
         return [tbe for alive in self.of_rank if (tbe := alive()) is not None]
 
-    def pending_updates(self, is_queued: bool) -> Iterator[tuple[CowClipTables, PendingUpdate]]:
+    def pending_updates(self, is_queued: bool) -> list[tuple[CowClipTables, PendingUpdate]]:
         """The updates of a step; tables that the loss does not depend on have no gradients."""
+        pending = []
         for tbe in self.tables:
             passes = self.held.pop(tbe, [])
             passes += (tbe.row_gradients(lookup, is_queued) for lookup in tbe.take_gradients())
             lr, step = tbe.get_learning_rate(), int(tbe.step_count) + 1
             each = zip(*(passes or [tbe.no_gradients()]), strict=True)
             for backend, parts in zip(tbe.backends, each, strict=True):
-                batch = merge_rows(parts)
+                batch = parts[0] if len(parts) == 1 else merge_rows(parts)
                 if tbe.is_replicated:
                     batch = self.groups.exchange(batch)
                     # Some rows were looked up by other ranks only.
                     size = len(backend.array.weights)
                     backend.catch_up(Lookup.of_rows(batch.rows, size), step - 1)
-                yield tbe, PendingUpdate(backend, batch, lr, step)
+                pending.append((tbe, PendingUpdate(backend, batch, lr, step)))
+        return pending
 
 
 class BackwardUpdate:
@@ -279,7 +280,8 @@ class BackwardUpdate:
         if self._queue is not None and not is_queued:
             self._queue.settle()
         pending = [each for c in present for each in c.pending_updates(is_queued)]
-        reductions = [self._queue] if is_queued else [c.groups for c in present]
+        groups = [c.groups for c in present if c.groups.is_needed]
+        reductions = [self._queue] if is_queued else groups
         row_counts = update_([update for _, update in pending], reductions)
         for (tbe, _), counts in zip(pending, row_counts, strict=True):
             tbe.row_counts += counts

@@ -68,6 +68,7 @@ class CollectionGroups:
 
     Attributes:
         everyone: all ranks; None if there is only one.
+        is_needed: whether there are others, or tables split by columns, to add up over.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class CollectionGroups:
         ]
         self._world_size = env.world_size
         self.everyone = group_of(tuple(range(env.world_size)))
+        self.is_needed = self.everyone is not None or bool(split_blocks)
         self._refuses_nonfinite = any(s.on_nonfinite == "error" for s in settings.values())
 
     def exchange(self, rows: RowGradients) -> RowGradients:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from stampede.optim import CowClip, native
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.cpu import CpuBackend
-from stampede.optim.backends.torch import PendingUpdate, TorchBackend
+from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import Lookup
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
-from stampede.optim.update import update_
+from stampede.optim.update import PendingUpdate, update_
 from support.lookups import dense, lookups, random_gradient, random_lookup
 from support.threads import torch_threads
 
