@@ -30,8 +30,8 @@ from stampede.optim.rules import (
     check_number,
 )
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.table_array import TableArray, TableShard
-from stampede.optim.update import PendingUpdate, update_
+from stampede.optim.table_array import PendingUpdate, TableArray, TableShard
+from stampede.optim.update import update_
 
 _Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""Tables of one width in one array, with the state of their optimizer."""
+"""Tables of one width in one array, with the state of their optimizer, and its share in a step."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from stampede.optim.lookup import LookedUpGradients
 from stampede.optim.rounding import random_unit, round_stochastically, table_key
+from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 
 
@@ -160,3 +163,74 @@ class TableArray:
 def state_dtype(weights: Tensor) -> torch.dtype:
     """Dtype of the states of weights: float32, or float64 with float64 weights."""
     return torch.float64 if weights.dtype == torch.float64 else torch.float32
+
+
+class Backend(Protocol):
+    """The kernels of an array of tables, as far as a step needs them."""
+
+    array: TableArray
+
+    def measure(self, update: PendingUpdate) -> Measured:
+        """First half of a step: what may have to be added up over ranks, or be refused."""
+
+    def step_(self, measured: Measured) -> Tensor:
+        """Second half: clip and step the batch's rows, and step all others that are due.
+
+        Returns:
+            `[3]` int64 on the device, how many of the batch's rows were touched, clipped and
+            skipped. A row in several column shards or copies is counted in the first one only.
+        """
+
+
+@dataclass
+class PendingUpdate:
+    """One array's share in a step, counted from 1."""
+
+    backend: Backend
+    # Gradients of the batch's rows, of the mean loss over the global batch; rows count from the
+    # start of the array. Of one lookup they need not be summed if the update is queued on a GPU.
+    batch: RowGradients | LookedUpGradients
+    lr: float
+    step: int
+
+    @property
+    def array(self) -> TableArray:
+        """The array that is updated."""
+        return self.backend.array
+
+
+@dataclass
+class Measured:
+    """An update and the values of rows that its step needs.
+
+    Values are a matrix `[3 + row states, n]` that can be summed over column shards: squared norm of
+    the gradient over the clipped columns and over the others, squared norm of the weights over the
+    clipped columns, row states.
+    """
+
+    update: PendingUpdate  # Its gradients include the L2 term, and will be overwritten.
+    # Of the batch's rows; None if the step computes them in its own pass, with nothing to add up
+    # or to refuse before it.
+    values: Tensor | None
+    # Of all rows, as if their gradient were the L2 term; None if the step needs none.
+    everything: Tensor | None = None
+    skipped: int = 0  # Rows skipped because their gradient is not finite.
+
+    def factors(self) -> tuple[Tensor | None, Tensor | None]:
+        """Factors of the clipped columns: of the batch's rows, of all others; None for 1."""
+        array, counts = self.update.array, self.update.batch.counts
+        clip, everything = array.settings.clip, self.everything
+        if not clip.clips:
+            return None, None
+        factor = clip.factor(self.values[0], self.values[2], counts, array.width)
+        if everything is None or not clip.may_clip_decay(array.settings.l2):
+            return factor, None
+        once = torch.ones_like(everything[0])
+        return factor, clip.factor(everything[0], everything[2], once, array.width)
+
+    def counts(self, clipped: Tensor | int) -> Tensor:
+        """What `Backend.step_` returns, given how many of the batch's rows were clipped."""
+        rows = self.update.batch.rows
+        counts = rows.new_tensor([len(rows), 0, self.skipped])
+        counts[1] = clipped
+        return counts * self.update.array.counts_rows

@@ -11,8 +11,7 @@ from stampede.optim.clip import CowClip
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import Adam, step_constants
-from stampede.optim.table_array import TableArray
-from stampede.optim.update import Measured, PendingUpdate
+from stampede.optim.table_array import Measured, PendingUpdate, TableArray
 from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 # Shapes and dtypes are as in `optim/native`.

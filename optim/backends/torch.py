@@ -10,8 +10,7 @@ from torch import Tensor
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
 from stampede.optim.rules import Adam, RowGradientSquares, RowStep
-from stampede.optim.table_array import TableArray
-from stampede.optim.update import Measured, PendingUpdate
+from stampede.optim.table_array import Measured, PendingUpdate, TableArray
 from stampede.optim.waiting_rows import WaitingRows
 
 # Elements of a table that are read or stepped at a time: 4 MB of each array stay in cache.

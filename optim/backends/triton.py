@@ -12,7 +12,7 @@ from stampede.optim.clip import CowClip
 from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.nonfinite import LATE, NonFiniteFlag
 from stampede.optim.rules import Adam, step_constants
-from stampede.optim.table_array import TableArray
+from stampede.optim.table_array import Measured, PendingUpdate, TableArray
 from stampede.optim.triton import MAX_COLUMNS, RowSums
 from stampede.optim.triton.steps import (
     Missed,
@@ -22,7 +22,6 @@ from stampede.optim.triton.steps import (
     update_rows_,
 )
 from stampede.optim.triton.sum_runs import sum_runs
-from stampede.optim.update import Measured, PendingUpdate
 from stampede.optim.waiting_rows import WaitingRows, is_replayable
 
 

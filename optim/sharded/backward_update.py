@@ -31,7 +31,8 @@ from stampede.optim.sharded.model_optimizers import (
 )
 from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables
-from stampede.optim.update import PendingUpdate, update_
+from stampede.optim.table_array import PendingUpdate
+from stampede.optim.update import update_
 
 _LOG = logging.getLogger("stampede.optim")
 

@@ -20,9 +20,8 @@ from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import Lookup, runs_from_sort
 from stampede.optim.rows import RowGradients
 from stampede.optim.rules import step_constants
-from stampede.optim.table_array import TableArray
+from stampede.optim.table_array import Measured, PendingUpdate, TableArray
 from stampede.optim.triton import RowSums, steps, sum_runs
-from stampede.optim.update import Measured, PendingUpdate
 from stampede.optim.waiting_rows import is_replayable
 
 _LOG = logging.getLogger("stampede.optim")
