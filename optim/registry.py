@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stampede.optim.clip import Clip, CowClip
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
@@ -45,12 +45,13 @@ def register_clip(name: str) -> Callable[[_Kind], _Kind]:
     return _register(name, "clip", Clip, CLIPS)
 
 
-def _register(name: str, what: str, base: type, known: dict[str, type]) -> Callable[[_Kind], _Kind]:
+def _register(name: str, what: str, base: type, known: dict[str, Any]) -> Callable[[_Kind], _Kind]:
     call = f"register_{what}({name!r})"
     if not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"{call}: write a name: @register_{what}('my_{what}')")
 
-    def add(kind: _Kind) -> _Kind:
+    def add(own: _Kind) -> _Kind:
+        kind: Any = own
         is_one = isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)
         if not (is_one and "__dataclass_params__" in vars(kind)):
             raise ValueError(
@@ -70,6 +71,6 @@ def _register(name: str, what: str, base: type, known: dict[str, type]) -> Calla
                 f"{call}: {taken.__module__} has a {what} of that name; choose another"
             )
         known[name] = kind
-        return kind
+        return own
 
     return add

@@ -172,6 +172,7 @@ class Backend(Protocol):
 
     def measure(self, update: PendingUpdate) -> Measured:
         """First half of a step: what may have to be added up over ranks, or be refused."""
+        ...
 
     def step_(self, measured: Measured) -> Tensor:
         """Second half: clip and step the batch's rows, and step all others that are due.
@@ -180,6 +181,7 @@ class Backend(Protocol):
             `[3]` int64 on the device, how many of the batch's rows were touched, clipped and
             skipped. A row in several column shards or copies is counted in the first one only.
         """
+        ...
 
 
 @dataclass

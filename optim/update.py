@@ -25,6 +25,7 @@ class Reduction(Protocol):
 
     def refuses(self, found: bool) -> bool:
         """Whether any rank found a gradient that the settings do not allow."""
+        ...
 
 
 @torch.no_grad()
