@@ -211,8 +211,11 @@ class RawLog:
     def _with_ids_alike(self, raw: RawRows) -> tuple[pl.DataFrame, Counter[str]]:
         """The rows with each id in one form, whatever its type; see `written_alike`."""
         changed: Counter[str] = Counter()
-        # A search of all the text at once is much faster than one of each column.
-        if self.schema.rules == 1 or (raw.text is not None and b".0" not in raw.text):
+        # A search of all the text at once is much faster than one of each column. Of True and
+        # False, a single letter is found much faster.
+        if self.schema.rules == 1 or (
+            raw.text is not None and not any(form in raw.text for form in (b".0", b"T", b"F"))
+        ):
             return raw.frame, changed
         names = self.schema.id_columns() | {self._split_column} - {None}
         columns = []
@@ -228,7 +231,7 @@ class RawLog:
                     f"{kind}, which cannot tell them from their neighbours; store it as whole "
                     "numbers (Int64) or as text"
                 )
-            ids, cells = written_alike(ids)
+            ids, cells = written_alike(ids, self.schema.rules)
             columns.append(ids)
             changed[name] += cells
         return raw.frame.with_columns(columns), +changed
@@ -346,7 +349,7 @@ def typed_label(label: Label, types: pl.Schema, rules: int) -> _Typed:
         text, positive = pl.col(column).cast(pl.String), label.positive
         if rules > 1:
             # As the cells are.
-            positive = written_alike(pl.Series(positive, dtype=pl.String))[0].to_list()
+            positive = written_alike(pl.Series(positive, dtype=pl.String), rules)[0].to_list()
         value, bad, remedy = text.is_in(positive), text.is_null(), "write a value"
     elif label.at_least is not None:
         value = _float(column, types, rules)

@@ -168,7 +168,7 @@ class Encoder:
                 raise ValueError(
                     f"column {column}: found {cells.filter(coarse)[0]!r}; {_TOO_COARSE}"
                 )
-            ids, _ = formulas.written_alike(ids)
+            ids, _ = formulas.written_alike(ids, self._about["rules"])
         texts = formulas.id_texts(
             column,
             ids.dtype,
@@ -366,7 +366,9 @@ def _series(name: str, values: Any) -> pl.Series:
 
 
 def _as_text_has_it(value: Any) -> Any:
-    """Polars would write 3.0 instead of 3, and 45.50 instead of 45.5."""
+    """Polars would write 3.0 instead of 3, 45.50 instead of 45.5, and 1 for True beside 2."""
+    if isinstance(value, bool | np.bool_):
+        return str(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, decimal.Decimal):
@@ -384,6 +386,7 @@ def _alike(name: str, values: Sequence[Any]) -> Sequence[Any]:
         )
     if True in are_lists:
         return [None if value is None else list(value) for value in values]
-    if any(isinstance(value, str) for value in values):
+    are_booleans = {isinstance(one, bool | np.bool_) for one in values if one is not None}
+    if len(are_booleans) > 1 or any(isinstance(value, str) for value in values):
         return [_as_text_has_it(value) for value in values]
     return values

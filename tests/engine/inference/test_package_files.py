@@ -57,7 +57,7 @@ def test_files_that_are_missing_or_cut(package):
     path.write_text(path.read_text().replace('"epoch": 1', '"epoch": 2'))
     assert "package.json: its content has changed (SHA-256 differs)" in refusal(package)
     path.write_text('{"format": 1}')
-    assert "has format 1, but this load.py reads 3; export it again with" in refusal(package)
+    assert "has format 1, but this load.py reads 3 and 4; export it again with" in refusal(package)
     for text in (path.read_text()[:9], "{}"):
         path.write_text(text)
         assert "no exported model here (" in refusal(package)
