@@ -7,6 +7,7 @@ imports only polars and numpy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -163,6 +164,18 @@ def fitting_format(times: pl.Series) -> str | None:
             if not times.to_frame().select(found.is_null().any()).item():
                 return format
     return None
+
+
+def remedy_of_time(value: Any, column: str, format: str) -> str:
+    """What to write instead of a bad time; `format` is empty for dates and datetimes."""
+    remedy = "write a time in 1990 to 2099" + f" as {format}" * bool(format)
+    if format in UNITS:
+        remedy = f"write whole {format} since 1970, of a time in 1990 to 2099"
+    other = fitting_format(pl.Series(column, [value]))
+    if format and other not in (None, format):
+        section = f"`time: {{column: {column}, format: {other!r}}}`"
+        remedy += f", or {section} in the schema, which fits it"
+    return remedy
 
 
 def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:

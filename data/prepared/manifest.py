@@ -151,6 +151,15 @@ def whole_ids_sentence(columns: Mapping[str, int]) -> str:
     )
 
 
+def rounded_numbers_sentence(columns: Mapping[str, int]) -> str:
+    """A sentence on whole numbers that lost digits, by column."""
+    named = ", ".join(f"{name} {cells:,}" for name, cells in columns.items())
+    return (
+        f"rounded {counted(sum(columns.values()), 'whole number')} above {2**24:,} to float32: "
+        f"{cut(named)}; if their last digits matter, make the column an id"
+    )
+
+
 def prepared_summary(folder: Path) -> str:
     """Rows, fields and size of a prepared folder, for a person."""
     manifest = read_manifest(folder)

@@ -206,6 +206,22 @@ def test_ids_alike_are_told(tmp_path, capfd):
     assert len(manifest_of(tmp_path / "out")["source"]["notes"]) == 2
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_whole_numbers_that_lose_digits_are_told(tmp_path, capfd, form):
+    draw = np.random.default_rng(0)
+    views = draw.integers(2**24, 2**26, 300)
+    frame = pd.DataFrame({"y": draw.integers(0, 2, 300), "user": 1, "views": views})
+    # A fraction is no whole number, and 2^25 is exact.
+    frame["price"], frame["size"] = 2**25 / 3, 2**25
+    path = tmp_path / f"log.{form}"
+    frame.to_csv(path, index=False) if form == "csv" else frame.to_parquet(path)
+    arrays(tmp_path, [path], "label: y\nids: [user]\nnumbers: [price, size, views]")
+    count = int((views.astype(np.float32).astype(np.int64) != views).sum())
+    said = " ".join(capfd.readouterr().out.split())
+    assert said.count("to float32") == 1 and count > 100
+    assert f"rounded {count} whole numbers above 16,777,216 to float32: views {count};" in said
+
+
 def booleans(kind):
     """100 rows with a boolean column in a form."""
     values = np.random.default_rng(0).random(100) < 0.4

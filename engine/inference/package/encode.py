@@ -221,11 +221,12 @@ class Encoder:
         self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
     ) -> np.ndarray:
         column, format = self._about["time"]["column"], self._about["time"]["format"]
-        seconds = formulas.seconds_of_time(
-            column, frame.schema[column], format, self._about["rules"]
-        )
+        kind = frame.schema[column]
+        seconds = formulas.seconds_of_time(column, kind, format, self._about["rules"])
         found = frame.select(formulas.part_of_time(seconds, field["encode"])).to_series()
-        bad_values.found(found.is_null(), frame[column], column, f"write a time as {format}")
+        bad, form = found.is_null(), "" if kind.is_temporal() else format
+        remedy = formulas.remedy_of_time(frame[column].filter(bad).first(), column, form)
+        bad_values.found(bad, frame[column], column, remedy)
         return found.cast(pl.Int64).fill_null(field["missing_row"]).to_numpy()
 
 

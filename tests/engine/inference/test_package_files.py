@@ -225,7 +225,12 @@ GOOD = {
         ({"slot": ["a"]}, "column slot: found 'a'; write whole numbers"),
         ({"age": ["old"]}, "column age: found 'old'; write a finite number"),
         ({"age": [float("inf")]}, "column age: found inf; write a finite number"),
-        ({"when": ["yesterday"]}, "column when: found 'yesterday'; write a time as %Y-%m-%d"),
+        ({"when": ["yesterday"]}, "found 'yesterday'; write a time in 1990 to 2099 as %Y-%m-%d"),
+        ({"when": [1772668806000]}, "in the schema, which fits it"),
+        (
+            {"when": ["2026-03-05T00:00:00"]},
+            "{column: when, format: '%Y-%m-%dT%H:%M:%S'}",
+        ),
         ({"when": [None]}, '%H:%M:%S (or on_bad_value="missing" to treat it as missing)'),
         ({"user": [["1", "2"]]}, "column user: found lists; write one id per sample"),
         ({"city": ["Oslo", "Paris"]}, "columns of different lengths"),
