@@ -6,6 +6,7 @@ imports only polars and numpy.
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Sequence
 from typing import Any
 
@@ -224,6 +225,20 @@ def _written_alike(value: pl.Expr, kind: pl.DataType, rules: int) -> pl.Expr:
         has_fraction = text.str.contains(".", literal=True)
         return pl.when(has_fraction).then(text.str.replace(r"\.?0+$", "")).otherwise(text)
     return text
+
+
+def text_of(value: Any) -> str | None:
+    """A value of Python as the text of a CSV file, whole numbers without a fraction.
+
+    None if it is no text, number or boolean.
+    """
+    if isinstance(value, decimal.Decimal):
+        text = f"{value:f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    is_known = isinstance(value, str | bool | np.bool_ | int | np.integer | float | np.floating)
+    return str(value) if is_known else None
 
 
 def too_coarse(ids: pl.Series) -> pl.Series:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -366,18 +365,6 @@ def _series(name: str, values: Any) -> pl.Series:
     return found
 
 
-def _as_text_has_it(value: Any) -> Any:
-    """Polars would write 3.0 instead of 3, 45.50 instead of 45.5, and 1 for True beside 2."""
-    if isinstance(value, bool | np.bool_):
-        return str(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, decimal.Decimal):
-        text = f"{value:f}"
-        return text.rstrip("0").rstrip(".") if "." in text else text
-    return value
-
-
 def _alike(name: str, values: Sequence[Any]) -> Sequence[Any]:
     """Values of a column, which polars would turn into other text if their types differ."""
     are_lists = {isinstance(one, list | tuple | np.ndarray) for one in values if one is not None}
@@ -389,5 +376,7 @@ def _alike(name: str, values: Sequence[Any]) -> Sequence[Any]:
         return [None if value is None else list(value) for value in values]
     are_booleans = {isinstance(one, bool | np.bool_) for one in values if one is not None}
     if len(are_booleans) > 1 or any(isinstance(value, str) for value in values):
-        return [_as_text_has_it(value) for value in values]
+        # Polars would write 3.0 instead of 3, 45.50 instead of 45.5, and 1 for True beside 2.
+        texts = [formulas.text_of(value) for value in values]
+        return [a if b is None else b for a, b in zip(values, texts, strict=True)]
     return values
