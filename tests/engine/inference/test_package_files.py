@@ -137,6 +137,21 @@ def seal(package, about):
     (package / "package.json").write_text(before + key + digest + after)
 
 
+def test_a_package_of_an_older_format_keeps_its_rules(package):
+    """In format 3, True as text is another id than the boolean."""
+    about = json.loads((package / "package.json").read_text())
+    samples = [[True], ["True"], ["TRUE"], ["true"]]
+
+    def buckets():
+        return [loaded(package)._encoder.rows({"city": one}, ["city"])["city"].item()
+                for one in samples]  # fmt: skip
+
+    assert about["format"] == 4 and len(set(buckets())) == 1
+    seal(package, {**about, "format": 3, "rules": 2})
+    found = buckets()
+    assert found[0] == found[3] and len(set(found)) > 1
+
+
 def test_links_out_of_the_package_are_not_followed(package, tmp_path):
     path = package / "dense.json"
     os.replace(path, tmp_path / "theirs")
