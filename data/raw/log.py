@@ -18,6 +18,7 @@ import polars as pl
 
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import (
+    BOOLEANS,
     LARGEST_WHOLE,
     UNITS,
     id_texts,
@@ -227,11 +228,8 @@ class RawLog:
     def _with_ids_alike(self, raw: RawRows) -> tuple[pl.DataFrame, Counter[str]]:
         """The rows with each id in one form, whatever its type; see `written_alike`."""
         changed: Counter[str] = Counter()
-        # A search of all the text at once is much faster than one of each column. Of True and
-        # False, a single letter is found much faster.
-        if self.schema.rules == 1 or (
-            raw.text is not None and not any(form in raw.text for form in (b".0", b"T", b"F"))
-        ):
+        # A search of all the text at once is much faster than one of each column.
+        if self.schema.rules == 1 or (raw.text is not None and not _has_forms(raw.text)):
             return raw.frame, changed
         names = self.schema.id_columns() | {self._split_column} - {None}
         columns = []
@@ -251,6 +249,13 @@ class RawLog:
             columns.append(ids)
             changed[name] += cells
         return raw.frame.with_columns(columns), +changed
+
+
+def _has_forms(text: bytes) -> bool:
+    """Whether some cells of a text may be other forms of ids, see `written_alike`."""
+    # A letter is found much faster than a word.
+    may_be_booleans = b"T" in text or b"F" in text
+    return b".0" in text or (may_be_booleans and any(one.encode() in text for one in BOOLEANS))
 
 
 def scoring_log(

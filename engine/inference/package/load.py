@@ -51,7 +51,7 @@ FORMATS = (3, 4)
 _MOST_BYTES = 256 << 20
 
 # What a damaged file may cause.
-_DAMAGE = (
+DAMAGE = (
     OSError, LookupError, RuntimeError, TypeError, AttributeError, ValueError, OverflowError,
     SafetensorError, PolarsError,
 )  # fmt: skip
@@ -69,7 +69,7 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     about = checked(folder)
     try:
         return Model(folder, about, torch.device(device))
-    except _DAMAGE as failure:
+    except DAMAGE as failure:
         raise ValueError(f"{folder}: the package cannot be used ({failure!s:.200})") from None
 
 
@@ -106,7 +106,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         about = parsed(text)
         found, digest = about["format"], str(about.get("sha256"))
         files = dict(about.get("files", {}))
-    except _DAMAGE as failure:
+    except DAMAGE as failure:
         raise ValueError(f"{folder}: no exported model here ({failure!s:.200})") from None
     if found not in FORMATS:
         raise ValueError(
