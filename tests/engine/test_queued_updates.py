@@ -28,10 +28,10 @@ FEW = [
 
 
 def test_a_run_is_that_of_the_cpu(tmp_path):
-    update = UpdateQueue.update
+    end_step = UpdateQueue.end_step
     for way in ("kernels", "queued"):
-        with computed(way), mock.patch.object(UpdateQueue, "update", autospec=True) as queued:
-            queued.side_effect = update
+        with computed(way), mock.patch.object(UpdateQueue, "end_step", autospec=True) as queued:
+            queued.side_effect = end_step
             run_small(tmp_path, [*FEW, "evaluate.every=2", f"run.name={way}"])
         assert bool(queued.call_count) == (way == "queued")
     for one, other in zip(lines(tmp_path / "queued"), lines(tmp_path / "kernels"), strict=True):
