@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from unittest import mock
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.distributed.types import ShardingEnv
 
-from stampede.optim import CowClip, NonFiniteGradientError
+from stampede.optim import CowClip, NonFiniteGradientError, Rule
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends import torch as torch_backend
 from stampede.optim.rows import sum_by_row
@@ -305,3 +305,38 @@ def test_memory_of_the_sweep_does_not_grow_with_the_table():
         update_([PendingUpdate(choose_backend(array), batch, lr=1e-3, step=1)])
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
     assert 0 < allocated < weights.nbytes / 4
+
+
+@dataclass(frozen=True)
+class Seen(Rule):
+    """A rule of a user's own: steps shrink with how often an id has occurred so far."""
+
+    row_states = ("seen",)
+
+    def step_(self, rows):
+        seen = rows.states["seen"].add_(rows.counts)
+        rows.weights.sub_(rows.grads / seen.clamp_min(1).sqrt()[:, None], alpha=rows.lr)
+
+
+@pytest.mark.parametrize("rows", ["all", "touched"])
+def test_a_state_of_rows_may_depend_on_their_counts(rows):
+    """Also of rows whose columns lie in several arrays, each of which sees the counts."""
+    draw = torch.Generator().manual_seed(0)
+    tables = random_tables(draw, [9, 6], 4)
+    setting = UpdateSettings(rule=Seen(), clip=CowClip("none"), l2=0.1, rows=rows)
+    parts = Parts(tables, setting, {"t0": {4}}, {"t1": {1, 3}}, spread=2)
+    expected = {name: table.clone() for name, table in tables.items()}
+    seen = {name: torch.zeros(len(table), dtype=torch.float64) for name, table in tables.items()}
+    for step in range(1, 4):
+        batch = random_batch(draw, tables, 8)
+        parts.step(batch, 1e-2, step)
+        grads, counts = dense(batch, tables)
+        for name, weights in expected.items():
+            seen[name] += counts[name]
+            taking_part = counts[name] > 0 if rows == "touched" else counts[name] >= 0
+            of_rows = (grads[name] + 0.2 * weights) / seen[name].clamp_min(1).sqrt()[:, None]
+            weights[taking_part] -= 1e-2 * of_rows[taking_part]
+    assert_same(parts.gathered(), expected)
+    states = parts.gathered(lambda array: array.states["seen"])
+    first = {name: one[:, :1] for name, one in states.items()}
+    assert_same(first, {name: one[:, None] for name, one in seen.items()})
