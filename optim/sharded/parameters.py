@@ -67,13 +67,10 @@ class CurrentParameter(_Current, TableBatchedEmbeddingSlice):
 
 
 def kept_current(tensor: Tensor, flush: Callable[[], None]) -> Tensor:
-    """Make a tensor that shares memory with tables up to date, by `flush`, whenever it is used."""
-    if isinstance(tensor, TableBatchedEmbeddingSlice):
-        tensor.__class__ = CurrentParameter
-    else:
-        tensor = tensor.as_subclass(CurrentTensor)
-    tensor._flush = flush
-    return tensor
+    """Make a view of tables up to date, by `flush`, whenever it is used."""
+    current = tensor.as_subclass(CurrentTensor)
+    current._flush = flush
+    return current
 
 
 def _keep_views_current(result: Tensor, held: list[Any]) -> Tensor:

@@ -10,11 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
@@ -23,19 +19,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import embedding as torchrec_sequence
 from torchrec.distributed import embeddingbag as torchrec_pooled
 from torchrec.distributed.batched_embedding_kernel import (
-    BatchedDenseEmbedding,
-    BatchedDenseEmbeddingBag,
+    BaseEmbedding,
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
     EmbeddingFusedOptimizer,
 )
-from torchrec.distributed.composable.table_batched_embedding_slice import (
-    TableBatchedEmbeddingSlice,
+from torchrec.distributed.embedding_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
 )
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
-from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
+from torchrec.optim.fused import FusedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
 
@@ -86,7 +83,7 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
 class ReplicatedFusedOptimizer(CowClipFusedOptimizer):
     """The optimizer of tables that every rank holds a copy of; the same keys, plain tensors."""
 
-    def __init__(self, config: GroupedEmbeddingConfig, tables: CowClipTables) -> None:
+    def __init__(self, config: GroupedEmbeddingConfig, tables: CowClipTables, _: Any) -> None:
         # TorchRec's methods hand learning rate and step to `_emb_module`.
         self._tables = self._emb_module = tables
         params, state = {}, {}
@@ -150,66 +147,115 @@ def _row_metadata(shard: ShardMetadata) -> ShardMetadata:
     )
 
 
-class _ReplicatedTables(FusedOptimizerModule):
-    """A dense kernel whose tables became `CowClipTables`, hidden from DDP."""
+# Key in a table's arguments of FBGEMM under which its settings travel to its kernel. TorchRec looks
+# up tables together only if all their arguments agree.
+GROUP_KEY = "stampede"
 
-    def adopt(
-        self, shards: list[TableShard], settings: UpdateSettings, device: torch.device
+
+def shards_of(config: GroupedEmbeddingConfig, names: Mapping[str, str]) -> list[TableShard]:
+    """The shards of a group's tables; replicated ones count on the first rank."""
+    shards = []
+    for table in config.embedding_tables:
+        name = names.get(table.name, table.name)
+        if table.local_metadata is None:
+            first = not dist.is_initialized() or dist.get_rank() == 0
+            shards.append(TableShard(name, table.local_rows, counted=first))
+        else:
+            offsets = table.local_metadata.shard_offsets
+            shards.append(TableShard(name, table.local_rows, *offsets))
+    return shards
+
+
+class CowClipKernel:
+    """A kernel of TorchRec's around `CowClipTables`; mixed into its fused kernels.
+
+    Data-parallel tables have it too. The plan calls the kernels `fused` and `dense`: TorchRec has
+    the name `customized_kernel` (meta-pytorch/torchrec#2887), but then leaves tables out of
+    `state_dict()` and `named_parameters()`, and its planner does not know their cost.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        config: GroupedEmbeddingConfig,
+        pg: dist.ProcessGroup | None,
+        device: torch.device | None,
+        *rest: Any,
     ) -> None:
-        """Replace the dense tables; their values are set when the collection is built."""
-        on_gpu = device.type == "cuda"
-        location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
-        compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
-        tbe = SplitTableBatchedEmbeddingBagsCodegen(
-            embedding_specs=[
-                (rows, columns, location, compute)
-                for rows, columns in zip(self._local_rows, self._local_cols, strict=True)
-            ],
+        # The constructor between would build tables of FBGEMM's.
+        fused = BatchedFusedEmbeddingBag if self._is_pooled else BatchedFusedEmbedding
+        super(fused, self).__init__(config, pg, device, *rest)
+        tables, arguments = config.embedding_tables, dict(config.fused_params)
+        settings, dim = arguments.pop(GROUP_KEY)
+        is_replicated = tables[0].local_metadata is None
+        self._emb_module = CowClipTables(
+            shards_of(config, names),
+            self._local_cols,
+            settings,
+            dim,
+            device=device or torch.device("cpu"),
+            features=config.feature_names(),
+            is_replicated=is_replicated,
             feature_table_map=self._feature_table_map,
             pooling_mode=getattr(self, "_pooling", PoolingMode.NONE),
-            weights_precision=data_type_to_sparse_type(self._config.data_type),
-            device=device,
-            table_names=[table.name for table in self._config.embedding_tables],
-            **(self._config.fused_params or {}),
+            weights_precision=data_type_to_sparse_type(config.data_type),
+            table_names=[table.name for table in tables],
+            **arguments,
         )
-        dim = self._config.embedding_tables[0].embedding_dim
-        self._emb_module = CowClipTables.adopt(tbe, shards, settings, dim, is_replicated=True)
-        # The tables as parameters, marked so that no other optimizer takes them.
-        self._param_per_table = {}
-        weights = tbe.weights_tensor()
-        for table, offset in zip(
-            self._config.embedding_tables, tbe.weights_physical_offsets, strict=False
-        ):
-            rows, columns = table.local_rows, table.local_cols
-            stop = int(offset) + rows * columns
-            part = TableBatchedEmbeddingSlice(weights, int(offset), stop, rows, columns)
-            part._in_backward_optimizers = [EmptyFusedOptimizer()]
-            self._param_per_table[table.name] = part
-        self._optim = ReplicatedFusedOptimizer(self._config, tbe)
+        kind = ReplicatedFusedOptimizer if is_replicated else CowClipFusedOptimizer
+        self._optim = kind(config, self._emb_module, pg)
+        self.init_parameters()
 
-    def flush(self) -> None:
-        """Bring the tables up to date for a `state_dict`."""
-        self._emb_module.flush()
-
-    @property
-    def fused_optimizer(self) -> ReplicatedFusedOptimizer:
-        """The tables' optimizer."""
-        return self._optim
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The tables, marked as updated in backward."""
-        for name, weight in self._param_per_table.items():
-            yield f"{prefix}.{name}.weight" if prefix else f"{name}.weight", weight
+    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The tables, each with all its shards, marked so that no other optimizer takes them."""
+        first = 0
+        for name, shards in self.table_name_to_count.items():
+            parameter = self._emb_module.parameter(first, shards)
+            parameter._in_backward_optimizers = [self._optim]
+            yield name, parameter
+            first += shards
 
 
-class ReplicatedEmbeddingBag(_ReplicatedTables, BatchedDenseEmbeddingBag):
-    """Pooled data-parallel tables."""
+class CowClipEmbeddingBag(CowClipKernel, BatchedFusedEmbeddingBag):
+    """Pooled embeddings."""
+
+    _is_pooled = True
 
 
-class ReplicatedEmbedding(_ReplicatedTables, BatchedDenseEmbedding):
-    """Sequences from data-parallel tables."""
+class CowClipEmbedding(CowClipKernel, BatchedFusedEmbedding):
+    """Sequence embeddings."""
+
+    _is_pooled = False
+
+
+class CowClipPooledLookup(GroupedPooledEmbeddingsLookup):
+    """TorchRec's lookup of pooled embeddings, with our kernel for tables with CowClip."""
+
+    def __init__(self, names: Mapping[str, str], **arguments: Any) -> None:
+        self._names = names
+        super().__init__(**arguments)
+
+    def _create_embedding_kernel(
+        self, config: GroupedEmbeddingConfig, device: Any, pg: Any, sharding_type: Any, env: Any
+    ) -> BaseEmbedding:
+        if GROUP_KEY not in (config.fused_params or ()):
+            return super()._create_embedding_kernel(config, device, pg, sharding_type, env)
+        return CowClipEmbeddingBag(self._names, config, pg, device, sharding_type)
+
+
+class CowClipSequenceLookup(GroupedEmbeddingsLookup):
+    """TorchRec's lookup of sequence embeddings, with our kernel for tables with CowClip."""
+
+    def __init__(self, names: Mapping[str, str], **arguments: Any) -> None:
+        self._names = names
+        super().__init__(**arguments)
+
+    def _create_embedding_kernel(
+        self, config: GroupedEmbeddingConfig, pg: Any, device: Any, env: Any = None
+    ) -> BaseEmbedding:
+        if GROUP_KEY not in (config.fused_params or ()):
+            return super()._create_embedding_kernel(config, pg, device, env)
+        return CowClipEmbedding(self._names, config, pg, device)
 
 
 class LookupWithoutDDP(nn.Module):
@@ -234,7 +280,7 @@ class LookupWithoutDDP(nn.Module):
 
 class _DDP(DistributedDataParallel):
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        if all(isinstance(kernel, _ReplicatedTables) for kernel in module._emb_modules):
+        if all(isinstance(kernel, CowClipKernel) for kernel in module._emb_modules):
             return LookupWithoutDDP(module)
         cls._set_params_and_buffers_to_ignore_for_model(module, _names_of_cowclip(module))
         return super().__new__(cls)
@@ -262,7 +308,7 @@ def _names_of_cowclip(lookup: nn.Module) -> list[str]:
     for prefix, module in lookup.named_modules():
         if isinstance(module, CowClipTables):
             names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
-        elif isinstance(module, _ReplicatedTables):
+        elif isinstance(module, CowClipKernel):
             # DDP asks each module for its own parameters and puts the module's path before their
             # names; the lookup, whose path is empty, answers with the tables of its kernels.
             for name, _ in module.named_parameters():
