@@ -46,7 +46,6 @@ from stampede.optim.sharded.torchrec_optimizer import (
     CowClipKernel,
     CowClipPooledLookup,
     CowClipSequenceLookup,
-    LookupWithoutDDP,
     ddp_without_cowclip,
     shards_of,
 )
@@ -154,7 +153,18 @@ class CowClipCollection:
                 device=self._device,
                 env=self._env,
             )
+            if kind == ShardingType.DATA_PARALLEL.value:
+                lookup.hide_from_ddp()
+            if getattr(self, "enable_embedding_update", False) and sharding.enable_embedding_update:
+                self._updates.append(sharding.create_update(lookup))
             self._lookups.append(lookup)
+
+    def init_data_parallel(self) -> None:
+        """TorchRec's: put lookups into DDP, which refuses those with nothing to reduce."""
+        kind = ShardingType.DATA_PARALLEL.value
+        lookups = dict(zip(self._sharding_types, self._unwrapped_lookups(), strict=True))
+        if not (self._settings and kind in lookups and lookups[kind].reduces_all()):
+            super().init_data_parallel()
 
     def _create_input_dist(self, *arguments: Any, **named: Any) -> None:
         super()._create_input_dist(*arguments, **named)
@@ -286,8 +296,7 @@ class CowClipCollection:
 
     def _unwrapped_lookups(self) -> Iterator[nn.Module]:
         for lookup in self._lookups:
-            wrapped = isinstance(lookup, DistributedDataParallel | LookupWithoutDDP)
-            yield lookup.module if wrapped else lookup
+            yield lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
 
     def _kernels(self) -> Iterator[_Fused]:
         for lookup in self._unwrapped_lookups():

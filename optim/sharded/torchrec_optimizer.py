@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
 from torch.distributed._shard.sharding_spec import ShardMetadata
@@ -31,7 +31,6 @@ from torchrec.distributed.embedding_lookup import (
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 from torchrec.optim.fused import FusedOptimizer
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
@@ -228,12 +227,41 @@ class CowClipEmbedding(CowClipKernel, BatchedFusedEmbedding):
     _is_pooled = False
 
 
-class CowClipPooledLookup(GroupedPooledEmbeddingsLookup):
-    """TorchRec's lookup of pooled embeddings, with our kernel for tables with CowClip."""
+class CowClipLookup:
+    """Common parts of TorchRec's lookups with our kernel for tables with CowClip.
+
+    It overrides `_create_embedding_kernel`, the hook for kernels of one's own.
+    """
 
     def __init__(self, names: Mapping[str, str], **arguments: Any) -> None:
         self._names = names
         super().__init__(**arguments)
+
+    @property
+    def module(self) -> CowClipLookup:
+        """TorchRec takes every data-parallel lookup for one inside DDP."""
+        return self
+
+    def reduces_all(self) -> bool:
+        """Whether all its tables have CowClip, so that DDP has nothing to reduce."""
+        return all(isinstance(kernel, CowClipKernel) for kernel in self._emb_modules)
+
+    def hide_from_ddp(self) -> None:
+        """Let DDP leave out the tables with CowClip, by all names under which it finds them."""
+        names: list[str] = []
+        for prefix, module in self.named_modules():
+            if isinstance(module, CowClipTables):
+                names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
+            elif isinstance(module, CowClipKernel):
+                # DDP asks each module for its own parameters and puts the module's path before
+                # their names; the lookup, whose path is empty, answers with its kernels' tables.
+                for name, _ in module.named_parameters():
+                    names += [name, f".{name}", f"{prefix}.{name}"]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, names)
+
+
+class CowClipPooledLookup(CowClipLookup, GroupedPooledEmbeddingsLookup):
+    """A lookup of pooled embeddings."""
 
     def _create_embedding_kernel(
         self, config: GroupedEmbeddingConfig, device: Any, pg: Any, sharding_type: Any, env: Any
@@ -243,12 +271,8 @@ class CowClipPooledLookup(GroupedPooledEmbeddingsLookup):
         return CowClipEmbeddingBag(self._names, config, pg, device, sharding_type)
 
 
-class CowClipSequenceLookup(GroupedEmbeddingsLookup):
-    """TorchRec's lookup of sequence embeddings, with our kernel for tables with CowClip."""
-
-    def __init__(self, names: Mapping[str, str], **arguments: Any) -> None:
-        self._names = names
-        super().__init__(**arguments)
+class CowClipSequenceLookup(CowClipLookup, GroupedEmbeddingsLookup):
+    """A lookup of sequence embeddings."""
 
     def _create_embedding_kernel(
         self, config: GroupedEmbeddingConfig, pg: Any, device: Any, env: Any = None
@@ -258,41 +282,22 @@ class CowClipSequenceLookup(GroupedEmbeddingsLookup):
         return CowClipEmbedding(self._names, config, pg, device)
 
 
-class LookupWithoutDDP(nn.Module):
-    """Replaces DDP around data-parallel lookups whose gradients need no reduction."""
-
-    def __init__(self, lookup: nn.Module) -> None:
-        super().__init__()
-        self.module = lookup
-
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """The lookup's."""
-        return self.module(features)
-
-    def flush(self) -> None:
-        """The lookup's."""
-        self.module.flush()
-
-    def purge(self) -> None:
-        """The lookup's."""
-        self.module.purge()
-
-
 class _DDP(DistributedDataParallel):
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        if all(isinstance(kernel, CowClipKernel) for kernel in module._emb_modules):
-            return LookupWithoutDDP(module)
-        cls._set_params_and_buffers_to_ignore_for_model(module, _names_of_cowclip(module))
-        return super().__new__(cls)
+        is_ours = isinstance(module, CowClipLookup) and module.reduces_all()
+        return module if is_ours else super().__new__(cls)
 
 
 @contextmanager
 def ddp_without_cowclip() -> Iterator[None]:
-    """While active, TorchRec builds collections with CowClip tables outside DDP.
+    """While active, TorchRec 1.6 builds lookups of tables with CowClip outside DDP.
 
-    TorchRec's versions wrap lookups in different places, but all in DDP.
+    The hook is `init_data_parallel`, which collections have since TorchRec 1.7; 1.6 names DDP in
+    the middle of their constructors (meta-pytorch/torchrec#1829 asks why). DDP itself refuses a
+    module that has no parameter to reduce.
     """
-    users = (torchrec_pooled, torchrec_sequence)
+    has_hook = hasattr(torchrec_pooled.ShardedEmbeddingBagCollection, "init_data_parallel")
+    users = () if has_hook else (torchrec_pooled, torchrec_sequence)
     try:
         for user in users:
             user.DistributedDataParallel = _DDP
@@ -300,17 +305,3 @@ def ddp_without_cowclip() -> Iterator[None]:
     finally:
         for user in users:
             user.DistributedDataParallel = DistributedDataParallel
-
-
-def _names_of_cowclip(lookup: nn.Module) -> list[str]:
-    """Parameters and buffers of tables with CowClip, by all names under which DDP finds them."""
-    names: list[str] = []
-    for prefix, module in lookup.named_modules():
-        if isinstance(module, CowClipTables):
-            names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
-        elif isinstance(module, CowClipKernel):
-            # DDP asks each module for its own parameters and puts the module's path before their
-            # names; the lookup, whose path is empty, answers with the tables of its kernels.
-            for name, _ in module.named_parameters():
-                names += [name, f".{name}", f"{prefix}.{name}"]
-    return names
