@@ -35,11 +35,7 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.id_check import CheckBeforeSending, Use
 from stampede.optim.sharded.reduction import blocks_split_by_columns
-from stampede.optim.sharded.supported import (
-    check_weights,
-    check_width,
-    keeps_gradient_of_weights,
-)
+from stampede.optim.sharded.supported import check_weights, keeps_gradient_of_weights
 from stampede.optim.sharded.tables import NOT_COMPILED, CowClipTables
 from stampede.optim.sharded.torchrec_optimizer import (
     GROUP_KEY,
@@ -137,9 +133,6 @@ class CowClipCollection:
         return found
 
     def _create_lookups(self) -> None:
-        for group in self.groups():
-            if GROUP_KEY not in (group.fused_params or ()):
-                check_width(group)
         if not self._settings:
             super()._create_lookups()
             return

@@ -40,8 +40,9 @@ class ModelOptimizers:
     """Tells the model's optimizers from others: of a discriminator, a teacher, another model.
 
     An optimizer is the model's if a backward pass through the tables also reaches one of its
-    parameters. TorchRec shows a sharder the collection without the model around it, and only a
-    running pass can be asked, so an optimizer is found in the first pass after its first step.
+    parameters. `register_step_post_hook` would need the optimizer itself, but TorchRec shows a
+    sharder the collection without the model around it. So torch's hook for the steps of all
+    optimizers tells of them, and each is asked, in the passes after its first step, whose it is.
     """
 
     def __init__(self) -> None:
@@ -83,10 +84,14 @@ def _is_reached(optimizer: Optimizer) -> bool:
 
 
 def scale_of_the_loss() -> float:
-    """The scale of the `GradScaler` that called the optimizer; 1 without one."""
+    """The scale of the `GradScaler` that called the optimizer; 1 without one.
+
+    Neither the optimizer nor the hooks of its step know the scaler, except those of the few kinds
+    that unscale gradients themselves (`fused=True`), where it is `optimizer.grad_scale`
+    (pytorch/pytorch#123428). No issue asks for more, so the callers are asked.
+    """
     frame = sys._getframe()
     while frame is not None:
-        # Neither the optimizer nor its hooks know the scaler.
         if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
             return frame.f_locals["self"].get_scale()
         frame = frame.f_back

@@ -25,7 +25,12 @@ _VIEWS = frozenset(("T", "H", "mT", "mH", "data", "imag", "real"))
 
 
 class _Current:
-    """A tensor that shares memory with tables; rows take the steps they owe before any use."""
+    """A tensor that shares memory with tables; rows take the steps they owe before any use.
+
+    By PyTorch's protocol for subclasses. TorchRec flushes in `state_dict()` only, and registers the
+    parameter of a table once, when it is sharded: `model.parameters()`, or an average of weights
+    that was given them, reads it without a call of ours, for modules have no hook on that.
+    """
 
     _flush: Callable[[], None]
 

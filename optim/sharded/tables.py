@@ -464,19 +464,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         return parts
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
-        """Element-wise states of each table, views of the tables' shape; the first is momentum1.
-
-        TorchRec takes any other state of one number for a state of the whole table. So states of a
-        shard of one row and one column are left out; `CowClipFusedOptimizer` has them.
-        """
-        return [
-            {
-                name: state
-                for name, state in states.items()
-                if state.ndim == 2 and (name == "momentum1" or state.numel() > 1)
-            }
-            for _, states in self.shard_states()
-        ]
+        """All states of each table by name, views; see FBGEMM's class."""
+        return [states for _, states in self.shard_states()]
 
     def split_optimizer_states(self) -> list[list[Tensor]]:
         """All states of each table, views; see FBGEMM's class."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
 from torch.distributed._shard.sharding_spec import ShardMetadata
@@ -37,11 +37,12 @@ from stampede.optim.table_array import TableShard
 
 
 class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
-    """The optimizer of sharded tables.
+    """The optimizer of tables.
 
-    States shaped like the table are sharded like it. States with one value a row are sharded by
-    rows, each row once, even if the table is split by columns. The step counter, `<table>.step`, is
-    one number. So a checkpoint can be read under another sharding plan.
+    Weights, and states shaped like the table, are sharded like it. States with one value a row are
+    sharded by rows, each row once, even if the table is split by columns. Tables that every rank
+    holds a copy of have plain tensors. The step counter, `<table>.step`, is one number. So a
+    checkpoint can be read under another sharding plan.
     """
 
     def __init__(
@@ -50,16 +51,22 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
         tables: CowClipTables,
         pg: dist.ProcessGroup | None = None,
     ) -> None:
-        self._tables = tables
-        super().__init__(config, tables, pg)
-        states = _sharded_states(config, tables, pg)
-        for name, weight in self.params.items():
-            table = name.removesuffix(".weight")
-            self.state[weight] |= states[table] | {f"{table}.step": tables.step_count}
-        self._set_rates_of(tables)
-
-    def _set_rates_of(self, tables: CowClipTables) -> None:
-        tables.seen_rate = self.param_groups[0]["lr"]
+        # TorchRec's methods hand learning rate and step to `_emb_module`.
+        self._tables = self._emb_module = tables
+        params, state = {}, {}
+        for name, run in groupby(_shards(config, tables), key=lambda shard: shard[0].name):
+            shards = list(run)
+            values = shards[0][1]
+            if not tables.is_replicated:
+                values = {key: _sharded(shards, key, pg) for key in values}
+            params[f"{name}.weight"] = weight = values.pop("weight")
+            values["step"] = tables.step_count
+            state[weight] = {f"{name}.{key}": value for key, value in values.items()}
+        tables.seen_rate = tables.get_learning_rate()
+        group = {"params": list(params.values()), "lr": tables.seen_rate}
+        # EmbeddingFusedOptimizer's constructor repeats states of rows for each column shard, and
+        # asks replicated tables for shards.
+        FusedOptimizer.__init__(self, params, state, [group])
         tables.of_torchrec = weakref.ref(self)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
@@ -79,66 +86,43 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
         self._state = state
 
 
-class ReplicatedFusedOptimizer(CowClipFusedOptimizer):
-    """The optimizer of tables that every rank holds a copy of; the same keys, plain tensors."""
-
-    def __init__(self, config: GroupedEmbeddingConfig, tables: CowClipTables, _: Any) -> None:
-        # TorchRec's methods hand learning rate and step to `_emb_module`.
-        self._tables = self._emb_module = tables
-        params, state = {}, {}
-        for table, weight, (_, states) in zip(
-            config.embedding_tables,
-            tables.split_embedding_weights(),
-            tables.shard_states(),
-            strict=True,
-        ):
-            params[f"{table.name}.weight"] = weight
-            named = {**states, "step": tables.step_count}
-            state[weight] = {f"{table.name}.{name}": value for name, value in named.items()}
-        group = {"params": list(params.values()), "lr": tables.get_learning_rate()}
-        FusedOptimizer.__init__(self, params, state, [group])
-        self._set_rates_of(tables)
+def _shards(
+    config: GroupedEmbeddingConfig, tables: CowClipTables
+) -> Iterator[tuple[ShardedEmbeddingTable, dict[str, Tensor]]]:
+    """Every shard of a group's tables, with its weights and states by name."""
+    weights = tables.split_embedding_weights()
+    shards = zip(config.embedding_tables, weights, tables.shard_states(), strict=True)
+    for table, weight, (_, states) in shards:
+        yield table, {"weight": weight, **states}
 
 
-def _sharded_states(
-    config: GroupedEmbeddingConfig, tables: CowClipTables, pg: dist.ProcessGroup | None
-) -> dict[str, dict[str, ShardedTensor]]:
-    """By table, then by key."""
-    # By table, then by the state's name and number of dimensions.
-    shards: dict[str, dict[tuple[str, int], list[Shard]]] = {}
-    configs: dict[str, ShardedEmbeddingTable] = {}
-    dtype = torch.float32
-    for table, (shard, states) in zip(config.embedding_tables, tables.shard_states(), strict=True):
-        configs[table.name] = table
-        of_table = shards.setdefault(table.name, {})
-        for name, values in states.items():
-            local = of_table.setdefault((name, values.ndim), [])
-            dtype = values.dtype
-            if values.ndim == 2:
-                local.append(Shard(values, table.local_metadata))
-            elif shard.column_offset == 0:
-                local.append(Shard(values, _row_metadata(table.local_metadata)))
-    found: dict[str, dict[str, ShardedTensor]] = {}
-    for name, of_table in shards.items():
-        found[name] = {}
-        everywhere = configs[name].global_metadata.shards_metadata
-        by_rows = [_row_metadata(part) for part in everywhere if part.shard_offsets[1] == 0]
-        size = configs[name].num_embeddings, configs[name].embedding_dim
-        for (key, ndim), local in of_table.items():
-            metadata = ShardedTensorMetadata(
-                shards_metadata=by_rows if ndim == 1 else everywhere,
-                size=torch.Size(size[:ndim]),
-                tensor_properties=TensorProperties(dtype=dtype),
-            )
-            found[name][f"{name}.{key}"] = (
-                ShardedTensor._init_from_local_shards_and_global_metadata(
-                    local_shards=local, sharded_tensor_metadata=metadata, process_group=pg
-                )
-            )
-    return found
+def _sharded(
+    shards: Sequence[tuple[ShardedEmbeddingTable, dict[str, Tensor]]],
+    key: str,
+    pg: dist.ProcessGroup | None,
+) -> ShardedTensor:
+    """One of the values of a table, from this rank's shards of it."""
+    table, values = shards[0]
+    everywhere = table.global_metadata.shards_metadata
+    local = [(values[key], table.local_metadata) for table, values in shards]
+    size = table.num_embeddings, table.embedding_dim
+    if values[key].ndim == 1:
+        everywhere = [_rows_of(part) for part in everywhere if part.shard_offsets[1] == 0]
+        local = [(value, _rows_of(part)) for value, part in local if part.shard_offsets[1] == 0]
+        size = size[:1]
+    metadata = ShardedTensorMetadata(
+        shards_metadata=everywhere,
+        size=torch.Size(size),
+        tensor_properties=TensorProperties(dtype=values[key].dtype),
+    )
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        local_shards=[Shard(value, part) for value, part in local],
+        sharded_tensor_metadata=metadata,
+        process_group=pg,
+    )
 
 
-def _row_metadata(shard: ShardMetadata) -> ShardMetadata:
+def _rows_of(shard: ShardMetadata) -> ShardMetadata:
     return ShardMetadata(
         shard_offsets=shard.shard_offsets[:1],
         shard_sizes=shard.shard_sizes[:1],
@@ -186,7 +170,6 @@ class CowClipKernel:
         super(fused, self).__init__(config, pg, device, *rest)
         tables, arguments = config.embedding_tables, dict(config.fused_params)
         settings, dim = arguments.pop(GROUP_KEY)
-        is_replicated = tables[0].local_metadata is None
         self._emb_module = CowClipTables(
             shards_of(config, names),
             self._local_cols,
@@ -194,16 +177,19 @@ class CowClipKernel:
             dim,
             device=device or torch.device("cpu"),
             features=config.feature_names(),
-            is_replicated=is_replicated,
+            is_replicated=tables[0].local_metadata is None,
             feature_table_map=self._feature_table_map,
             pooling_mode=getattr(self, "_pooling", PoolingMode.NONE),
             weights_precision=data_type_to_sparse_type(config.data_type),
             table_names=[table.name for table in tables],
             **arguments,
         )
-        kind = ReplicatedFusedOptimizer if is_replicated else CowClipFusedOptimizer
-        self._optim = kind(config, self._emb_module, pg)
+        self._optim = CowClipFusedOptimizer(config, self._emb_module, pg)
         self.init_parameters()
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """None: they are the collection's, and not for DDP."""
+        yield from ()
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The tables, each with all its shards, marked so that no other optimizer takes them."""
@@ -247,16 +233,13 @@ class CowClipLookup:
         return all(isinstance(kernel, CowClipKernel) for kernel in self._emb_modules)
 
     def hide_from_ddp(self) -> None:
-        """Let DDP leave out the tables with CowClip, by all names under which it finds them."""
-        names: list[str] = []
-        for prefix, module in self.named_modules():
-            if isinstance(module, CowClipTables):
-                names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
-            elif isinstance(module, CowClipKernel):
-                # DDP asks each module for its own parameters and puts the module's path before
-                # their names; the lookup, whose path is empty, answers with its kernels' tables.
-                for name, _ in module.named_parameters():
-                    names += [name, f".{name}", f"{prefix}.{name}"]
+        """Let DDP leave out the tables with CowClip."""
+        names = [
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            if isinstance(module, CowClipTables)
+            for name in chain(module._parameters, module._buffers)
+        ]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, names)
 
 
