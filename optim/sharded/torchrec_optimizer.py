@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import embedding as torchrec_sequence
 from torchrec.distributed import embeddingbag as torchrec_pooled
 from torchrec.distributed.batched_embedding_kernel import (
+    BaseBatchedEmbedding,
+    BaseBatchedEmbeddingBag,
     BaseEmbedding,
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
@@ -152,22 +154,18 @@ def shards_of(config: GroupedEmbeddingConfig, names: Mapping[str, str]) -> list[
 class CowClipKernel:
     """A kernel of TorchRec's around `CowClipTables`; mixed into its fused kernels.
 
-    Data-parallel tables have it too. The plan calls the kernels `fused` and `dense`: TorchRec has
-    the name `customized_kernel` (meta-pytorch/torchrec#2887), but then leaves tables out of
-    `state_dict()` and `named_parameters()`, and its planner does not know their cost.
+    Data-parallel tables have it too. Plans call it `fused` or `dense`. TorchRec has the name
+    `customized_kernel` (meta-pytorch/torchrec#2887), but its planner refuses that, and its
+    collections then have no `state_dict()` and, on ranks without a shard, no parameter of a table.
     """
 
-    def __init__(
-        self,
-        names: Mapping[str, str],
-        config: GroupedEmbeddingConfig,
-        pg: dist.ProcessGroup | None,
-        device: torch.device | None,
-        *rest: Any,
-    ) -> None:
-        # The constructor between would build tables of FBGEMM's.
-        fused = BatchedFusedEmbeddingBag if self._is_pooled else BatchedFusedEmbedding
-        super(fused, self).__init__(config, pg, device, *rest)
+    def _build(self, names: Mapping[str, str], device: torch.device | None) -> None:
+        """Make the tables and their optimizer.
+
+        Args:
+            names: of the tables in sums and random numbers.
+        """
+        config = self._config
         tables, arguments = config.embedding_tables, dict(config.fused_params)
         settings, dim = arguments.pop(GROUP_KEY)
         self._emb_module = CowClipTables(
@@ -184,11 +182,11 @@ class CowClipKernel:
             table_names=[table.name for table in tables],
             **arguments,
         )
-        self._optim = CowClipFusedOptimizer(config, self._emb_module, pg)
+        self._optim = CowClipFusedOptimizer(config, self._emb_module, self._pg)
         self.init_parameters()
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """None: they are the collection's, and not for DDP."""
+        """None: tables are parameters of the collection, and not for DDP."""
         yield from ()
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -204,13 +202,20 @@ class CowClipKernel:
 class CowClipEmbeddingBag(CowClipKernel, BatchedFusedEmbeddingBag):
     """Pooled embeddings."""
 
-    _is_pooled = True
+    def __init__(
+        self, names: Mapping[str, str], config: Any, pg: Any, device: Any, sharding_type: Any
+    ) -> None:
+        # The constructor of the fused kernel would make tables of FBGEMM's.
+        BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
+        self._build(names, device)
 
 
 class CowClipEmbedding(CowClipKernel, BatchedFusedEmbedding):
     """Sequence embeddings."""
 
-    _is_pooled = False
+    def __init__(self, names: Mapping[str, str], config: Any, pg: Any, device: Any) -> None:
+        BaseBatchedEmbedding.__init__(self, config, pg, device)
+        self._build(names, device)
 
 
 class CowClipLookup:
