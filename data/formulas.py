@@ -6,7 +6,9 @@ imports only polars and numpy.
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -38,6 +40,9 @@ LARGEST_WHOLE = {pl.Float32: 2**24, pl.Float64: 2**53}
 
 # A whole number as text with a fraction of zeros.
 _WHOLE = r"^(-?[1-9]\d*|0)\.0+$"
+
+# How pandas, spreadsheets and R write what Parquet and polars have as true and false.
+BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 
 
 def stripped(column: str, kind: pl.DataType) -> pl.Expr:
@@ -162,6 +167,18 @@ def fitting_format(times: pl.Series) -> str | None:
     return None
 
 
+def remedy_of_time(value: Any, column: str, format: str) -> str:
+    """What to write instead of a bad time; `format` is empty for dates and datetimes."""
+    remedy = "write a time in 1990 to 2099" + f" as {format}" * bool(format)
+    if format in UNITS:
+        remedy = f"write whole {format} since 1970, of a time in 1990 to 2099"
+    other = fitting_format(pl.Series(column, [value]))
+    if format and other not in (None, format):
+        section = f"`time: {{column: {column}, format: {other!r}}}`"
+        remedy += f", or {section} in the schema, which fits it"
+    return remedy
+
+
 def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
     """`hour_of_day` (0 to 23) or `weekday` (Monday is 0) of seconds since 1970."""
     if part == "hour_of_day":
@@ -169,35 +186,37 @@ def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
     return ((seconds // DAY) + THURSDAY).mod(WEEK)
 
 
-def written_alike(ids: pl.Series) -> tuple[pl.Series, int]:
+def written_alike(ids: pl.Series, rules: int) -> tuple[pl.Series, int]:
     """Ids, or lists of them, as text that does not depend on their type.
 
     A whole number has no fraction: 45 for the float 45.0, the decimal 45.00 and the text `45.0`,
     which pandas writes for whole numbers with missing values. Other numbers are the shortest text
-    that gives their value, such as 45.5; other texts stay as they are.
+    that gives their value, such as 45.5. `BOOLEANS` and typed booleans are true and false, but with
+    `rules` 2, of older versions, the former stay as they are, like all other texts.
 
     Returns:
-        The ids, and the number of single texts that changed.
+        The ids, and the number of single texts that became whole numbers.
     """
     kind = ids.dtype
     if isinstance(kind, pl.List | pl.Array):
         ids = ids.arr.to_list() if isinstance(kind, pl.Array) else ids
-        return ids.list.eval(_written_alike(pl.element(), kind.inner)), 0
+        return ids.list.eval(_written_alike(pl.element(), kind.inner, rules)), 0
     changed = 0
     if kind == pl.String:
         # Few ids end in 0; this is much faster than to match all of them.
         ends = ids.filter(ids.str.ends_with("0").fill_null(False))
         changed = int(ends.str.contains(_WHOLE).sum())
-        if not changed:
+        if not changed and (rules < 3 or not ids.is_in(list(BOOLEANS)).any()):
             return ids, 0
-    value = _written_alike(pl.col(ids.name), kind)
+    value = _written_alike(pl.col(ids.name), kind, rules)
     return ids.to_frame().select(value).to_series(), changed
 
 
-def _written_alike(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+def _written_alike(value: pl.Expr, kind: pl.DataType, rules: int) -> pl.Expr:
     text = value.cast(pl.String)
     if kind == pl.String:
-        return text.str.replace(_WHOLE, "${1}")
+        text = text.str.replace(_WHOLE, "${1}")
+        return text if rules < 3 else text.replace(BOOLEANS)
     if kind.is_float():
         is_whole = (value % 1 == 0) & (value.abs() < 2**63)
         whole = value.cast(pl.Int64, strict=False).cast(pl.String)
@@ -206,6 +225,20 @@ def _written_alike(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
         has_fraction = text.str.contains(".", literal=True)
         return pl.when(has_fraction).then(text.str.replace(r"\.?0+$", "")).otherwise(text)
     return text
+
+
+def text_of(value: Any) -> str | None:
+    """A value of Python as the text of a CSV file, whole numbers without a fraction.
+
+    None if it is no text, number or boolean.
+    """
+    if isinstance(value, decimal.Decimal):
+        text = f"{value:f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    is_known = isinstance(value, str | bool | np.bool_ | int | np.integer | float | np.floating)
+    return str(value) if is_known else None
 
 
 def too_coarse(ids: pl.Series) -> pl.Series:
@@ -240,7 +273,7 @@ def id_texts(
     else:
         cells = cells.cast(pl.String).str.split(separator)
     texts = pl.element().filter(~pl.element().is_in(["", *missing]))
-    cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String))
+    cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String, rules))
     return cells if max_ids is None else cells.list.head(max_ids)
 
 

@@ -92,6 +92,8 @@ class GlobalBatches:
         # Lengths of the single-valued fields, shared by all batches of a size: filling them would
         # take a fifth of a batch's time.
         self._ones: dict[tuple[int, ...], Tensor] = {}
+        # See `_ordered`.
+        self._stretch: tuple[tuple[int, int], np.ndarray] | None = None
 
     @property
     def rows(self) -> int:
@@ -205,13 +207,27 @@ class GlobalBatches:
         # numpy permutes and sorts faster than torch, and narrow integers faster than wide ones.
         rows = np.empty(stop - start, np.int64)
         narrow = np.int32 if self._part.rows < 2**31 else np.int64
+        few = stop - start < _SORTED // 8
+        ordered = self._ordered if few else order.rows_at
 
         def fill(first: int) -> None:
-            part = order.rows_at(epoch, first, min(first + stretch, stop))
+            part = ordered(epoch, first, min(first + stretch, stop))
             rows[first - start : first - start + stretch] = np.sort(part.astype(narrow))
 
         run_tasks(fill, range(start, stop, stretch))
         return torch.from_numpy(rows)
+
+    def _ordered(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """The order's rows at a few positions; a stretch at a time, as a call costs 500 rows."""
+        key, first = (epoch, start // _SORTED), start // _SORTED * _SORTED
+        if self._stretch is None or self._stretch[0] != key:
+            last = min(first + _SORTED, self._part.rows)
+            self._stretch = key, self._order.rows_at(epoch, first, last)
+        found = self._stretch[1][start - first : stop - first]
+        rest = stop - start - len(found)
+        if not rest:
+            return found
+        return np.concatenate([found, self._ordered(epoch, stop - rest, stop)])
 
     def _global_weight(
         self, epoch: int, start: int, samples: int, read: Samples, stretch: int

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
@@ -32,8 +33,9 @@ _AVAZU = {"click", "hour", "C1", "banner_pos", "site_id", "device_ip", "C21"}
 
 _HEAD_BYTES = 1 << 20
 _HEAD_ROWS = 10_000
-# Numbers without the name of a time are times if there are at least so many within so many seconds.
-_FEWEST_TIMES, _LONGEST_LOG = 20, 5 * 365 * 86400
+# Numbers without the name of a time are times if there are at least so many within so many seconds,
+# and if their ranks correlate so much with the order of rows.
+_FEWEST_TIMES, _LONGEST_LOG, _ASCENDING = 20, 5 * 365 * 86400, 0.9
 
 
 class Guess(NamedTuple):
@@ -206,11 +208,14 @@ def _times(head: pl.DataFrame) -> list[dict[str, str]]:
 
 
 def _looks_timed(numbers: pl.Series, format: str) -> bool:
-    """Whether numbers that could be times all lie within a few years, and are many."""
+    """Whether numbers that could be times are many, within a few years, and mostly ascend."""
     kind = numbers.dtype
     seconds = numbers.to_frame().select(seconds_of_time(numbers.name, kind, format, 2)).to_series()
     span = seconds.max() - seconds.min()
-    return seconds.n_unique() >= _FEWEST_TIMES and 0 < span < _LONGEST_LOG
+    if seconds.n_unique() < _FEWEST_TIMES or span >= _LONGEST_LOG:
+        return False
+    rank = seconds.rank().to_numpy()
+    return np.corrcoef(rank, np.arange(len(rank)))[0, 1] > _ASCENDING
 
 
 def _listed(names: Sequence[str]) -> str:

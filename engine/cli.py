@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stampede.engine.errors import exit_status, launched_rank
-from stampede.engine.start_up import (
-    keep_freed_memory,
-    launched_world_size,
-    quiet_libraries,
-    stay_on_this_machine,
-)
+from stampede.engine.start_up import before_torch, launched_world_size
 from stampede.settings import SettingsError, keys_help
 
 # Slow imports are inside functions.
@@ -83,15 +78,13 @@ def stampede(arguments: Sequence[str] | None = None) -> int:
         return 2
     if name == "train":
         return main(rest, "stampede train")
+    before_torch()
     return importlib.import_module(_COMMANDS[name][0]).main(rest)
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> int:
     """Train or plan; return the exit status: 2 for a user's mistake, 1 for a failed run."""
-    # Before torch is imported.
-    quiet_libraries()
-    keep_freed_memory()
-    stay_on_this_machine()
+    before_torch()
 
     def train() -> None:
         parsed = parse_command_line(sys.argv[1:] if arguments is None else arguments, program)

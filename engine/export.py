@@ -1,4 +1,4 @@
-"""Export a model: `python -m stampede.engine.export CHECKPOINT OUT`."""
+"""Export a model: `stampede export CHECKPOINT OUT`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from stampede.engine.start_up import quiet_libraries
-
-quiet_libraries()
-
-from stampede.data.errors import exit_status  # noqa: E402
-from stampede.engine.console import readable_bytes, table  # noqa: E402
-from stampede.engine.errors import RunFolderError  # noqa: E402
-from stampede.engine.inference.packaging import RowType, export, export_delta  # noqa: E402
-from stampede.engine.inference.trained import (  # noqa: E402
+from stampede.data.errors import exit_status
+from stampede.engine.console import readable_bytes, table
+from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.packaging import RowType, export, export_delta
+from stampede.engine.inference.trained import (
     Trained,
     add_checkpoint_arguments,
     open_trained,

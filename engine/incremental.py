@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stampede.engine.errors import exit_status
-from stampede.engine.start_up import keep_freed_memory, quiet_libraries, stay_on_this_machine
+from stampede.engine.start_up import before_torch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 2 for a user's mistake."""
-    # Before torch is imported.
-    quiet_libraries()
-    keep_freed_memory()
-    stay_on_this_machine()
+    before_torch()
     # Overrides may come before or after the options.
     given = _parser().parse_intermixed_args(arguments)
 

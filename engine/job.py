@@ -128,23 +128,26 @@ def move_dense(model: CTRModel, device: torch.device) -> None:
 
 
 def choose_precision(asked: str, device: torch.device) -> DensePrecision:
-    """The requested `fp32`, `tf32` or `bf16` if the device supports it and is not slower with it.
+    """The requested precision if the device supports it and is not slower with it, else `fp32`.
 
-    Without CPU instructions for it, bf16 is many times slower than float32, so both are timed.
+    `auto` requests `bf16`. Without CPU instructions for it, bf16 is many times slower than float32,
+    so both are timed.
     """
     if asked == "fp32":
         return DensePrecision(False, "fp32")
+    wanted = "bf16" if asked == "auto" else asked
+    instead = "fp32" if asked == "auto" else f"fp32 instead of {asked}"
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):
-            return DensePrecision(asked == "bf16", asked, is_tf32=asked == "tf32")
-        return DensePrecision(False, f"fp32 instead of {asked}, which this GPU does not support")
-    if asked == "tf32":
-        return DensePrecision(False, "fp32 instead of tf32, which a CPU does not support")
+            return DensePrecision(wanted == "bf16", wanted, is_tf32=wanted == "tf32")
+        return DensePrecision(False, f"{instead}: this GPU does not support {wanted}")
+    if wanted == "tf32":
+        return DensePrecision(False, f"{instead}: a CPU does not support tf32")
     ratio = _speed_of_bf16()
     if ratio > 1.0:
         return DensePrecision(True, f"bf16, {ratio:.1f} times as fast as fp32 on this CPU")
-    slower = f"{1 / ratio:.1f} times slower on this CPU"
-    return DensePrecision(False, f"fp32 instead of bf16, which is {slower}")
+    longer = f"{1 / ratio:.1f} times as long on this CPU"
+    return DensePrecision(False, f"{instead}: bf16 takes {longer}")
 
 
 def _speed_of_bf16(rows: int = 2048, width: int = 400, repeats: int = 3) -> float:

@@ -1,4 +1,4 @@
-"""Score rows: `python -m stampede.engine.predict CHECKPOINT INPUT... OUTPUT.parquet`."""
+"""Score rows: `stampede predict CHECKPOINT INPUT... OUTPUT.parquet`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from stampede.engine.start_up import quiet_libraries
-
-quiet_libraries()
-
-from stampede.data.errors import OnBadRow, exit_status  # noqa: E402
-from stampede.data.prepared.manifest import PARTS  # noqa: E402
-from stampede.engine.console import readable_metric, table  # noqa: E402
-from stampede.engine.errors import RunFolderError  # noqa: E402
-from stampede.engine.inference.prediction import (  # noqa: E402
+from stampede.data.errors import OnBadRow, exit_status
+from stampede.data.prepared.manifest import PARTS
+from stampede.engine.console import readable_metric, table
+from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.prediction import (
     OWN_DATA,
     OnBadValue,
     PredictionOptions,
     predict,
 )
-from stampede.engine.inference.trained import add_checkpoint_arguments, open_trained  # noqa: E402
+from stampede.engine.inference.trained import add_checkpoint_arguments, open_trained
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -262,6 +262,7 @@ def _dense_pass(
         keys = sample_keys(job.seed, step, batch.rows)
     grad, sums = None, []
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
+    share = torch.full((), float(processes.world_size), device=rows.device)
     size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
     if batch.tiles:
         size = len(rows) // batch.tiles
@@ -277,11 +278,10 @@ def _dense_pass(
                 part, dense = aligned(part), aligned(dense)
             of_tile = None if keys is None else keys[tile]
             logits = job.ctr_model.logits(part.requires_grad_(), dense, of_tile).float()
-            losses = functional.binary_cross_entropy_with_logits(
-                logits, batch.label[tile], reduction="none"
+            loss = functional.binary_cross_entropy_with_logits(
+                logits, batch.label[tile], weight[tile], reduction="sum"
             )
-            loss = (losses * weight[tile]).sum()
-            (loss * processes.world_size).backward()
+            loss.backward(share)
             if size >= len(rows):
                 grad = _grad(part)
             else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stampede.models import cpu
+
+Integers = TypeVar("Integers", np.ndarray, Tensor)
 
 # SplitMix64: the increment, then shifts and factors of the mixing (Steele, Lea, Flood, "Fast
 # splittable pseudorandom number generators", OOPSLA 2014), as signed integers.
@@ -26,6 +28,9 @@ def sample_keys(seed: int, step: int, rows: Tensor) -> Tensor:
         rows: `[n]` int64, the sample's row in the training part.
     """
     drawn = np.random.SeedSequence([seed, step]).generate_state(1, np.uint64).view(np.int64)
+    if rows.device.type == "cpu":
+        # A fifth of the time that torch takes for a small batch.
+        return torch.from_numpy(_mixed(rows.numpy() * np.int64(_STEP) + drawn))
     return _mixed(rows * _STEP + int(drawn[0]))
 
 
@@ -131,12 +136,12 @@ def _factors(values: Tensor, keys: Tensor, mask: int, p: float) -> Tensor:
     return (is_kept * (1 / (1 - p))).view(values.shape)
 
 
-def _mixed(keys: Tensor) -> Tensor:
+def _mixed(keys: Integers) -> Integers:
     for shift, factor in _MIX:
         keys = (keys ^ _shifted(keys, shift, 64)) * factor
     return keys
 
 
-def _shifted(values: Tensor, shift: int, bits: int) -> Tensor:
+def _shifted(values: Integers, shift: int, bits: int) -> Integers:
     """The unsigned shift to the right, of signed integers."""
     return (values >> shift) & ((1 << (bits - shift)) - 1)

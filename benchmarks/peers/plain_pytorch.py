@@ -28,7 +28,7 @@ DIM, HIDDEN = 10, (400, 400, 400)
 class DeepFM(nn.Module):
     """All fields share one table, which is faster here than a table per field."""
 
-    def __init__(self, sizes: list[int], numbers: int, sparse: bool) -> None:
+    def __init__(self, sizes: list[int], numbers: int, sparse: bool, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(sum(sizes), DIM, sparse=sparse)
         self.first_order = nn.Embedding(sum(sizes), 1, sparse=sparse)
@@ -39,6 +39,8 @@ class DeepFM(nn.Module):
         layers: list[nn.Module] = []
         for before, after in pairwise([len(sizes) * DIM + numbers, *HIDDEN]):
             layers += [nn.Linear(before, after), nn.ReLU()]
+            if dropout:
+                layers.append(nn.Dropout(dropout))
         self.mlp = nn.Sequential(*layers, nn.Linear(HIDDEN[-1], 1))
         self.numbers = nn.Linear(numbers, 1)
 
@@ -59,13 +61,14 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["sparse_adam", "dense_adam"], required=True)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--steps", type=int, help="at most; default: all of the epochs")
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     dataset = open_prepared(arguments.folder)
     sizes = dataset.vocabulary_sizes
     sparse = arguments.optimizer == "sparse_adam"
-    model = DeepFM(list(sizes.values()), dataset.numbers, sparse)
+    model = DeepFM(list(sizes.values()), dataset.numbers, sparse, arguments.dropout)
     tables = [model.embedding.weight, model.first_order.weight]
     kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
     dense = [p for name, p in model.named_parameters() if "mlp" in name or "numbers" in name]

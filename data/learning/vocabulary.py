@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import polars as pl
 
 from stampede.data.options import GrowthOptions
@@ -50,6 +49,9 @@ def distinct_ids(frame: pl.DataFrame, schema: Schema) -> dict[str, Distinct]:
 
 def distinct(texts: pl.Series) -> Distinct:
     """Distinct values of a String column; told apart by a 64-bit hash, like ids in `RowsOfIds`."""
+    # Slow to import.
+    import pandas as pd
+
     codes, hashes = pd.factorize(texts.hash().to_numpy())
     first = np.empty(len(hashes), np.int64)
     first[codes[::-1]] = np.arange(len(texts))[::-1]
@@ -296,6 +298,9 @@ class RowsOfIds:
     """
 
     def __init__(self, values: pl.Series) -> None:
+        # Slow to import.
+        import pandas as pd
+
         self.size, self._seed = len(values), 0
         self._index = pd.Index(values.hash(self._seed).to_numpy())
         while not self._index.is_unique:

@@ -144,11 +144,21 @@ def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
 
 def whole_ids_sentence(columns: Mapping[str, int]) -> str:
     """A sentence on ids that were read without their `.0`, by column."""
-    named = ", ".join(f"{name} {cells:,}" for name, cells in columns.items())
+    cells = counted(sum(columns.values()), "id")
+    return f"read {cells} such as 45.0 as the whole number 45: {_by_column(columns)}"
+
+
+def rounded_numbers_sentence(columns: Mapping[str, int]) -> str:
+    """A sentence on whole numbers that lost digits, by column."""
+    cells = counted(sum(columns.values()), "whole number")
     return (
-        f"read {counted(sum(columns.values()), 'id')} such as 45.0 as the whole number 45: "
-        f"{cut(named)}"
+        f"rounded {cells} above {2**24:,} to float32: {_by_column(columns)}; if their last digits "
+        "matter, make the column an id"
     )
+
+
+def _by_column(counts: Mapping[str, int]) -> str:
+    return cut(", ".join(f"{name} {cells:,}" for name, cells in counts.items()))
 
 
 def prepared_summary(folder: Path) -> str:

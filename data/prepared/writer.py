@@ -28,6 +28,7 @@ from stampede.data.prepared.manifest import (
     PartName,
     ShardEntry,
     missing_marks_sentence,
+    rounded_numbers_sentence,
     whole_ids_sentence,
 )
 from stampede.data.prepared.verify import record_verified
@@ -124,7 +125,8 @@ def write_manifest(
     path, for the message.
     """
     marks = bad_rows.marks_by_column()
-    notes = [whole_ids_sentence(bad_rows.whole)] * bool(bad_rows.whole) + source.get("notes", [])
+    told = (whole_ids_sentence, bad_rows.whole), (rounded_numbers_sentence, bad_rows.rounded)
+    notes = [sentence(cells) for sentence, cells in told if cells] + source.get("notes", [])
     manifest = Manifest(
         version=metadata.version("stampede"),
         fields=learned.fields,

@@ -220,6 +220,8 @@ class Delimited:
         if not self.quote or self.quote.encode() not in text:
             count = len(records.lines)
             return count_bytes(text, ord(self.separator)) == (columns - 1) * count
+        if not self._quotes_surround_cells(text):
+            return all(self._fault(one, columns) is None for one in records.each())
         names = [str(i) for i in range(columns)]
         options = pyarrow.csv.ParseOptions(
             delimiter=self.separator,
@@ -237,6 +239,20 @@ class Delimited:
         except pyarrow.ArrowInvalid:
             return False
         return True
+
+    def _quotes_surround_cells(self, text: bytes) -> bool:
+        """Whether quotes are around cells or doubled; the parser reads `""a"",1` as `a`, 1."""
+        array = np.frombuffer(text, np.uint8)
+        quotes = np.flatnonzero(array == ord(self.quote))
+        if len(quotes) % 2:
+            return False
+        ends = np.zeros(256, bool)
+        ends[[ord(self.quote), ord(self.separator), _NEWLINE]] = True
+        # Before the first byte comes the last one, a line end.
+        before, after = array[quotes[::2] - 1], array[quotes[1::2] + 1]
+        next_but_one = array.take(quotes[1::2] + 2, mode="clip")
+        is_return = (after == ord("\r")) & (next_but_one == _NEWLINE)
+        return bool(ends[before].all() and (ends[after] | is_return).all())
 
     def _bad_records(self, records: Records) -> tuple[list[BadRow], list[int]]:
         """Records that are not UTF-8 or have a wrong number of columns; the indices of others."""

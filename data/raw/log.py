@@ -18,12 +18,13 @@ import polars as pl
 
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import (
+    BOOLEANS,
     LARGEST_WHOLE,
     UNITS,
-    fitting_format,
     id_texts,
     number_of,
     part_of_time,
+    remedy_of_time,
     seconds_of_time,
     stripped,
     too_coarse,
@@ -161,6 +162,7 @@ class RawLog:
                     bad_rows.marks += rows.marks
                     bad_rows.values += rows.values
                     bad_rows.whole += rows.whole
+                    bad_rows.rounded += rows.rounded
                     bad_rows.report(rows.bad)
                     frame = labels.checked(rows.frame, file)
                     yield Chunk(frame, number, rows.numbers, before + rows.position)
@@ -195,7 +197,8 @@ class RawLog:
                 first = dict.fromkeys(is_bad.arg_true().to_list(), column) | first
         frame = found.select(column.name for column in columns)
         marks = raw.marks + _marks_in_bags(raw.frame, self.schema)
-        done = replace(raw, frame=frame, values=+taken, marks=marks, whole=whole)
+        rounded = self._rounded(raw.frame, frame)
+        done = replace(raw, frame=frame, values=+taken, marks=marks, whole=whole, rounded=rounded)
         if not first:
             return done
         bad = []
@@ -208,11 +211,25 @@ class RawLog:
         kept = np.delete(np.arange(len(frame)), list(first))
         return replace(done, frame=frame[kept], numbers=raw.numbers[kept], bad=[*raw.bad, *bad])
 
+    def _rounded(self, given: pl.DataFrame, typed: pl.DataFrame) -> Counter[str]:
+        """Count the whole numbers that differ as float32, by column."""
+        changed: Counter[str] = Counter()
+        for name, column in self.schema.sources().items():
+            field = self.schema.ids.get(name)
+            largest = (
+                None if field and not isinstance(field, Quantiles) else typed[name].abs().max()
+            )
+            if largest is not None and largest > LARGEST_WHOLE[pl.Float32]:
+                value = stripped(column, given.schema[column]).cast(pl.Float64, strict=False)
+                exact = given.select(value).to_series()
+                changed[column] = int(((exact % 1 == 0) & (exact != typed[name])).sum())
+        return +changed
+
     def _with_ids_alike(self, raw: RawRows) -> tuple[pl.DataFrame, Counter[str]]:
         """The rows with each id in one form, whatever its type; see `written_alike`."""
         changed: Counter[str] = Counter()
         # A search of all the text at once is much faster than one of each column.
-        if self.schema.rules == 1 or (raw.text is not None and b".0" not in raw.text):
+        if self.schema.rules == 1 or (raw.text is not None and not _has_forms(raw.text)):
             return raw.frame, changed
         names = self.schema.id_columns() | {self._split_column} - {None}
         columns = []
@@ -228,10 +245,17 @@ class RawLog:
                     f"{kind}, which cannot tell them from their neighbours; store it as whole "
                     "numbers (Int64) or as text"
                 )
-            ids, cells = written_alike(ids)
+            ids, cells = written_alike(ids, self.schema.rules)
             columns.append(ids)
             changed[name] += cells
         return raw.frame.with_columns(columns), +changed
+
+
+def _has_forms(text: bytes) -> bool:
+    """Whether some cells of a text may be other forms of ids, see `written_alike`."""
+    # A letter is found much faster than a word.
+    may_be_booleans = b"T" in text or b"F" in text
+    return b".0" in text or (may_be_booleans and any(one.encode() in text for one in BOOLEANS))
 
 
 def scoring_log(
@@ -325,7 +349,7 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
         column, form = schema.time.column, schema.time.format
         seconds = _seconds(schema, types)
         form = "" if types[column].is_temporal() else form
-        remedy = partial(_remedy_of_time, column=column, form=form)
+        remedy = partial(remedy_of_time, column=column, format=form)
         columns.append(_Typed(TIME, column, seconds, seconds.is_null(), remedy))
     if split_column is not None:
         kind, text = types[split_column], pl.col(split_column).cast(pl.String)
@@ -346,7 +370,7 @@ def typed_label(label: Label, types: pl.Schema, rules: int) -> _Typed:
         text, positive = pl.col(column).cast(pl.String), label.positive
         if rules > 1:
             # As the cells are.
-            positive = written_alike(pl.Series(positive, dtype=pl.String))[0].to_list()
+            positive = written_alike(pl.Series(positive, dtype=pl.String), rules)[0].to_list()
         value, bad, remedy = text.is_in(positive), text.is_null(), "write a value"
     elif label.at_least is not None:
         value = _float(column, types, rules)
@@ -417,16 +441,6 @@ def _seconds(schema: Schema, types: pl.Schema) -> pl.Expr:
         serves |= kind == pl.Float64 or kind.is_decimal()
     _check_type(column, kind, "a time", serves)
     return seconds_of_time(column, kind, schema.time.format, schema.rules)
-
-
-def _remedy_of_time(value: Any, column: str, form: str) -> str:
-    """What to write instead of a bad time: the format that fits, if there is one."""
-    other = fitting_format(pl.Series(column, [value]))
-    if form and other not in (None, form):
-        return f"write `time: {{column: {column}, format: {other!r}}}` in the schema, which fits it"
-    if form in UNITS:
-        return f"write whole {form} since 1970, of a time in 1990 to 2099"
-    return "write a time in 1990 to 2099" + f" as {form}" * bool(form)
 
 
 def _is_bad(column: str, types: pl.Schema, is_good: pl.Expr) -> pl.Expr:

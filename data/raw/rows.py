@@ -50,6 +50,7 @@ class BadRows:
         self.marks: Marks = Counter()
         self.values: Counter[str] = Counter()
         self.whole: Counter[str] = Counter()
+        self.rounded: Counter[str] = Counter()
 
     def report(self, rows: Sequence[BadRow]) -> None:
         """Count and list bad rows; the caller leaves them out.
@@ -96,6 +97,8 @@ class RawRows:
     values: Counter[str] = field(default_factory=Counter)
     # Ids such as `45.0` that were read as whole numbers, by column of the file.
     whole: Counter[str] = field(default_factory=Counter)
+    # Whole numbers whose last digits float32 does not hold, by column of the file.
+    rounded: Counter[str] = field(default_factory=Counter)
     starts: np.ndarray | None = None  # `[n + 1]` where records begin in text; None: each is a line
 
     def row_texts(self, indices: Sequence[int]) -> list[str]:

@@ -192,8 +192,8 @@ class Schema(Section):
     """What the columns of a click log mean; docs/schema.md describes the keys."""
 
     format: Literal["auto", "csv", "parquet"] = "auto"
-    # How values are read: see `stampede.data.formulas`. 1 in what older versions prepared.
-    rules: Literal[1, 2] = 2
+    # How values are read: see `stampede.data.formulas`. 1 or 2 in what older versions prepared.
+    rules: Literal[1, 2, 3] = 3
     separator: str = "auto"
     quote: str = '"'
     columns: list[str] = Field([])

@@ -106,10 +106,10 @@ class TrainSection(Section):
     epochs: int | None = Field(
         None, ge=1, description="passes over the training rows; null: by the recipe"
     )
-    precision: Literal["fp32", "tf32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "fp32",
         description="precision of the dense layers; tf32 is for GPUs, bf16 is used only if it is "
-        "faster",
+        "faster; auto is the fastest that the device has",
     )
     compile: Literal["none", "default", "cuda_graphs"] = Field(
         "none",

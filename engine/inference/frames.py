@@ -13,11 +13,11 @@ import polars as pl
 import pyarrow
 
 from stampede.data import DataError
+from stampede.data.formulas import text_of
 
 Frame = pd.DataFrame | pl.DataFrame | pyarrow.Table
 
 _LISTS = (list, tuple, set, frozenset, np.ndarray, pd.Series, pl.Series)
-_NUMBERS = (int, float, np.integer, np.floating, decimal.Decimal)
 _TIMES = (datetime.date, np.datetime64)  # a datetime is a date
 
 
@@ -98,15 +98,8 @@ def _is_missing(value: Any) -> bool:
 
 
 def _text(name: str, value: Any) -> str:
-    """A value as CSV has it."""
-    if isinstance(value, str | bool | np.bool_):
-        return str(value)
-    if isinstance(value, _NUMBERS):
-        if isinstance(value, decimal.Decimal):
-            text = f"{value:f}"
-            return text.rstrip("0").rstrip(".") if "." in text else text
-        whole = isinstance(value, int | np.integer) or float(value).is_integer()
-        return str(int(value)) if whole else str(value)
+    if (text := text_of(value)) is not None:
+        return text
     raise DataError(
         f"the frame: column {name!r}: found {value!r:.80} of type {type(value).__name__}; write "
         "text, numbers, times, or lists of them"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
-from stampede.data.formulas import DAY, FIRST_TIME, HOUR, LAST_TIME, THURSDAY, WEEK
+from stampede.data.formulas import BOOLEANS, DAY, FIRST_TIME, HOUR, LAST_TIME, THURSDAY, WEEK
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
 from stampede.engine.errors import RunFolderError
@@ -191,6 +191,8 @@ def _label_encoder(
     if about["rules"] > 1:
         # As pandas writes whole numbers with missing values; see `written_alike`.
         rows |= {f"{text}.0": row for text, row in rows.items() if _WHOLE.fullmatch(text)}
+    if about["rules"] > 2:
+        rows |= {text: rows[word] for text, word in BOOLEANS.items() if word in rows}
     rows |= dict.fromkeys([*missing, ""] if field["multi"] else missing, missing_row)
     return {
         "domain": _LABEL_ENCODERS_DOMAIN,

@@ -44,7 +44,7 @@ from stampede.models import CTRModel
 RowType = Literal["fp32", "fp16", "int8"]
 
 _LOADER = Path(__file__).parent / "package"
-_FORMAT = 3
+_FORMAT = 4
 
 _INT8 = 127
 _CHUNK = 1 << 20
@@ -117,7 +117,7 @@ def described_model(
     data, kept = trained.data, inputs_folder(trained.config, trained.run)
     # Without a schema, ids are rows and numbers are transformed already.
     numbers = {f"I{i + 1}": NumberField(transform=[]) for i in range(data.numbers)}
-    dtype, ranges, missing, time, rules = "float32", {}, [""], None, 2
+    dtype, ranges, missing, time, rules = "float32", {}, [""], None, 3
     if kept is not None:
         manifest = check_trained_with(kept, data, trained.checkpoint, remedy(kept))
         numbers = {name: NumberField(transform=[]) for name in manifest.numbers}

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.data import DataError, GlobalBatches, Order, Samples, SyntheticClicks
+from stampede.data import DataError, GlobalBatches, Order, Samples, SyntheticClicks, global_batches
 from stampede.data import parallel as helpers
 from stampede.data.parallel import run_tasks
 from stampede.data.prepared import reader as gathering
@@ -175,6 +175,19 @@ def test_long_batches_ascend_in_stretches_and_hold_the_right_rows(threads):
         assert sorted(rows_of(batch)) == sorted(order.rows_at(0, start, stop).tolist())
         start = stop
     assert start == rows
+
+
+@pytest.mark.parametrize("shuffle", ["global", "block", "rotate", "none"])
+def test_small_batches_have_the_rows_of_the_order(monkeypatch, shuffle):
+    """Also those across a stretch's end, from the middle of an epoch, and in the next one."""
+    monkeypatch.setattr(global_batches, "_SORTED", 64)
+    batches = reader(numbered(300), batch_size=6, shuffle=shuffle)
+    order = Order(300, shuffle, 5, 16, 4)
+    batches.load_state_dict({**batches.state_dict(), "epoch": 1, "samples": 60})
+    for epoch, first in ((1, 60), (2, 0)):
+        for start, batch in zip(range(first, 300, 6), batches, strict=True):
+            expected = sorted(order.rows_at(epoch, start, min(start + 6, 300)))
+            assert batch.rows.tolist() == expected and rows_of(batch) == expected
 
 
 def test_batches_that_do_not_divide_and_an_order_of_another_part_are_refused():

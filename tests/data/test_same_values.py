@@ -206,14 +206,72 @@ def test_ids_alike_are_told(tmp_path, capfd):
     assert len(manifest_of(tmp_path / "out")["source"]["notes"]) == 2
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_whole_numbers_that_lose_digits_are_told(tmp_path, capfd, form):
+    draw = np.random.default_rng(0)
+    views = draw.integers(2**24, 2**26, 300)
+    frame = pd.DataFrame({"y": draw.integers(0, 2, 300), "user": 1, "views": views})
+    # A fraction is no whole number, and 2^25 is exact.
+    frame["price"], frame["size"] = 2**25 / 3, 2**25
+    path = tmp_path / f"log.{form}"
+    frame.to_csv(path, index=False) if form == "csv" else frame.to_parquet(path)
+    arrays(tmp_path, [path], "label: y\nids: [user]\nnumbers: [price, size, views]")
+    count = int((views.astype(np.float32).astype(np.int64) != views).sum())
+    said = " ".join(capfd.readouterr().out.split())
+    assert said.count("to float32") == 1 and count > 100
+    assert f"rounded {count} whole numbers above 16,777,216 to float32: views {count};" in said
+
+
+def booleans(kind):
+    """100 rows with a boolean column in a form."""
+    values = np.random.default_rng(0).random(100) < 0.4
+    words = {"True": ("False", "True"), "true": ("false", "true"), "TRUE": ("FALSE", "TRUE")}
+    member = values if kind == "bool" else [words[kind][int(value)] for value in values]
+    return pd.DataFrame({"member": member, "item": np.arange(100) % 7})
+
+
+@pytest.mark.parametrize("written", ["True", "true", "TRUE"])
+def test_booleans_as_labels_and_parts(tmp_path, written):
+    schema = f"label: {{column: member, positive: ['{written}']}}\nids: [item]\n"
+    split = {"split": "by_column", "split_column": "member", "test_values": [written]}
+    expected = booleans("bool")["member"]
+    for form in ("bool", "True", "true", "TRUE"):
+        folder = tmp_path / form
+        folder.mkdir()
+        booleans(form).to_parquet(folder / "log.parquet")
+        booleans(form).to_csv(folder / "log.csv", index=False)
+        for name in ("log.parquet", "log.csv"):
+            log = RawLog(Schema.model_validate(yaml.safe_load(schema)), [folder / name])
+            labels = next(log.chunks(BadRows("error"))).frame["#label"]
+            assert labels.to_list() == expected.to_list()
+        one = "label: {column: item, at_least: 3}\nids: [member]\n"
+        found = arrays(folder, [folder / "log.parquet"], one, **split)
+        assert len(found["test"]["label"]) == expected.sum()
+
+
+def test_booleans_of_older_versions_keep_their_rows(tmp_path):
+    """With `rules: 2` True and true are two ids."""
+    frame = pd.concat([booleans("True"), booleans("true"), booleans("bool")])
+    frame["y"] = np.arange(len(frame)) % 2
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    arrays(tmp_path, [tmp_path / "log.csv"], "rules: 2\nlabel: y\nids: {member: {min_count: 1}}")
+    row_of = vocabulary_of(tmp_path / "out", "member")
+    assert set(row_of) == {"True", "False", "true", "false"}
+    learned = load(tmp_path / "out/learned")
+    booleans("True").assign(y=1).to_csv(tmp_path / "new.csv", index=False)
+    chunk = next(RawLog(learned.schema, [tmp_path / "new.csv"]).chunks(BadRows("error")))
+    ids = learned.encode(chunk.frame, "float32")[0]["ids"][:, 0]
+    assert ids.tolist() == [row_of[word] for word in booleans("True")["member"]]
+
+
 def test_what_older_versions_prepared_is_read_as_before(tmp_path):
     """A folder without `rules`: numbers are float64, and the text of an id depends on its type."""
     drawn().to_csv(tmp_path / "log.csv", index=False)
     arrays(tmp_path, [tmp_path / "log.csv"])
     path = tmp_path / "out/learned/learned.json"
     text = path.read_text()
-    assert text.count('"rules": 2,') == 1
-    path.write_text(text.replace('"rules": 2,', ""))
+    assert text.count('"rules": 3,') == 1
+    path.write_text(text.replace('"rules": 3,', ""))
     schema = load(path.parent).schema
     assert schema.rules == 1
     drawn().astype({"user": "float64"}).to_parquet(tmp_path / "log.parquet")

@@ -28,7 +28,7 @@ def test_positive_labels_of_any_form(given):
 
 
 def test_values_of_a_split_column():
-    assert "7" in _as_in_cells(["7.0", "8.5"]) and "8.5" in _as_in_cells(["7.0", "8.5"])
+    assert "7" in _as_in_cells(["7.0", "8.5"], 3) and "8.5" in _as_in_cells(["7.0", "8.5"], 3)
 
 
 def test_decimals_of_a_frame_are_those_of_a_file(tmp_path):
@@ -36,7 +36,7 @@ def test_decimals_of_a_frame_are_those_of_a_file(tmp_path):
         shutil.copy(ROOT / file, tmp_path)
     alike = runpy.run_path(str(tmp_path / "encode.py"))["_alike"]
     values = [Decimal("45.50"), Decimal("45.00"), Decimal("100"), Decimal("0.10")]
-    file, _ = written_alike(pl.Series("id", values, dtype=pl.Decimal(9, 2)))
+    file, _ = written_alike(pl.Series("id", values, dtype=pl.Decimal(9, 2)), 3)
     assert file.to_list() == ["45.5", "45", "100", "0.1"]
     assert _of_objects("id", values).to_list() == file.to_list()
     mixed = pl.Series("id", alike("id", [*values, "x"]), strict=False).cast(pl.String)

@@ -63,10 +63,11 @@ def test_cuda_graphs_are_for_gpus():
         compile_network(Network(), "cuda_graphs", CPU)
 
 
+@pytest.mark.parametrize("asked", ["auto", "bf16"])
 @pytest.mark.parametrize("speed, is_bf16", [(2.5, True), (0.4, False)])
-def test_bf16_is_taken_where_it_is_faster(monkeypatch, speed, is_bf16):
+def test_bf16_is_taken_where_it_is_faster(monkeypatch, asked, speed, is_bf16):
     monkeypatch.setattr("stampede.engine.job._speed_of_bf16", lambda: speed)
-    chosen = choose_precision("bf16", CPU)
+    chosen = choose_precision(asked, CPU)
     assert chosen.is_bf16 == is_bf16
     assert "2.5 times" in chosen.reason
     with chosen.computing(CPU):
@@ -79,9 +80,11 @@ def test_what_gpus_compute_in(monkeypatch):
     for asked in ("tf32", "bf16"):
         chosen = choose_precision(asked, GPU)
         assert not (chosen.is_bf16 or chosen.is_tf32)
-        assert chosen.reason == f"fp32 instead of {asked}, which this GPU does not support"
+        assert chosen.reason == f"fp32 instead of {asked}: this GPU does not support {asked}"
+    assert choose_precision("auto", GPU).reason == "fp32: this GPU does not support bf16"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert not choose_precision("tf32", CPU).is_tf32
+    assert choose_precision("auto", GPU).is_bf16
     chosen = choose_precision("tf32", GPU)
     # It does not stay.
     before = torch.get_float32_matmul_precision()

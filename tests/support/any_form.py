@@ -17,6 +17,9 @@ ids:
   tags: {separator: "|", min_count: 1, max_ids: 3}
   shop: {encode: hash, buckets: 31, seed: 2}
   slot: {encode: integer, size: 20}
+  member: {min_count: 1}
+  hashed: {encode: hash, column: member, buckets: 7}
+  marks: {separator: "|", min_count: 1}
 numbers:
   price: {bins: 6, transform: [standard]}
   views: {bins: 4}
@@ -28,6 +31,8 @@ FORMS = ("csv", "tsv", "csv.gz", "csv.zst", "parquet")
 
 WHOLE = ("int16", "int64", "uint32", "float32", "float64", "decimal", "text", "dictionary")
 FRACTIONS = ("float32", "float64", "decimal", "text", "dictionary")
+# As pandas, polars and R write booleans.
+WORDS = {"True": ("False", "True"), "true": ("false", "true"), "TRUE": ("FALSE", "TRUE")}
 KINDS = {
     "clicked": ("int8", "bool", "float64", "text", "word"),
     "user": WHOLE, "shop": WHOLE, "slot": WHOLE, "views": WHOLE,
@@ -35,9 +40,10 @@ KINDS = {
     "tags": ("text", "int64", "float64", "decimal", "texts"),
     "price": FRACTIONS, "importance": FRACTIONS,
     "seen": ("text", "s", "ms", "us", "zoned"),
+    "member": ("bool", *WORDS, "dictionary"), "marks": ("text", "bool", *WORDS),
 }  # fmt: skip
 
-_MISSING = ("user", "views", "price")
+_MISSING = ("user", "views", "price", "member")
 
 
 def drawn(seed, rows):
@@ -50,6 +56,8 @@ def drawn(seed, rows):
         "shop": draw.integers(0, 90, rows),
         "slot": draw.integers(0, 20, rows),
         "views": draw.zipf(1.6, rows).clip(max=30_000),
+        "member": draw.integers(0, 2, rows) == 1,
+        "marks": [(draw.random(draw.integers(0, 3)) < 0.5).tolist() for _ in range(rows)],
         "name": names[draw.integers(0, len(names), rows)],
         "tags": [draw.integers(0, 9, draw.integers(0, 5)).tolist() for _ in range(rows)],
         # Few prices, so that the edges of bins are prices.
@@ -73,6 +81,8 @@ def drawn(seed, rows):
 def _number(value, kind):
     if value is None:
         return None
+    if kind in WORDS:
+        return WORDS[kind][value]
     if kind in ("text", "texts", "dictionary"):
         return str(value)
     return decimal.Decimal(f"{value:.2f}") if kind == "decimal" else value
@@ -85,10 +95,11 @@ def _array(name, values, kind):
             return pyarrow.array([f"{time:%Y-%m-%dT%H:%M:%S}" for time in values])
         zone = {"unit": "us", "tz": "UTC"} if kind == "zoned" else {"unit": kind}
         return pyarrow.array(values, pyarrow.timestamp(**zone))
-    if name == "tags":
+    if name in ("tags", "marks"):
         if kind == "text":
             return pyarrow.array(["|".join(map(str, tags)) for tags in values])
-        inner = {"texts": pyarrow.string(), "decimal": pyarrow.decimal128(9, 2)}
+        inner = dict.fromkeys(["texts", *WORDS], pyarrow.string())
+        inner["decimal"] = pyarrow.decimal128(9, 2)
         cells = [[_number(float(t) if kind == "float64" else t, kind) for t in v] for v in values]
         return pyarrow.array(cells, pyarrow.list_(inner.get(kind) or pyarrow.type_for_alias(kind)))
     if kind == "word":
@@ -96,9 +107,12 @@ def _array(name, values, kind):
     found = [_number(value, kind) for value in values]
     if kind == "dictionary":
         return pyarrow.array(found, pyarrow.string()).dictionary_encode()
-    types = {"text": pyarrow.string(), "decimal": pyarrow.decimal128(12, 2)}
+    types = dict.fromkeys(["text", *WORDS], pyarrow.string())
+    types["decimal"] = pyarrow.decimal128(12, 2)
     if kind in types:
         return pyarrow.array(found, types[kind])
+    if name == "member":
+        return pyarrow.array(found, pyarrow.bool_())
     wide = pyarrow.int64() if all(isinstance(v, int | None) for v in values) else pyarrow.float64()
     return pyarrow.array(found, wide).cast(kind)
 
@@ -108,11 +122,17 @@ def arrow(columns, kinds):
     return pyarrow.table({n: _array(n, values, kinds[n]) for n, values in columns.items()})
 
 
-def text(columns, separator, floats):
-    """The log as CSV; with `floats`, columns with a missing value as pandas writes them then."""
-    kinds = {"seen": "text", "tags": "text"}
-    table = arrow(columns, {n: kinds.get(n, one[0]) for n, one in KINDS.items()} | {"price": "text"}
-                  | {"importance": "text"})  # fmt: skip
+def text(columns, separator, kinds, floats):
+    """The log as CSV; with `floats`, columns with a missing value as pandas writes them then.
+
+    Of `kinds`, only the words for booleans matter.
+    """
+    texts = dict.fromkeys(["seen", "tags", "price", "importance", "marks"], "text")
+    texts |= {"member": kinds["member"]} if kinds else {}
+    false, true = WORDS.get(kinds and kinds["marks"], WORDS["True"])
+    marks = [[true if one else false for one in cell] for cell in columns["marks"]]
+    columns = {**columns, "marks": marks}
+    table = arrow(columns, {name: texts.get(name, one[0]) for name, one in KINDS.items()})
     frame = table.to_pandas(types_mapper={pyarrow.int16(): pd.Int16Dtype()}.get)
     if floats:
         frame = frame.astype({"user": "float64", "views": "float64"})
@@ -124,7 +144,8 @@ def write(path, columns, kinds, floats=False, row_group=None):
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(arrow(columns, kinds), path, row_group_size=row_group)
         return path
-    content = text(columns, "\t" if path.name.endswith("tsv") else ",", floats).encode()
+    separator = "\t" if path.name.endswith("tsv") else ","
+    content = text(columns, separator, kinds, floats).encode()
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(content))
     elif path.suffix == ".zst":
@@ -145,5 +166,6 @@ def frames(columns, kinds):
     table = arrow(columns, kinds)
     yield table
     yield table.to_pandas()
+    yield table.to_pandas(types_mapper={pyarrow.bool_(): pd.BooleanDtype()}.get)
     yield pl.from_arrow(table)
     yield pd.DataFrame({n: pd.Series(values, dtype=object) for n, values in columns.items()})

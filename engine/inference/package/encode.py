@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -168,7 +167,7 @@ class Encoder:
                 raise ValueError(
                     f"column {column}: found {cells.filter(coarse)[0]!r}; {_TOO_COARSE}"
                 )
-            ids, _ = formulas.written_alike(ids)
+            ids, _ = formulas.written_alike(ids, self._about["rules"])
         texts = formulas.id_texts(
             column,
             ids.dtype,
@@ -221,11 +220,12 @@ class Encoder:
         self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
     ) -> np.ndarray:
         column, format = self._about["time"]["column"], self._about["time"]["format"]
-        seconds = formulas.seconds_of_time(
-            column, frame.schema[column], format, self._about["rules"]
-        )
+        kind = frame.schema[column]
+        seconds = formulas.seconds_of_time(column, kind, format, self._about["rules"])
         found = frame.select(formulas.part_of_time(seconds, field["encode"])).to_series()
-        bad_values.found(found.is_null(), frame[column], column, f"write a time as {format}")
+        bad, form = found.is_null(), "" if kind.is_temporal() else format
+        remedy = formulas.remedy_of_time(frame[column].filter(bad).first(), column, form)
+        bad_values.found(bad, frame[column], column, remedy)
         return found.cast(pl.Int64).fill_null(field["missing_row"]).to_numpy()
 
 
@@ -365,16 +365,6 @@ def _series(name: str, values: Any) -> pl.Series:
     return found
 
 
-def _as_text_has_it(value: Any) -> Any:
-    """Polars would write 3.0 instead of 3, and 45.50 instead of 45.5."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, decimal.Decimal):
-        text = f"{value:f}"
-        return text.rstrip("0").rstrip(".") if "." in text else text
-    return value
-
-
 def _alike(name: str, values: Sequence[Any]) -> Sequence[Any]:
     """Values of a column, which polars would turn into other text if their types differ."""
     are_lists = {isinstance(one, list | tuple | np.ndarray) for one in values if one is not None}
@@ -384,6 +374,9 @@ def _alike(name: str, values: Sequence[Any]) -> Sequence[Any]:
         )
     if True in are_lists:
         return [None if value is None else list(value) for value in values]
-    if any(isinstance(value, str) for value in values):
-        return [_as_text_has_it(value) for value in values]
+    are_booleans = {isinstance(one, bool | np.bool_) for one in values if one is not None}
+    if len(are_booleans) > 1 or any(isinstance(value, str) for value in values):
+        # Polars would write 3.0 instead of 3, 45.50 instead of 45.5, and 1 for True beside 2.
+        texts = [formulas.text_of(value) for value in values]
+        return [a if b is None else b for a, b in zip(values, texts, strict=True)]
     return values

@@ -44,13 +44,14 @@ if TYPE_CHECKING:
     from encode import Encoded, Samples
 
 HERE = Path(__file__).resolve().parent
-FORMAT = 3
+# Packages of format 3 have older `rules`, which say how values are read.
+FORMATS = (3, 4)
 
 # Of a description; some 10 million rows of a graph or of shards.
 _MOST_BYTES = 256 << 20
 
 # What a damaged file may cause.
-_DAMAGE = (
+DAMAGE = (
     OSError, LookupError, RuntimeError, TypeError, AttributeError, ValueError, OverflowError,
     SafetensorError, PolarsError,
 )  # fmt: skip
@@ -68,7 +69,7 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     about = checked(folder)
     try:
         return Model(folder, about, torch.device(device))
-    except _DAMAGE as failure:
+    except DAMAGE as failure:
         raise ValueError(f"{folder}: the package cannot be used ({failure!s:.200})") from None
 
 
@@ -105,12 +106,12 @@ def read_about(folder: Path) -> dict[str, Any]:
         about = parsed(text)
         found, digest = about["format"], str(about.get("sha256"))
         files = dict(about.get("files", {}))
-    except _DAMAGE as failure:
+    except DAMAGE as failure:
         raise ValueError(f"{folder}: no exported model here ({failure!s:.200})") from None
-    if found != FORMAT:
+    if found not in FORMATS:
         raise ValueError(
-            f"{folder}: the package has format {found!r}, but this load.py reads {FORMAT}; export "
-            "it again with: stampede export RUN FOLDER"
+            f"{folder}: the package has format {found!r}, but this load.py reads "
+            f"{' and '.join(map(str, FORMATS))}; export it again with: stampede export RUN FOLDER"
         )
     # The SHA-256 of the text without its own digest.
     if hashlib.sha256(text.replace(digest.encode(), b"", 1)).hexdigest() != digest:

@@ -29,8 +29,6 @@ from typing import Any
 
 import polars as pl
 import torch
-from polars.exceptions import PolarsError
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -46,16 +44,13 @@ _DATA = re.compile(
 
 _CHANGES = re.compile(r"changes/[\w-][\w.-]*")
 
-# Errors of damaged or missing files.
-_DAMAGE = (
-    FileNotFoundError, LookupError, RuntimeError, TypeError, AttributeError, ValueError,
-    SafetensorError, PolarsError,
-)  # fmt: skip
-
 # The `load.py` beside this file, whatever sys.path says.
 _spec = importlib.util.spec_from_file_location(f"{__name__}_load", HERE / "load.py")
 load = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(load)
+
+# Not that a file cannot be written.
+_DAMAGE = (FileNotFoundError, *(one for one in load.DAMAGE if one is not OSError))
 
 
 def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) -> Path:
@@ -97,7 +92,7 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
         found, base = about["format"], about["base"]
         tables, vocabularies = dict(about["tables"]), dict(about["vocabularies"])
         changes = [*tables.values(), *vocabularies.values()]
-    except (OSError, *_DAMAGE) as failure:
+    except load.DAMAGE as failure:
         raise ValueError(f"{delta}: no delta here ({failure})") from None
     if found != FORMAT:
         raise ValueError(f"{delta}: has format {found!r}, but this update.py reads {FORMAT}")
@@ -238,7 +233,7 @@ def load_current(folder: str | Path, device: str = "cpu") -> Any:
     file = Path(folder) / CURRENT
     try:
         package = file.parent / load.parsed(load.read_file(file))["package"]
-    except (OSError, *_DAMAGE) as failure:
+    except load.DAMAGE as failure:
         raise ValueError(f"{file}: names no package ({failure})") from None
     return load.load(package, device)
 

@@ -64,7 +64,7 @@ def test_iso8601(tmp_path, shown, form):
     found = guess([path]).schema["time"]
     assert read(path, log(texts), found.get("format")) == expected.tolist()
     # Without a format, the message gives one that works.
-    with pytest.raises(DataError, match=r"column t: .*write `time: \{") as refused:
+    with pytest.raises(DataError, match=r"column t: .*or `time: \{") as refused:
         read(path, log(texts))
     said = yaml.safe_load(str(refused.value).split("`")[1])["time"]
     assert read(path, log(texts), said["format"]) == expected.tolist()
@@ -103,10 +103,27 @@ def test_describe_makes_no_time_an_id_and_no_id_a_time(tmp_path):
             "created_at": [f"2026-03-{day:02d}T10:00:00.5Z" for day in draw.integers(1, 29, n)],
             "day": [f"202603{day:02d}" for day in draw.integers(1, 29, n)],
             "code": draw.integers(10_000_000, 99_999_999, n),
+            # An order's number, within two years of seconds.
+            "order": draw.integers(1_700_000_000, 1_760_000_000, n),
         }
     )
     frame.write_csv(tmp_path / "log.csv")
     found = guess([tmp_path / "log.csv"])
     assert found.schema["time"] == {"column": "created_at", "format": "iso8601"}
-    assert set(found.schema["ids"]) == {"user", "code"}
+    assert set(found.schema["ids"]) == {"user", "code", "order"}
     assert "'day (a time)'" in found.reason[-1] and "'seen (a time)'" in found.reason[-1]
+
+
+def test_times_without_a_name_ascend(tmp_path):
+    """Also where rows are a little out of order; numbers in any order have the name of a time."""
+    draw, n = np.random.default_rng(1), 400
+    ascending = 1_772_668_806 + np.arange(n) * 60 + draw.integers(0, 3600, n)
+    for name, values, is_time in [
+        ("x", ascending, True),
+        ("x", draw.permutation(ascending), False),
+        ("ts", draw.permutation(ascending), True),
+        ("event_time", draw.permutation(ascending), True),
+    ]:
+        frame = log(values).rename(columns={"t": name})
+        frame.to_csv(tmp_path / "log.csv", index=False)
+        assert ("time" in guess([tmp_path / "log.csv"]).schema) == is_time

@@ -53,11 +53,39 @@ def test_scores_of_files_and_frames(folder, tmp_path, seed, form, kinds, floats)
             np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=str(kinds))
 
 
+def session_of(folder, path):
+    """The run as an ONNX file, and what the file says about its inputs."""
+    export_onnx(open_trained(folder / "run"), path, "fp32", overwrite=False)
+    session = onnxruntime.InferenceSession(path)
+    return session, json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
+
+
+def test_words_for_booleans_in_an_onnx_file_and_a_package(folder, tmp_path):
+    session, about = session_of(folder, tmp_path / "model.onnx")
+    model, columns = loaded(folder / "package"), drawn(2, 1)
+    for word, boolean in [("True", True), ("TRUE", True), ("False", False), ("FALSE", False)]:
+        found = []
+        for member in (word, word.lower()):
+            inputs = {}
+            for one in about:
+                value = {"text": "", "number": np.nan, "seconds": 1772323200}.get(one["kind"], 0)
+                value = member if one["column"] == "member" and one["kind"] == "text" else value
+                kind = object if isinstance(value, str) else None
+                inputs[one["name"]] = np.array([[value]] if one["multi"] else [value], kind)
+            found.append(session.run(["logit"], inputs)[0].item())
+        assert found[0] == found[1]
+        # Beside a number, polars would take True for 1.
+        values = [[boolean, 2], [word, "2"], [boolean, None], [np.bool_(boolean), "x"]]
+        given = [
+            model.logits({name: cell * 2 for name, cell in columns.items()} | {"member": one})[0]
+            for one in values
+        ]
+        assert len(set(given)) == 1
+
+
 def test_prices_on_edges_in_an_onnx_file(folder, tmp_path):
     """A float32 price, widened to the float64 of the input, falls into the bin of its text."""
-    export_onnx(open_trained(folder / "run"), tmp_path / "model.onnx", "fp32", overwrite=False)
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    about = json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
+    session, about = session_of(folder, tmp_path / "model.onnx")
     prices = np.array([9.99, 0.1, 14.95, 2.5, 7.77, 3.3, 1000.01])
     model, found = loaded(folder / "package"), []
     columns = {name: [None] * len(prices) for name in model.columns}

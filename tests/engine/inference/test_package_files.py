@@ -57,7 +57,7 @@ def test_files_that_are_missing_or_cut(package):
     path.write_text(path.read_text().replace('"epoch": 1', '"epoch": 2'))
     assert "package.json: its content has changed (SHA-256 differs)" in refusal(package)
     path.write_text('{"format": 1}')
-    assert "has format 1, but this load.py reads 3; export it again with" in refusal(package)
+    assert "has format 1, but this load.py reads 3 and 4; export it again with" in refusal(package)
     for text in (path.read_text()[:9], "{}"):
         path.write_text(text)
         assert "no exported model here (" in refusal(package)
@@ -135,6 +135,21 @@ def seal(package, about):
     before, key, after = text.rpartition('"sha256": "')
     digest = hashlib.sha256(text.encode()).hexdigest()
     (package / "package.json").write_text(before + key + digest + after)
+
+
+def test_a_package_of_an_older_format_keeps_its_rules(package):
+    """In format 3, True as text is another id than the boolean."""
+    about = json.loads((package / "package.json").read_text())
+    samples = [[True], ["True"], ["TRUE"], ["true"]]
+
+    def buckets():
+        return [loaded(package)._encoder.rows({"city": one}, ["city"])["city"].item()
+                for one in samples]  # fmt: skip
+
+    assert about["format"] == 4 and len(set(buckets())) == 1
+    seal(package, {**about, "format": 3, "rules": 2})
+    found = buckets()
+    assert found[0] == found[3] and len(set(found)) > 1
 
 
 def test_links_out_of_the_package_are_not_followed(package, tmp_path):
@@ -225,7 +240,12 @@ GOOD = {
         ({"slot": ["a"]}, "column slot: found 'a'; write whole numbers"),
         ({"age": ["old"]}, "column age: found 'old'; write a finite number"),
         ({"age": [float("inf")]}, "column age: found inf; write a finite number"),
-        ({"when": ["yesterday"]}, "column when: found 'yesterday'; write a time as %Y-%m-%d"),
+        ({"when": ["yesterday"]}, "found 'yesterday'; write a time in 1990 to 2099 as %Y-%m-%d"),
+        ({"when": [1772668806000]}, "in the schema, which fits it"),
+        (
+            {"when": ["2026-03-05T00:00:00"]},
+            "{column: when, format: '%Y-%m-%dT%H:%M:%S'}",
+        ),
         ({"when": [None]}, '%H:%M:%S (or on_bad_value="missing" to treat it as missing)'),
         ({"user": [["1", "2"]]}, "column user: found lists; write one id per sample"),
         ({"city": ["Oslo", "Paris"]}, "columns of different lengths"),
