@@ -18,11 +18,6 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.model_tracker.model_delta_tracker import (
-    ModelDeltaTracker,
-    ModelDeltaTrackerTrec,
-)
-from torchrec.distributed.model_tracker.types import TrackingMode
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
 from torchrec.distributed.sharding.twrw_sharding import TwRwSparseFeaturesDist
 from torchrec.distributed.types import Awaitable, BoundsCheckMode, ShardingType
@@ -30,9 +25,9 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.backends import choose_backend
-from stampede.optim.rules import SGD, RowWiseAdagrad
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.delta_tracker import check_tracking
 from stampede.optim.sharded.id_check import CheckBeforeSending, Use
 from stampede.optim.sharded.reduction import blocks_split_by_columns
 from stampede.optim.sharded.supported import check_weights, keeps_gradient_of_weights
@@ -111,7 +106,6 @@ class CowClipCollection:
             # A load may replace only the weights: take all pending steps before it.
             self._register_load_state_dict_pre_hook(lambda *_: self._flush())
             for module, lookup in enumerate(self._unwrapped_lookups()):
-                lookup.register_optim_state_tracker_fn = partial(self._record_states, lookup)
                 # On every rank, whether it has tables or not.
                 lookup.register_forward_hook(
                     lambda _module, _inputs, output, module=module: tell_when_reached(
@@ -141,6 +135,7 @@ class CowClipCollection:
             lookup = self._create_lookup(
                 kind,
                 names=self._names,
+                settings=self._settings,
                 grouped_configs=sharding._grouped_embedding_configs_per_rank[self._env.rank],
                 pg=self._env.process_group,
                 device=self._device,
@@ -248,38 +243,8 @@ class CowClipCollection:
 
     def register_post_lookup_tracker_fn(self, record_fn: Callable[..., None]) -> None:
         """Let a tracker record lookups; refused where rows change that were not looked up."""
-        self._refuse_tracking(record_fn)
+        check_tracking(record_fn, self._settings)
         super().register_post_lookup_tracker_fn(record_fn)
-
-    def _record_states(self, lookup: nn.Module, record_fn: Callable[..., None]) -> None:
-        """Let a tracker record optimizer states; TorchRec's own way allows one table a lookup."""
-        self._refuse_tracking(record_fn)
-        register = type(lookup).register_optim_state_tracker_fn
-        register(lookup, partial(_record_states, record_fn))
-
-    def _refuse_tracking(self, record_fn: Callable[..., None]) -> None:
-        tracker = getattr(record_fn, "__self__", None)
-        if not isinstance(tracker, ModelDeltaTracker):
-            return
-        moving = [t for t, settings in self._settings.items() if settings.moves_untouched_rows]
-        if moving:
-            raise ValueError(
-                f"table {moving[0]!r} with CowClip: with rows='all' every row changes in every "
-                "step, but TorchRec's delta tracker records only the rows that were looked up; "
-                "write rows='touched', or leave the table out (fqns_to_skip) and publish it whole"
-            )
-        mode = getattr(tracker, "_mode", None)
-        for table, settings in self._settings.items():
-            rule, needed = settings.rule, None
-            if mode in (TrackingMode.MOMENTUM_DIFF, TrackingMode.ROWWISE_ADAGRAD):
-                needed = None if isinstance(rule, RowWiseAdagrad) else "CowClipRowWiseAdagrad"
-            elif mode == TrackingMode.MOMENTUM_LAST and rule == SGD():
-                needed = "CowClipAdam or another optimizer with a state"
-            if needed is not None:
-                raise ValueError(
-                    f"table {table!r} with CowClip: TorchRec's delta tracker in mode {mode.name} "
-                    f"needs {needed}; write it, or track with mode ID_ONLY"
-                )
 
     def _flush(self) -> None:
         # On every rank, whether it has tables or not.
@@ -364,29 +329,6 @@ def table_update(model: nn.Module) -> BackwardUpdate | None:
 
 def _collections_of(model: nn.Module) -> Iterator[CowClipCollection]:
     return (module for module in model.modules() if isinstance(module, CowClipCollection))
-
-
-def _record_states(
-    record_fn: Callable[..., None],
-    features: KeyedJaggedTensor,
-    output: Tensor,
-    kernel: _Fused,
-) -> None:
-    """Hand the first state of looked-up rows, or its norm, to a tracker, table by table."""
-    tables, tracker = kernel.emb_module, getattr(record_fn, "__self__", None)
-    if not (isinstance(tables, CowClipTables) and isinstance(tracker, ModelDeltaTrackerTrec)):
-        record_fn(features, output, kernel)
-        return
-    states = [states[0] for states in tables.split_optimizer_states()]
-    parts = features.split([1] * len(features.keys()))
-    for part, table in zip(parts, tables.feature_table_map, strict=True):
-        found = states[table][part.values()]
-        tracker.store.append(
-            batch_idx=tracker.curr_batch_idx,
-            fqn=tracker.feature_to_fqn[part.keys()[0]],
-            ids=part.values(),
-            states=found if found.ndim == 1 else found.norm(dim=1),
-        )
 
 
 def _is_default_init(config: BaseEmbeddingConfig) -> bool:

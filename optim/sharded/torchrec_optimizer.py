@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, groupby
 from typing import Any
 
@@ -34,6 +35,8 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, Sharded
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 from torchrec.optim.fused import FusedOptimizer
 
+from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.delta_tracker import check_tracking, record_states
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
 
@@ -224,9 +227,16 @@ class CowClipLookup:
     It overrides `_create_embedding_kernel`, the hook for kernels of one's own.
     """
 
-    def __init__(self, names: Mapping[str, str], **arguments: Any) -> None:
-        self._names = names
+    def __init__(
+        self, names: Mapping[str, str], settings: Mapping[str, UpdateSettings], **arguments: Any
+    ) -> None:
+        self._names, self._settings = names, settings
         super().__init__(**arguments)
+
+    def register_optim_state_tracker_fn(self, record_fn: Callable[..., None]) -> None:
+        """Let a tracker record optimizer states; TorchRec's own way allows one table a lookup."""
+        check_tracking(record_fn, self._settings)
+        super().register_optim_state_tracker_fn(partial(record_states, record_fn))
 
     @property
     def module(self) -> CowClipLookup:
