@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.batched_embedding_kernel import (
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
@@ -254,7 +253,7 @@ class CowClipCollection:
 
     def _unwrapped_lookups(self) -> Iterator[nn.Module]:
         for lookup in self._lookups:
-            yield lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
+            yield getattr(lookup, "module", lookup)
 
     def _kernels(self) -> Iterator[_Fused]:
         for lookup in self._unwrapped_lookups():

@@ -37,7 +37,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from stampede.optim.optimizers import CowClipOptimizer
-from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, Rule
+from stampede.optim.rules import Rule
 from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import (
@@ -404,14 +404,15 @@ def say_optimizers(
         _LOG.log(level, "tables %s %s", ", ".join(sorted(names)), text)
 
 
+# Optimizers that the planner knows, by states shaped like the table and with one value a row.
+_BY_STATES = {
+    (0, 0): torch.optim.SGD,
+    (1, 0): torch.optim.Adagrad,
+    (0, 1): torchrec_optim.RowWiseAdagrad,
+    (1, 1): torchrec_optim.PartialRowWiseAdam,
+}
+
+
 def with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
     """An optimizer from the planner's list with as much state as a rule."""
-    if isinstance(rule, RowWiseAdagrad):
-        return torchrec_optim.RowWiseAdagrad
-    if isinstance(rule, RowWiseAdam):
-        return torchrec_optim.PartialRowWiseAdam
-    if isinstance(rule, Adam):
-        return torch.optim.Adam
-    if isinstance(rule, Adagrad) or (isinstance(rule, SGD) and rule.momentum):
-        return torch.optim.Adagrad
-    return torch.optim.SGD
+    return _BY_STATES.get((len(rule.element_states), len(rule.row_states)), torch.optim.Adam)

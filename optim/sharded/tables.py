@@ -148,10 +148,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
 
     Args:
         shards, widths: of the tables, with their columns, in order.
-        settings: of all tables.
         dim: columns of a whole table, which the clip scales by.
-        features: their names, for messages.
-        is_replicated: whether every rank holds a copy, and gradients must be exchanged.
         of_fbgemm: arguments of FBGEMM's class.
 
     Attributes:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -39,6 +39,9 @@ from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.delta_tracker import check_tracking, record_states
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
+
+# A shard of a table, with its weights and states by name.
+_Shard = tuple[ShardedEmbeddingTable, dict[str, Tensor]]
 
 
 class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
@@ -91,21 +94,15 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
         self._state = state
 
 
-def _shards(
-    config: GroupedEmbeddingConfig, tables: CowClipTables
-) -> Iterator[tuple[ShardedEmbeddingTable, dict[str, Tensor]]]:
-    """Every shard of a group's tables, with its weights and states by name."""
+def _shards(config: GroupedEmbeddingConfig, tables: CowClipTables) -> Iterator[_Shard]:
+    """Every shard of a group's tables."""
     weights = tables.split_embedding_weights()
     shards = zip(config.embedding_tables, weights, tables.shard_states(), strict=True)
     for table, weight, (_, states) in shards:
         yield table, {"weight": weight, **states}
 
 
-def _sharded(
-    shards: Sequence[tuple[ShardedEmbeddingTable, dict[str, Tensor]]],
-    key: str,
-    pg: dist.ProcessGroup | None,
-) -> ShardedTensor:
+def _sharded(shards: Sequence[_Shard], key: str, pg: dist.ProcessGroup | None) -> ShardedTensor:
     """One of the values of a table, from this rank's shards of it."""
     table, values = shards[0]
     everywhere = table.global_metadata.shards_metadata
@@ -163,11 +160,7 @@ class CowClipKernel:
     """
 
     def _build(self, names: Mapping[str, str], device: torch.device | None) -> None:
-        """Make the tables and their optimizer.
-
-        Args:
-            names: of the tables in sums and random numbers.
-        """
+        """Make the tables, with their names in sums and random numbers, and their optimizer."""
         config = self._config
         tables, arguments = config.embedding_tables, dict(config.fused_params)
         settings, dim = arguments.pop(GROUP_KEY)
@@ -206,32 +199,38 @@ class CowClipEmbeddingBag(CowClipKernel, BatchedFusedEmbeddingBag):
     """Pooled embeddings."""
 
     def __init__(
-        self, names: Mapping[str, str], config: Any, pg: Any, device: Any, sharding_type: Any
+        self, names: Mapping[str, str], config: Any, device: Any, pg: Any, kind: Any, _: Any
     ) -> None:
         # The constructor of the fused kernel would make tables of FBGEMM's.
-        BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
+        BaseBatchedEmbeddingBag.__init__(self, config, pg, device, kind)
         self._build(names, device)
 
 
 class CowClipEmbedding(CowClipKernel, BatchedFusedEmbedding):
     """Sequence embeddings."""
 
-    def __init__(self, names: Mapping[str, str], config: Any, pg: Any, device: Any) -> None:
+    def __init__(self, names: Mapping[str, str], config: Any, pg: Any, device: Any, _: Any) -> None:
         BaseBatchedEmbedding.__init__(self, config, pg, device)
         self._build(names, device)
 
 
 class CowClipLookup:
-    """Common parts of TorchRec's lookups with our kernel for tables with CowClip.
+    """Common parts of TorchRec's lookups with our kernel for tables with CowClip."""
 
-    It overrides `_create_embedding_kernel`, the hook for kernels of one's own.
-    """
+    _kernel: Callable[..., BaseEmbedding]
 
     def __init__(
         self, names: Mapping[str, str], settings: Mapping[str, UpdateSettings], **arguments: Any
     ) -> None:
         self._names, self._settings = names, settings
         super().__init__(**arguments)
+
+    def _create_embedding_kernel(
+        self, config: GroupedEmbeddingConfig, *arguments: Any
+    ) -> BaseEmbedding:
+        if GROUP_KEY in (config.fused_params or ()):
+            return self._kernel(self._names, config, *arguments)
+        return super()._create_embedding_kernel(config, *arguments)
 
     def register_optim_state_tracker_fn(self, record_fn: Callable[..., None]) -> None:
         """Let a tracker record optimizer states; TorchRec's own way allows one table a lookup."""
@@ -253,7 +252,7 @@ class CowClipLookup:
             f"{path}.{name}"
             for path, module in self.named_modules()
             if isinstance(module, CowClipTables)
-            for name in chain(module._parameters, module._buffers)
+            for name in module._parameters
         ]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, names)
 
@@ -261,23 +260,13 @@ class CowClipLookup:
 class CowClipPooledLookup(CowClipLookup, GroupedPooledEmbeddingsLookup):
     """A lookup of pooled embeddings."""
 
-    def _create_embedding_kernel(
-        self, config: GroupedEmbeddingConfig, device: Any, pg: Any, sharding_type: Any, env: Any
-    ) -> BaseEmbedding:
-        if GROUP_KEY not in (config.fused_params or ()):
-            return super()._create_embedding_kernel(config, device, pg, sharding_type, env)
-        return CowClipEmbeddingBag(self._names, config, pg, device, sharding_type)
+    _kernel = CowClipEmbeddingBag
 
 
 class CowClipSequenceLookup(CowClipLookup, GroupedEmbeddingsLookup):
     """A lookup of sequence embeddings."""
 
-    def _create_embedding_kernel(
-        self, config: GroupedEmbeddingConfig, pg: Any, device: Any, env: Any = None
-    ) -> BaseEmbedding:
-        if GROUP_KEY not in (config.fused_params or ()):
-            return super()._create_embedding_kernel(config, pg, device, env)
-        return CowClipEmbedding(self._names, config, pg, device)
+    _kernel = CowClipEmbedding
 
 
 class _DDP(DistributedDataParallel):
