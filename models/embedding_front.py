@@ -1,3 +1,4 @@
+# pyright: basic
 """The embedding front shared by all networks: one lookup for embeddings and first-order weights."""
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class EmbeddingFront(nn.Module):
         super().__init__()
         self.fields = list(vocabulary_sizes)
         self.columns = StoredColumns(dim)
-        self.ebc = EmbeddingBagCollection(
+        # Any: sharding replaces it.
+        self.ebc: Any = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
                     name=table_name(field),
