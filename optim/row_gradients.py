@@ -2,8 +2,9 @@
 
 The gradient of one lookup in a table has one entry for each occurrence of an id. The sum of two
 need not: torch merges sparse tensors when it adds them, so that `[3, 5] + [3, 5]` becomes `[3, 5]`,
-without being flagged as coalesced (`add_out_sparse_contiguous`, CPU; seen in torch 2.11 and 2.13).
-So the ids are noted lookup by lookup and backward pass by backward pass, before anything is added.
+without being flagged as coalesced (`add_out_sparse_contiguous`, CPU; seen in torch 2.11 and 2.13;
+pytorch/pytorch#8977 was closed, as the sums are equal). So the ids are noted lookup by lookup and
+backward pass by backward pass, before anything is added.
 """
 
 from __future__ import annotations
@@ -90,8 +91,10 @@ def follow(param: Tensor) -> None:
     # Tables of TorchRec are on `meta` at first, and their modules are replaced.
     if param.is_meta or not param.requires_grad or param in _NOTES:
         return
-    # A parameter does not know its modules, and an optimizer gets parameters only. A hook on all
-    # modules would keep torch.export from tracing any.
+    # A parameter does not know its modules, and an optimizer gets parameters only. Torch's hook for
+    # registered parameters misses modules that are older than it, copied or unpickled. Its hook
+    # for the forward of all modules keeps torch.export(strict=True) from tracing any
+    # (pytorch/pytorch#167329).
     if not any(_weight(module) is param for module in _found):
         kinds = _with_subclasses(nn.Embedding) | _with_subclasses(nn.EmbeddingBag)
         # type(), since isinstance() is slower and would resolve lazy proxies.

@@ -96,7 +96,7 @@ class TorchBackend:
         """Row states; zero if another column shard holds the ones to use."""
         array = self.array
         states = [array.states[name][rows] for name in array.row_state_names]
-        # Column shards of one array begin at one column, see `CowClipTables.adopt`.
+        # Column shards of one array begin at one column, see `CowClipTables`.
         return list(map(torch.zeros_like, states)) if array.shards[0].column_offset else states
 
     def _measure_all(self) -> Tensor:

@@ -2,67 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.batched_embedding_kernel import (
-    BatchedDenseEmbedding,
-    BatchedDenseEmbeddingBag,
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
 )
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.model_tracker.model_delta_tracker import (
-    ModelDeltaTracker,
-    ModelDeltaTrackerTrec,
-)
-from torchrec.distributed.model_tracker.types import TrackingMode
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
 from torchrec.distributed.sharding.twrw_sharding import TwRwSparseFeaturesDist
-from torchrec.distributed.types import Awaitable, BoundsCheckMode
+from torchrec.distributed.types import Awaitable, BoundsCheckMode, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.backends import choose_backend
-from stampede.optim.rules import SGD, RowWiseAdagrad
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
+from stampede.optim.sharded.delta_tracker import check_tracking
 from stampede.optim.sharded.id_check import CheckBeforeSending, Use
-from stampede.optim.sharded.parameters import kept_current
 from stampede.optim.sharded.reduction import blocks_split_by_columns
-from stampede.optim.sharded.supported import (
-    check_weights,
-    check_width,
-    keeps_gradient_of_weights,
-)
-from stampede.optim.sharded.tables import (
-    NOT_COMPILED,
-    CowClipTables,
-    tables_of_any_width,
-)
+from stampede.optim.sharded.supported import check_weights, keeps_gradient_of_weights
+from stampede.optim.sharded.tables import NOT_COMPILED, CowClipTables
 from stampede.optim.sharded.torchrec_optimizer import (
-    CowClipFusedOptimizer,
-    LookupWithoutDDP,
-    ReplicatedEmbedding,
-    ReplicatedEmbeddingBag,
+    GROUP_KEY,
+    CowClipKernel,
+    CowClipPooledLookup,
+    CowClipSequenceLookup,
     ddp_without_cowclip,
+    shards_of,
 )
 from stampede.optim.sharded.variable_batch import repeat_bags
-from stampede.optim.table_array import TableShard
 from stampede.optim.table_init import TableInit, fill_shard_
 
-# Key under which a table's settings travel through TorchRec's grouping of tables into TBEs.
-GROUP_KEY = "stampede"
-
 _Fused = BatchedFusedEmbeddingBag | BatchedFusedEmbedding
-_Dense = BatchedDenseEmbeddingBag | BatchedDenseEmbedding
+
+
+class _WithoutOptimizers:
+    """A collection whose tables with CowClip show no optimizer: TorchRec takes FBGEMM's only."""
+
+    def __init__(self, module: nn.Module, tables: Container[str]) -> None:
+        self._module, self._tables = module, tables
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for path, parameter in self._module.named_parameters():
+            if path.split(".")[-2] in self._tables:
+                parameter = nn.Parameter(parameter.detach(), parameter.requires_grad)
+            yield path, parameter
 
 
 class CowClipCollection:
@@ -72,12 +68,13 @@ class CowClipCollection:
         self,
         *,
         settings: dict[str, UpdateSettings],
+        rates: dict[str, float],
         init: TableInit | None,
         owner: BackwardUpdate,
         **arguments: Any,
     ) -> None:
         # TorchRec's constructor calls the methods below, which read these.
-        self._settings = settings
+        self._settings, self._rates = settings, rates
         self._table_init = init
         self.owner = owner
         given = arguments["fused_params"] or {}
@@ -108,7 +105,6 @@ class CowClipCollection:
             # A load may replace only the weights: take all pending steps before it.
             self._register_load_state_dict_pre_hook(lambda *_: self._flush())
             for module, lookup in enumerate(self._unwrapped_lookups()):
-                lookup.register_optim_state_tracker_fn = partial(self._record_states, lookup)
                 # On every rank, whether it has tables or not.
                 lookup.register_forward_hook(
                     lambda _module, _inputs, output, module=module: tell_when_reached(
@@ -116,31 +112,46 @@ class CowClipCollection:
                     )
                 )
 
+    def create_grouped_sharding_infos(
+        self, module: nn.Module, *rest: Any
+    ) -> dict[str, list[EmbeddingShardingInfo]]:
+        """TorchRec's, with our settings and rates among the arguments of the kernels."""
+        shown = _WithoutOptimizers(module, self._settings)
+        found = super().create_grouped_sharding_infos(shown, *rest)
+        for info in chain.from_iterable(found.values()):
+            table = info.embedding_config
+            if table.name in self._settings:
+                info.fused_params["learning_rate"] = self._rates[table.name]
+                info.fused_params[GROUP_KEY] = (self._settings[table.name], table.embedding_dim)
+        return found
+
     def _create_lookups(self) -> None:
-        groups: dict[int, UpdateSettings] = {}
-        for config in self.groups():
-            group = (config.fused_params or {}).pop(GROUP_KEY, None)
-            if group is not None:
-                groups[id(config)] = group[0]
-            else:
-                check_width(config)
-        with tables_of_any_width():
+        if not self._settings:
             super()._create_lookups()
-            for kernel in self._kernels():
-                settings = groups.get(id(kernel.config))
-                if settings is None:
-                    continue
-                shards = self._shards(kernel.config)
-                if isinstance(kernel, _Dense):
-                    pooled = isinstance(kernel, BatchedDenseEmbeddingBag)
-                    kernel.__class__ = ReplicatedEmbeddingBag if pooled else ReplicatedEmbedding
-                    kernel.adopt(shards, settings, self._device)
-                else:
-                    dim = kernel.config.embedding_tables[0].embedding_dim
-                    tables = CowClipTables.adopt(kernel.emb_module, shards, settings, dim)
-                    kernel._optim = CowClipFusedOptimizer(kernel.config, tables, kernel._pg)
-                kernel.emb_module.features = kernel.config.feature_names()
-                kernel.named_parameters_by_table = partial(_current_parameters, kernel)
+            return
+        # As the `create_lookup` of TorchRec's shardings, each of which names its lookup's class.
+        for kind, sharding in zip(self._sharding_types, self._shardings(), strict=True):
+            lookup = self._create_lookup(
+                kind,
+                names=self._names,
+                settings=self._settings,
+                grouped_configs=sharding._grouped_embedding_configs_per_rank[self._env.rank],
+                pg=self._env.process_group,
+                device=self._device,
+                env=self._env,
+            )
+            if kind == ShardingType.DATA_PARALLEL.value:
+                lookup.hide_from_ddp()
+            if getattr(self, "enable_embedding_update", False) and sharding.enable_embedding_update:
+                self._updates.append(sharding.create_update(lookup))
+            self._lookups.append(lookup)
+
+    def init_data_parallel(self) -> None:
+        """TorchRec's: put lookups into DDP, which refuses those with nothing to reduce."""
+        kind = ShardingType.DATA_PARALLEL.value
+        lookups = dict(zip(self._sharding_types, self._unwrapped_lookups(), strict=True))
+        if not (self._settings and kind in lookups and lookups[kind].reduces_all()):
+            super().init_data_parallel()
 
     def _create_input_dist(self, *arguments: Any, **named: Any) -> None:
         super()._create_input_dist(*arguments, **named)
@@ -166,11 +177,10 @@ class CowClipCollection:
         init = self._table_init
         of_default = {config.name for config in self._configs() if _is_default_init(config)}
         for kernel in self._kernels():
-            of_ours = isinstance(kernel.emb_module, CowClipTables)
-            if not (isinstance(kernel, _Fused) or of_ours) or (init is None and not of_ours):
+            if init is None and not isinstance(kernel, CowClipKernel):
                 continue
             tables = kernel.config.embedding_tables
-            shards = self._shards(kernel.config)
+            shards = shards_of(kernel.config, self._names)
             weights = kernel.emb_module.split_embedding_weights()
             for table, shard, part in zip(tables, shards, weights, strict=True):
                 if init is None and table.name not in of_default:
@@ -232,38 +242,8 @@ class CowClipCollection:
 
     def register_post_lookup_tracker_fn(self, record_fn: Callable[..., None]) -> None:
         """Let a tracker record lookups; refused where rows change that were not looked up."""
-        self._refuse_tracking(record_fn)
+        check_tracking(record_fn, self._settings)
         super().register_post_lookup_tracker_fn(record_fn)
-
-    def _record_states(self, lookup: nn.Module, record_fn: Callable[..., None]) -> None:
-        """Let a tracker record optimizer states; TorchRec's own way allows one table a lookup."""
-        self._refuse_tracking(record_fn)
-        register = type(lookup).register_optim_state_tracker_fn
-        register(lookup, partial(_record_states, record_fn))
-
-    def _refuse_tracking(self, record_fn: Callable[..., None]) -> None:
-        tracker = getattr(record_fn, "__self__", None)
-        if not isinstance(tracker, ModelDeltaTracker):
-            return
-        moving = [t for t, settings in self._settings.items() if settings.moves_untouched_rows]
-        if moving:
-            raise ValueError(
-                f"table {moving[0]!r} with CowClip: with rows='all' every row changes in every "
-                "step, but TorchRec's delta tracker records only the rows that were looked up; "
-                "write rows='touched', or leave the table out (fqns_to_skip) and publish it whole"
-            )
-        mode = getattr(tracker, "_mode", None)
-        for table, settings in self._settings.items():
-            rule, needed = settings.rule, None
-            if mode in (TrackingMode.MOMENTUM_DIFF, TrackingMode.ROWWISE_ADAGRAD):
-                needed = None if isinstance(rule, RowWiseAdagrad) else "CowClipRowWiseAdagrad"
-            elif mode == TrackingMode.MOMENTUM_LAST and rule == SGD():
-                needed = "CowClipAdam or another optimizer with a state"
-            if needed is not None:
-                raise ValueError(
-                    f"table {table!r} with CowClip: TorchRec's delta tracker in mode {mode.name} "
-                    f"needs {needed}; write it, or track with mode ID_ONLY"
-                )
 
     def _flush(self) -> None:
         # On every rank, whether it has tables or not.
@@ -273,31 +253,25 @@ class CowClipCollection:
 
     def _unwrapped_lookups(self) -> Iterator[nn.Module]:
         for lookup in self._lookups:
-            wrapped = isinstance(lookup, DistributedDataParallel | LookupWithoutDDP)
-            yield lookup.module if wrapped else lookup
+            yield getattr(lookup, "module", lookup)
 
-    def _kernels(self) -> Iterator[_Fused | _Dense]:
+    def _kernels(self) -> Iterator[_Fused]:
         for lookup in self._unwrapped_lookups():
             for kernel in getattr(lookup, "_emb_modules", []):
-                if isinstance(kernel, _Fused | _Dense):
+                if isinstance(kernel, _Fused):
                     yield kernel
-
-    def _shards(self, config: GroupedEmbeddingConfig) -> list[TableShard]:
-        """The shards of a group's tables; replicated ones count on the first rank."""
-        shards = []
-        for table in config.embedding_tables:
-            name = self._names.get(table.name, table.name)
-            if table.local_metadata is None:
-                first = self._env.rank == 0
-                shards.append(TableShard(name, table.local_rows, counted=first))
-            else:
-                offsets = table.local_metadata.shard_offsets
-                shards.append(TableShard(name, table.local_rows, *offsets))
-        return shards
 
 
 class CowClipShardedEmbeddingBagCollection(CowClipCollection, ShardedEmbeddingBagCollection):
     """A sharded `EmbeddingBagCollection`."""
+
+    def _create_lookup(self, sharding_type: str, **arguments: Any) -> nn.Module:
+        is_grid = sharding_type == ShardingType.GRID_SHARD.value
+        return CowClipPooledLookup(
+            sharding_type=ShardingType.TABLE_ROW_WISE if is_grid else ShardingType(sharding_type),
+            scale_weight_gradients=sharding_type != ShardingType.DATA_PARALLEL.value,
+            **arguments,
+        )
 
     def _with_one_batch_size(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         return repeat_bags(features)
@@ -311,6 +285,9 @@ class CowClipShardedEmbeddingBagCollection(CowClipCollection, ShardedEmbeddingBa
 
 class CowClipShardedEmbeddingCollection(CowClipCollection, ShardedEmbeddingCollection):
     """A sharded `EmbeddingCollection`."""
+
+    def _create_lookup(self, _sharding_type: str, **arguments: Any) -> nn.Module:
+        return CowClipSequenceLookup(**arguments)
 
     def _with_one_batch_size(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         raise ValueError(
@@ -351,35 +328,6 @@ def table_update(model: nn.Module) -> BackwardUpdate | None:
 
 def _collections_of(model: nn.Module) -> Iterator[CowClipCollection]:
     return (module for module in model.modules() if isinstance(module, CowClipCollection))
-
-
-def _current_parameters(kernel: _Fused | _Dense) -> Iterator[tuple[str, nn.Parameter]]:
-    """The tables of a kernel with CowClip, up to date whenever they are used."""
-    for name, parameter in type(kernel).named_parameters_by_table(kernel):
-        yield name, kept_current(parameter, kernel.emb_module.flush)
-
-
-def _record_states(
-    record_fn: Callable[..., None],
-    features: KeyedJaggedTensor,
-    output: Tensor,
-    kernel: _Fused | _Dense,
-) -> None:
-    """Hand the first state of looked-up rows, or its norm, to a tracker, table by table."""
-    tables, tracker = kernel.emb_module, getattr(record_fn, "__self__", None)
-    if not (isinstance(tables, CowClipTables) and isinstance(tracker, ModelDeltaTrackerTrec)):
-        record_fn(features, output, kernel)
-        return
-    states = [states[0] for states in tables.split_optimizer_states()]
-    parts = features.split([1] * len(features.keys()))
-    for part, table in zip(parts, tables.feature_table_map, strict=True):
-        found = states[table][part.values()]
-        tracker.store.append(
-            batch_idx=tracker.curr_batch_idx,
-            fqn=tracker.feature_to_fqn[part.keys()[0]],
-            ids=part.values(),
-            states=found if found.ndim == 1 else found.norm(dim=1),
-        )
 
 
 def _is_default_init(config: BaseEmbeddingConfig) -> bool:

@@ -25,13 +25,11 @@ class _Known:
     Attributes:
         in_time: whether its first step came when no announced backward pass was missing. One that
             steps more often, such as a discriminator's, does not end the steps of the tables.
-        scale: what a `GradScaler` multiplied the loss by.
         is_models: whether it is the model's.
         tries: passes that did not reach its parameters.
     """
 
     in_time: bool
-    scale: float = 1.0
     is_models: bool = False
     tries: int = 0
 
@@ -40,8 +38,9 @@ class ModelOptimizers:
     """Tells the model's optimizers from others: of a discriminator, a teacher, another model.
 
     An optimizer is the model's if a backward pass through the tables also reaches one of its
-    parameters. TorchRec shows a sharder the collection without the model around it, and only a
-    running pass can be asked, so an optimizer is found in the first pass after its first step.
+    parameters. `register_step_post_hook` would need the optimizer itself, but TorchRec shows a
+    sharder the collection without the model around it. So torch's hook for the steps of all
+    optimizers tells of them, and each is asked, in the passes after its first step, whose it is.
     """
 
     def __init__(self) -> None:
@@ -51,9 +50,8 @@ class ModelOptimizers:
     def after_step(self, optimizer: Optimizer, in_time: bool) -> _Known:
         """Note a step; `in_time` says whether no announced backward pass is missing."""
         known = self._known.setdefault(optimizer, _Known(in_time))
-        known.scale = scale_of_the_loss()
         if known.is_models:
-            check_scale(known.scale)
+            refuse_scaled_loss()
         return known
 
     def find(self) -> list[_Known]:
@@ -66,7 +64,6 @@ class ModelOptimizers:
                 known.tries += 1
                 continue
             known.is_models = self.found = True
-            check_scale(known.scale)
             found.append(known)
         return found
 
@@ -82,21 +79,21 @@ def _is_reached(optimizer: Optimizer) -> bool:
     )
 
 
-def scale_of_the_loss() -> float:
-    """The scale of the `GradScaler` that called the optimizer; 1 without one."""
+def refuse_scaled_loss() -> None:
+    """Refuse a step that a `GradScaler` makes an optimizer take, unless its scale is 1.
+
+    Neither the optimizer nor the hooks of its step know the scaler, except those of the few kinds
+    that unscale gradients themselves (`fused=True`), where it is `optimizer.grad_scale`
+    (pytorch/pytorch#123428). No issue asks for more, so the callers are asked.
+    """
     frame = sys._getframe()
     while frame is not None:
-        # Neither the optimizer nor its hooks know the scaler.
         if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
-            return frame.f_locals["self"].get_scale()
+            scale = frame.f_locals["self"].get_scale()
+            if scale != 1.0:
+                raise ValueError(
+                    f"a GradScaler scales the loss by {scale:g}, but tables are updated in "
+                    "backward, before it can unscale their gradients; train in bf16 or fp32 "
+                    "without a scaler"
+                )
         frame = frame.f_back
-    return 1.0
-
-
-def check_scale(scale: float) -> None:
-    """Refuse a scaled loss."""
-    if scale != 1.0:
-        raise ValueError(
-            f"a GradScaler scales the loss by {scale:g}, but tables are updated in backward, "
-            "before it can unscale their gradients; train in bf16 or fp32 without a scaler"
-        )

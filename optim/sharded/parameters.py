@@ -25,7 +25,12 @@ _VIEWS = frozenset(("T", "H", "mT", "mH", "data", "imag", "real"))
 
 
 class _Current:
-    """A tensor that shares memory with tables; rows take the steps they owe before any use."""
+    """A tensor that shares memory with tables; rows take the steps they owe before any use.
+
+    By PyTorch's protocol for subclasses. TorchRec flushes in `state_dict()` only, and registers the
+    parameter of a table once, when it is sharded: `model.parameters()`, or an average of weights
+    that was given them, reads it without a call of ours, for modules have no hook on that.
+    """
 
     _flush: Callable[[], None]
 
@@ -67,13 +72,10 @@ class CurrentParameter(_Current, TableBatchedEmbeddingSlice):
 
 
 def kept_current(tensor: Tensor, flush: Callable[[], None]) -> Tensor:
-    """Make a tensor that shares memory with tables up to date, by `flush`, whenever it is used."""
-    if isinstance(tensor, TableBatchedEmbeddingSlice):
-        tensor.__class__ = CurrentParameter
-    else:
-        tensor = tensor.as_subclass(CurrentTensor)
-    tensor._flush = flush
-    return tensor
+    """Make a view of tables up to date, by `flush`, whenever it is used."""
+    current = tensor.as_subclass(CurrentTensor)
+    current._flush = flush
+    return current
 
 
 def _keep_views_current(result: Tensor, held: list[Any]) -> Tensor:

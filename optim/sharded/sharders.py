@@ -7,8 +7,7 @@ import inspect
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +41,6 @@ from stampede.optim.rules import Rule
 from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import (
-    GROUP_KEY,
     CowClipCollection,
     CowClipShardedEmbeddingBagCollection,
     CowClipShardedEmbeddingCollection,
@@ -205,19 +203,19 @@ class _CowClipSharder(_InDeviceMemory):
         }
         if chosen:
             self._check(module, params, env, {name: parameters[name] for name in chosen})
-        with as_fbgemm_sgd(parameters, chosen):
-            sharded = self._sharded_type(
-                settings={name: choice.settings for name, choice in chosen.items()},
-                init=self._init,
-                owner=self._owner,
-                module=module,
-                table_name_to_parameter_sharding=params,
-                env=env,
-                fused_params=self.fused_params,
-                qcomm_codecs_registry=self.qcomm_codecs_registry,
-                device=device,
-                module_fqn=module_fqn or self.module_fqn,
-            )
+        sharded = self._sharded_type(
+            settings={name: choice.settings for name, choice in chosen.items()},
+            rates={name: choice.lr for name, choice in chosen.items()},
+            init=self._init,
+            owner=self._owner,
+            module=module,
+            table_name_to_parameter_sharding=params,
+            env=env,
+            fused_params=self.fused_params,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            device=device,
+            module_fqn=module_fqn or self.module_fqn,
+        )
         for name in chosen:
             parameters[name]._stampede_module = weakref.ref(sharded)
             _forget_hooks(parameters[name])
@@ -406,33 +404,15 @@ def say_optimizers(
         _LOG.log(level, "tables %s %s", ", ".join(sorted(names)), text)
 
 
+# Optimizers that the planner knows, by states shaped like the table and with one value a row.
+_BY_STATES = {
+    (0, 0): torch.optim.SGD,
+    (1, 0): torch.optim.Adagrad,
+    (0, 1): torchrec_optim.RowWiseAdagrad,
+    (1, 1): torchrec_optim.PartialRowWiseAdam,
+}
+
+
 def with_equal_state(rule: Rule) -> type[torch.optim.Optimizer]:
     """An optimizer from the planner's list with as much state as a rule."""
-    states = len(rule.element_states), len(rule.row_states)
-    kinds = {
-        (0, 0): torch.optim.SGD,
-        (1, 0): torch.optim.Adagrad,
-        (0, 1): torchrec_optim.RowWiseAdagrad,
-        (1, 1): torchrec_optim.PartialRowWiseAdam,
-    }
-    return kinds.get(states, torch.optim.Adam)
-
-
-@contextmanager
-def as_fbgemm_sgd(
-    parameters: dict[str, nn.Parameter], chosen: dict[str, ChosenOptimizer]
-) -> Iterator[None]:
-    """Show TorchRec plain SGD for tables with CowClip; it groups tables by the arguments."""
-    saved = {
-        parameters[name]: (parameters[name]._optimizer_classes, parameters[name]._optimizer_kwargs)
-        for name in chosen
-    }
-    try:
-        for parameter, choice in zip(saved, chosen.values(), strict=True):
-            parameter._optimizer_classes = [torch.optim.SGD]
-            group = (choice.settings, parameter.shape[1])
-            parameter._optimizer_kwargs = [{"lr": choice.lr, GROUP_KEY: group}]
-        yield
-    finally:
-        for parameter, before in saved.items():
-            parameter._optimizer_classes, parameter._optimizer_kwargs = before
+    return _BY_STATES.get((len(rule.element_states), len(rule.row_states)), torch.optim.Adam)

@@ -1,4 +1,4 @@
-"""Refuses plans that tables with CowClip do not support: sharding, kernels, widths, dtypes."""
+"""Refuses plans that tables with CowClip do not support: sharding, kernels, dtypes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import combinations
 
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import (
     CommOp,
     ParameterSharding,
@@ -126,19 +126,6 @@ def check_weights(
             raise ValueError(
                 f"table {config.name!r} with CowClip: {_weighted_mean(kind)}, or leave the weights "
                 "out of the KeyedJaggedTensor"
-            )
-
-
-def check_width(group: GroupedEmbeddingConfig) -> None:
-    """Refuse widths that FBGEMM does not support, for tables without CowClip."""
-    if group.compute_kernel == EmbeddingComputeKernel.DENSE:
-        return
-    for table in group.embedding_tables:
-        if table.local_cols % 4:
-            raise ValueError(
-                f"table {table.name!r} has {table.local_cols} columns on a rank, not a multiple of "
-                "4, which FBGEMM needs; give it an optimizer with CowClip (CowClip('none') clips "
-                "nothing), whose tables may be of any width, or write another embedding_dim"
             )
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
-from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    EmbeddingLocation,
     PoolingMode,
+    SplitState,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torchrec.distributed import batched_embedding_kernel as torchrec_kernels
 
 from stampede.optim import triton
 from stampede.optim.backends.torch import TorchBackend
@@ -26,43 +26,13 @@ from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.rows import RowGradients
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.id_check import Use, refuse_no_id
-from stampede.optim.sharded.parameters import kept_current
+from stampede.optim.sharded.parameters import CurrentParameter, kept_current
 from stampede.optim.table_array import TableArray, TableShard
 
 NOT_COMPILED = (
     "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
     "the dense part of the model only"
 )
-
-
-@contextmanager
-def tables_of_any_width() -> Iterator[None]:
-    """While active, FBGEMM makes TBEs of any width; only its GPU kernels need a multiple of 4."""
-    split = fbgemm.construct_split_state
-    # Not in every version of TorchRec.
-    check = getattr(torchrec_kernels, "_assert_local_cols_divisible_by_4", None)
-
-    def split_any(specs: list[tuple[Any, ...]], *rest: Any, **named: Any) -> fbgemm.SplitState:
-        if all(columns % 4 == 0 for _, columns, *_ in specs):
-            return split(specs, *rest, **named)
-        # One row of width 4 for each element; sizes and offsets are divided by 4 below.
-        elements = [(rows * columns, 4, *place) for rows, columns, *place in specs]
-        state = split(elements, *rest, **named)
-        return fbgemm.SplitState(
-            dev_size=state.dev_size // 4,
-            host_size=state.host_size // 4,
-            uvm_size=state.uvm_size // 4,
-            placements=state.placements,
-            offsets=[offset // 4 for offset in state.offsets],
-        )
-
-    fbgemm.construct_split_state = split_any
-    torchrec_kernels._assert_local_cols_divisible_by_4 = lambda _config: None
-    try:
-        yield
-    finally:
-        fbgemm.construct_split_state = split
-        torchrec_kernels._assert_local_cols_divisible_by_4 = check
 
 
 def _refuse_gradient(names: list[str], sizes: list[int], weights: Tensor) -> None:
@@ -176,6 +146,11 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     The lookup returns what FBGEMM's does. Backward receives the gradient of its output, already the
     mean over the global batch, and keeps it for the model's `BackwardUpdate`.
 
+    Args:
+        shards, widths: of the tables, with their columns, in order.
+        dim: columns of a whole table, which the clip scales by.
+        of_fbgemm: arguments of FBGEMM's class.
+
     Attributes:
         arrays: the tables with their state; consecutive tables of the same first column and width
             share an array.
@@ -198,47 +173,73 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     row_counts: Tensor
     settle: Callable[[], None] | None = None  # Raises the errors of queued steps.
 
-    @classmethod
-    def adopt(
-        cls,
-        tbe: SplitTableBatchedEmbeddingBagsCodegen,
-        shards: list[TableShard],
+    def __init__(
+        self,
+        shards: Sequence[TableShard],
+        widths: Sequence[int],
         settings: UpdateSettings,
         dim: int,
+        *,
+        device: torch.device,
+        features: Sequence[str] = (),
         is_replicated: bool = False,
-    ) -> CowClipTables:
-        """Turn a freshly built TBE of some shards into this class, without copying its weights."""
-        tbe.__class__ = cls
-        flat = tbe._stored().detach()
-        tbe.arrays, tbe.places = [], []
+        **of_fbgemm: Any,
+    ) -> None:
+        self._widths = list(widths)
+        on_gpu = device.type == "cuda"
+        place = (EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST,)
+        place += (ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU,)
+        # FBGEMM's constructor takes multiples of 4 only; see `_apply_split`.
+        specs = [(s.rows, -(-n // 4) * 4, *place) for s, n in zip(shards, widths, strict=True)]
+        super().__init__(specs, device=device, **of_fbgemm)
+        flat = self._stored().detach()
+        self.arrays, self.places = [], []
         first = table = feature = column = 0
-        widths = [columns for _, columns, _, _ in tbe.embedding_specs]
         for (_, columns), run in groupby(
             zip(shards, widths, strict=True), key=lambda t: (t[0].column_offset, t[1])
         ):
             run_shards = [shard for shard, _ in run]
             size = sum(shard.rows for shard in run_shards) * columns
             weights = flat[first : first + size].view(-1, columns)
-            tbe.arrays.append(TableArray.create(run_shards, weights, settings, dim))
+            self.arrays.append(TableArray.create(run_shards, weights, settings, dim))
             first += size
             table += len(run_shards)
-            features = slice(feature, sum(t < table for t in tbe.feature_table_map))
-            stop = column + (features.stop - feature) * columns
-            first_rows = tbe.hash_size_cumsum[features] - tbe.hash_size_cumsum[feature]
-            tbe.places.append(ArrayPlace(features, slice(column, stop), first_rows))
-            feature, column = features.stop, stop
-        if tbe._stored().requires_grad:
+            of_run = slice(feature, sum(t < table for t in self.feature_table_map))
+            stop = column + (of_run.stop - feature) * columns
+            first_rows = self.hash_size_cumsum[of_run] - self.hash_size_cumsum[feature]
+            self.places.append(ArrayPlace(of_run, slice(column, stop), first_rows))
+            feature, column = of_run.stop, stop
+        if self._stored().requires_grad:
             names = [shard.table.rpartition(".")[2] for shard in shards]
             sizes = [shard.rows * width for shard, width in zip(shards, widths, strict=True)]
-            tbe._stored().register_post_accumulate_grad_hook(
+            self._stored().register_post_accumulate_grad_hook(
                 partial(_refuse_gradient, names, sizes)
             )
-        tbe.features = [str(number) for number in range(len(tbe.feature_table_map))]
-        tbe.backends, tbe.gradients = [], []
-        tbe.is_replicated = is_replicated
-        tbe.step_count = torch.zeros((), dtype=torch.int64)
-        tbe.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
-        return tbe
+        self.features = list(features) or [str(n) for n in range(len(self.feature_table_map))]
+        self.backends, self.gradients = [], []
+        self.is_replicated = is_replicated
+        self.step_count = torch.zeros((), dtype=torch.int64)
+        self.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
+
+    def _apply_split(self, split: SplitState, prefix: str, *rest: Any, **named: Any) -> None:
+        """FBGEMM's constructor allocates the weights: in the tables' own widths.
+
+        Only its GPU kernels need multiples of 4 (meta-pytorch/torchrec#1495 asks for others), and
+        ours take their place.
+        """
+        if prefix == "weights":
+            specs = zip(self.embedding_specs, self._widths, strict=True)
+            self.embedding_specs = [(rows, n, *place) for (rows, _, *place), n in specs]
+            self.dims = self._widths
+            feature_dims = [self.dims[table] for table in self.feature_table_map]
+            self.total_D, self.max_D = sum(feature_dims), max(self.dims)
+            self.D_offsets = self.D_offsets.new_tensor([0, *accumulate(feature_dims)])
+            self.feature_dims = self.feature_dims.new_tensor(feature_dims)
+            sizes = [rows * n for rows, n, *_ in self.embedding_specs]
+            *offsets, size = accumulate(sizes, initial=0)
+            split = split._replace(offsets=offsets)
+            split = split._replace(**{"host_size" if self.use_cpu else "dev_size": size})
+        super()._apply_split(split, prefix, *rest, **named)
 
     def get_learning_rate(self) -> float:
         """The rate of the next step: the optimizer's, if a schedule has changed it there.
@@ -464,19 +465,8 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         return parts
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
-        """Element-wise states of each table, views of the tables' shape; the first is momentum1.
-
-        TorchRec takes any other state of one number for a state of the whole table. So states of a
-        shard of one row and one column are left out; `CowClipFusedOptimizer` has them.
-        """
-        return [
-            {
-                name: state
-                for name, state in states.items()
-                if state.ndim == 2 and (name == "momentum1" or state.numel() > 1)
-            }
-            for _, states in self.shard_states()
-        ]
+        """All states of each table by name, views; see FBGEMM's class."""
+        return [states for _, states in self.shard_states()]
 
     def split_optimizer_states(self) -> list[list[Tensor]]:
         """All states of each table, views; see FBGEMM's class."""
@@ -486,6 +476,15 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         """Weights of each table, up to date whenever they are used; see FBGEMM's class."""
         parts = super().split_embedding_weights(*arguments, **options)
         return [kept_current(part, self.flush) for part in parts]
+
+    def parameter(self, table: int, shards: int = 1) -> CurrentParameter:
+        """A table's shards, consecutive ones from `table` on, as a parameter; always up to date."""
+        rows, columns = self.embedding_specs[table][:2]
+        first = self.weights_physical_offsets[table]
+        size = shards * rows * columns
+        found = CurrentParameter(self._stored(), first, first + size, -1, columns)
+        found._flush = self.flush
+        return found
 
     @torch.no_grad()
     def reset_embedding_weight_momentum(

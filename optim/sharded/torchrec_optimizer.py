@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
@@ -23,29 +20,37 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import embedding as torchrec_sequence
 from torchrec.distributed import embeddingbag as torchrec_pooled
 from torchrec.distributed.batched_embedding_kernel import (
-    BatchedDenseEmbedding,
-    BatchedDenseEmbeddingBag,
+    BaseBatchedEmbedding,
+    BaseBatchedEmbeddingBag,
+    BaseEmbedding,
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
     EmbeddingFusedOptimizer,
 )
-from torchrec.distributed.composable.table_batched_embedding_slice import (
-    TableBatchedEmbeddingSlice,
+from torchrec.distributed.embedding_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
 )
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
-from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.optim.fused import FusedOptimizer
 
 from stampede.optim.settings import UpdateSettings
+from stampede.optim.sharded.delta_tracker import check_tracking, record_states
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
 
+# A shard of a table, with its weights and states by name.
+_Shard = tuple[ShardedEmbeddingTable, dict[str, Tensor]]
+
 
 class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
-    """The optimizer of sharded tables.
+    """The optimizer of tables.
 
-    States shaped like the table are sharded like it. States with one value a row are sharded by
-    rows, each row once, even if the table is split by columns. The step counter, `<table>.step`, is
-    one number. So a checkpoint can be read under another sharding plan.
+    Weights, and states shaped like the table, are sharded like it. States with one value a row are
+    sharded by rows, each row once, even if the table is split by columns. Tables that every rank
+    holds a copy of have plain tensors. The step counter, `<table>.step`, is one number. So a
+    checkpoint can be read under another sharding plan.
     """
 
     def __init__(
@@ -54,16 +59,22 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
         tables: CowClipTables,
         pg: dist.ProcessGroup | None = None,
     ) -> None:
-        self._tables = tables
-        super().__init__(config, tables, pg)
-        states = _sharded_states(config, tables, pg)
-        for name, weight in self.params.items():
-            table = name.removesuffix(".weight")
-            self.state[weight] |= states[table] | {f"{table}.step": tables.step_count}
-        self._set_rates_of(tables)
-
-    def _set_rates_of(self, tables: CowClipTables) -> None:
-        tables.seen_rate = self.param_groups[0]["lr"]
+        # TorchRec's methods hand learning rate and step to `_emb_module`.
+        self._tables = self._emb_module = tables
+        params, state = {}, {}
+        for name, run in groupby(_shards(config, tables), key=lambda shard: shard[0].name):
+            shards = list(run)
+            values = shards[0][1]
+            if not tables.is_replicated:
+                values = {key: _sharded(shards, key, pg) for key in values}
+            params[f"{name}.weight"] = weight = values.pop("weight")
+            values["step"] = tables.step_count
+            state[weight] = {f"{name}.{key}": value for key, value in values.items()}
+        tables.seen_rate = tables.get_learning_rate()
+        group = {"params": list(params.values()), "lr": tables.seen_rate}
+        # EmbeddingFusedOptimizer's constructor repeats states of rows for each column shard, and
+        # asks replicated tables for shards.
+        FusedOptimizer.__init__(self, params, state, [group])
         tables.of_torchrec = weakref.ref(self)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
@@ -83,66 +94,37 @@ class CowClipFusedOptimizer(EmbeddingFusedOptimizer):
         self._state = state
 
 
-class ReplicatedFusedOptimizer(CowClipFusedOptimizer):
-    """The optimizer of tables that every rank holds a copy of; the same keys, plain tensors."""
-
-    def __init__(self, config: GroupedEmbeddingConfig, tables: CowClipTables) -> None:
-        # TorchRec's methods hand learning rate and step to `_emb_module`.
-        self._tables = self._emb_module = tables
-        params, state = {}, {}
-        for table, weight, (_, states) in zip(
-            config.embedding_tables,
-            tables.split_embedding_weights(),
-            tables.shard_states(),
-            strict=True,
-        ):
-            params[f"{table.name}.weight"] = weight
-            named = {**states, "step": tables.step_count}
-            state[weight] = {f"{table.name}.{name}": value for name, value in named.items()}
-        group = {"params": list(params.values()), "lr": tables.get_learning_rate()}
-        FusedOptimizer.__init__(self, params, state, [group])
-        self._set_rates_of(tables)
+def _shards(config: GroupedEmbeddingConfig, tables: CowClipTables) -> Iterator[_Shard]:
+    """Every shard of a group's tables."""
+    weights = tables.split_embedding_weights()
+    shards = zip(config.embedding_tables, weights, tables.shard_states(), strict=True)
+    for table, weight, (_, states) in shards:
+        yield table, {"weight": weight, **states}
 
 
-def _sharded_states(
-    config: GroupedEmbeddingConfig, tables: CowClipTables, pg: dist.ProcessGroup | None
-) -> dict[str, dict[str, ShardedTensor]]:
-    """By table, then by key."""
-    # By table, then by the state's name and number of dimensions.
-    shards: dict[str, dict[tuple[str, int], list[Shard]]] = {}
-    configs: dict[str, ShardedEmbeddingTable] = {}
-    dtype = torch.float32
-    for table, (shard, states) in zip(config.embedding_tables, tables.shard_states(), strict=True):
-        configs[table.name] = table
-        of_table = shards.setdefault(table.name, {})
-        for name, values in states.items():
-            local = of_table.setdefault((name, values.ndim), [])
-            dtype = values.dtype
-            if values.ndim == 2:
-                local.append(Shard(values, table.local_metadata))
-            elif shard.column_offset == 0:
-                local.append(Shard(values, _row_metadata(table.local_metadata)))
-    found: dict[str, dict[str, ShardedTensor]] = {}
-    for name, of_table in shards.items():
-        found[name] = {}
-        everywhere = configs[name].global_metadata.shards_metadata
-        by_rows = [_row_metadata(part) for part in everywhere if part.shard_offsets[1] == 0]
-        size = configs[name].num_embeddings, configs[name].embedding_dim
-        for (key, ndim), local in of_table.items():
-            metadata = ShardedTensorMetadata(
-                shards_metadata=by_rows if ndim == 1 else everywhere,
-                size=torch.Size(size[:ndim]),
-                tensor_properties=TensorProperties(dtype=dtype),
-            )
-            found[name][f"{name}.{key}"] = (
-                ShardedTensor._init_from_local_shards_and_global_metadata(
-                    local_shards=local, sharded_tensor_metadata=metadata, process_group=pg
-                )
-            )
-    return found
+def _sharded(shards: Sequence[_Shard], key: str, pg: dist.ProcessGroup | None) -> ShardedTensor:
+    """One of the values of a table, from this rank's shards of it."""
+    table, values = shards[0]
+    everywhere = table.global_metadata.shards_metadata
+    local = [(values[key], table.local_metadata) for table, values in shards]
+    size = table.num_embeddings, table.embedding_dim
+    if values[key].ndim == 1:
+        everywhere = [_rows_of(part) for part in everywhere if part.shard_offsets[1] == 0]
+        local = [(value, _rows_of(part)) for value, part in local if part.shard_offsets[1] == 0]
+        size = size[:1]
+    metadata = ShardedTensorMetadata(
+        shards_metadata=everywhere,
+        size=torch.Size(size),
+        tensor_properties=TensorProperties(dtype=values[key].dtype),
+    )
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        local_shards=[Shard(value, part) for value, part in local],
+        sharded_tensor_metadata=metadata,
+        process_group=pg,
+    )
 
 
-def _row_metadata(shard: ShardMetadata) -> ShardMetadata:
+def _rows_of(shard: ShardMetadata) -> ShardMetadata:
     return ShardMetadata(
         shard_offsets=shard.shard_offsets[:1],
         shard_sizes=shard.shard_sizes[:1],
@@ -150,103 +132,159 @@ def _row_metadata(shard: ShardMetadata) -> ShardMetadata:
     )
 
 
-class _ReplicatedTables(FusedOptimizerModule):
-    """A dense kernel whose tables became `CowClipTables`, hidden from DDP."""
+# Key in a table's arguments of FBGEMM under which its settings travel to its kernel. TorchRec looks
+# up tables together only if all their arguments agree.
+GROUP_KEY = "stampede"
 
-    def adopt(
-        self, shards: list[TableShard], settings: UpdateSettings, device: torch.device
-    ) -> None:
-        """Replace the dense tables; their values are set when the collection is built."""
-        on_gpu = device.type == "cuda"
-        location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
-        compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
-        tbe = SplitTableBatchedEmbeddingBagsCodegen(
-            embedding_specs=[
-                (rows, columns, location, compute)
-                for rows, columns in zip(self._local_rows, self._local_cols, strict=True)
-            ],
+
+def shards_of(config: GroupedEmbeddingConfig, names: Mapping[str, str]) -> list[TableShard]:
+    """The shards of a group's tables; replicated ones count on the first rank."""
+    shards = []
+    for table in config.embedding_tables:
+        name = names.get(table.name, table.name)
+        if table.local_metadata is None:
+            first = not dist.is_initialized() or dist.get_rank() == 0
+            shards.append(TableShard(name, table.local_rows, counted=first))
+        else:
+            offsets = table.local_metadata.shard_offsets
+            shards.append(TableShard(name, table.local_rows, *offsets))
+    return shards
+
+
+class CowClipKernel:
+    """A kernel of TorchRec's around `CowClipTables`; mixed into its fused kernels.
+
+    Data-parallel tables have it too. Plans call it `fused` or `dense`. TorchRec has the name
+    `customized_kernel` (meta-pytorch/torchrec#2887), but its planner refuses that, and its
+    collections then have no `state_dict()` and, on ranks without a shard, no parameter of a table.
+    """
+
+    def _build(self, names: Mapping[str, str], device: torch.device | None) -> None:
+        """Make the tables, with their names in sums and random numbers, and their optimizer."""
+        config = self._config
+        tables, arguments = config.embedding_tables, dict(config.fused_params)
+        settings, dim = arguments.pop(GROUP_KEY)
+        self._emb_module = CowClipTables(
+            shards_of(config, names),
+            self._local_cols,
+            settings,
+            dim,
+            device=device or torch.device("cpu"),
+            features=config.feature_names(),
+            is_replicated=tables[0].local_metadata is None,
             feature_table_map=self._feature_table_map,
             pooling_mode=getattr(self, "_pooling", PoolingMode.NONE),
-            weights_precision=data_type_to_sparse_type(self._config.data_type),
-            device=device,
-            table_names=[table.name for table in self._config.embedding_tables],
-            **(self._config.fused_params or {}),
+            weights_precision=data_type_to_sparse_type(config.data_type),
+            table_names=[table.name for table in tables],
+            **arguments,
         )
-        dim = self._config.embedding_tables[0].embedding_dim
-        self._emb_module = CowClipTables.adopt(tbe, shards, settings, dim, is_replicated=True)
-        # The tables as parameters, marked so that no other optimizer takes them.
-        self._param_per_table = {}
-        weights = tbe.weights_tensor()
-        for table, offset in zip(
-            self._config.embedding_tables, tbe.weights_physical_offsets, strict=False
-        ):
-            rows, columns = table.local_rows, table.local_cols
-            stop = int(offset) + rows * columns
-            part = TableBatchedEmbeddingSlice(weights, int(offset), stop, rows, columns)
-            part._in_backward_optimizers = [EmptyFusedOptimizer()]
-            self._param_per_table[table.name] = part
-        self._optim = ReplicatedFusedOptimizer(self._config, tbe)
+        self._optim = CowClipFusedOptimizer(config, self._emb_module, self._pg)
+        self.init_parameters()
 
-    def flush(self) -> None:
-        """Bring the tables up to date for a `state_dict`."""
-        self._emb_module.flush()
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """None: tables are parameters of the collection, and not for DDP."""
+        yield from ()
+
+    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The tables, each with all its shards, marked so that no other optimizer takes them."""
+        first = 0
+        for name, shards in self.table_name_to_count.items():
+            parameter = self._emb_module.parameter(first, shards)
+            parameter._in_backward_optimizers = [self._optim]
+            yield name, parameter
+            first += shards
+
+
+class CowClipEmbeddingBag(CowClipKernel, BatchedFusedEmbeddingBag):
+    """Pooled embeddings."""
+
+    def __init__(
+        self, names: Mapping[str, str], config: Any, device: Any, pg: Any, kind: Any, _: Any
+    ) -> None:
+        # The constructor of the fused kernel would make tables of FBGEMM's.
+        BaseBatchedEmbeddingBag.__init__(self, config, pg, device, kind)
+        self._build(names, device)
+
+
+class CowClipEmbedding(CowClipKernel, BatchedFusedEmbedding):
+    """Sequence embeddings."""
+
+    def __init__(self, names: Mapping[str, str], config: Any, pg: Any, device: Any, _: Any) -> None:
+        BaseBatchedEmbedding.__init__(self, config, pg, device)
+        self._build(names, device)
+
+
+class CowClipLookup:
+    """Common parts of TorchRec's lookups with our kernel for tables with CowClip."""
+
+    _kernel: Callable[..., BaseEmbedding]
+
+    def __init__(
+        self, names: Mapping[str, str], settings: Mapping[str, UpdateSettings], **arguments: Any
+    ) -> None:
+        self._names, self._settings = names, settings
+        super().__init__(**arguments)
+
+    def _create_embedding_kernel(
+        self, config: GroupedEmbeddingConfig, *arguments: Any
+    ) -> BaseEmbedding:
+        if GROUP_KEY in (config.fused_params or ()):
+            return self._kernel(self._names, config, *arguments)
+        return super()._create_embedding_kernel(config, *arguments)
+
+    def register_optim_state_tracker_fn(self, record_fn: Callable[..., None]) -> None:
+        """Let a tracker record optimizer states; TorchRec's own way allows one table a lookup."""
+        check_tracking(record_fn, self._settings)
+        super().register_optim_state_tracker_fn(partial(record_states, record_fn))
 
     @property
-    def fused_optimizer(self) -> ReplicatedFusedOptimizer:
-        """The tables' optimizer."""
-        return self._optim
+    def module(self) -> CowClipLookup:
+        """TorchRec takes every data-parallel lookup for one inside DDP."""
+        return self
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The tables, marked as updated in backward."""
-        for name, weight in self._param_per_table.items():
-            yield f"{prefix}.{name}.weight" if prefix else f"{name}.weight", weight
+    def reduces_all(self) -> bool:
+        """Whether all its tables have CowClip, so that DDP has nothing to reduce."""
+        return all(isinstance(kernel, CowClipKernel) for kernel in self._emb_modules)
+
+    def hide_from_ddp(self) -> None:
+        """Let DDP leave out the tables with CowClip."""
+        names = [
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            if isinstance(module, CowClipTables)
+            for name in module._parameters
+        ]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, names)
 
 
-class ReplicatedEmbeddingBag(_ReplicatedTables, BatchedDenseEmbeddingBag):
-    """Pooled data-parallel tables."""
+class CowClipPooledLookup(CowClipLookup, GroupedPooledEmbeddingsLookup):
+    """A lookup of pooled embeddings."""
+
+    _kernel = CowClipEmbeddingBag
 
 
-class ReplicatedEmbedding(_ReplicatedTables, BatchedDenseEmbedding):
-    """Sequences from data-parallel tables."""
+class CowClipSequenceLookup(CowClipLookup, GroupedEmbeddingsLookup):
+    """A lookup of sequence embeddings."""
 
-
-class LookupWithoutDDP(nn.Module):
-    """Replaces DDP around data-parallel lookups whose gradients need no reduction."""
-
-    def __init__(self, lookup: nn.Module) -> None:
-        super().__init__()
-        self.module = lookup
-
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """The lookup's."""
-        return self.module(features)
-
-    def flush(self) -> None:
-        """The lookup's."""
-        self.module.flush()
-
-    def purge(self) -> None:
-        """The lookup's."""
-        self.module.purge()
+    _kernel = CowClipEmbedding
 
 
 class _DDP(DistributedDataParallel):
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        if all(isinstance(kernel, _ReplicatedTables) for kernel in module._emb_modules):
-            return LookupWithoutDDP(module)
-        cls._set_params_and_buffers_to_ignore_for_model(module, _names_of_cowclip(module))
-        return super().__new__(cls)
+        is_ours = isinstance(module, CowClipLookup) and module.reduces_all()
+        return module if is_ours else super().__new__(cls)
 
 
 @contextmanager
 def ddp_without_cowclip() -> Iterator[None]:
-    """While active, TorchRec builds collections with CowClip tables outside DDP.
+    """While active, TorchRec 1.6 builds lookups of tables with CowClip outside DDP.
 
-    TorchRec's versions wrap lookups in different places, but all in DDP.
+    The hook is `init_data_parallel`, which collections have since TorchRec 1.7; 1.6 names DDP in
+    the middle of their constructors (meta-pytorch/torchrec#1829 asks why). DDP itself refuses a
+    module that has no parameter to reduce.
     """
-    users = (torchrec_pooled, torchrec_sequence)
+    has_hook = hasattr(torchrec_pooled.ShardedEmbeddingBagCollection, "init_data_parallel")
+    users = () if has_hook else (torchrec_pooled, torchrec_sequence)
     try:
         for user in users:
             user.DistributedDataParallel = _DDP
@@ -254,17 +292,3 @@ def ddp_without_cowclip() -> Iterator[None]:
     finally:
         for user in users:
             user.DistributedDataParallel = DistributedDataParallel
-
-
-def _names_of_cowclip(lookup: nn.Module) -> list[str]:
-    """Parameters and buffers of tables with CowClip, by all names under which DDP finds them."""
-    names: list[str] = []
-    for prefix, module in lookup.named_modules():
-        if isinstance(module, CowClipTables):
-            names += [f"{prefix}.{name}" for name in chain(module._parameters, module._buffers)]
-        elif isinstance(module, _ReplicatedTables):
-            # DDP asks each module for its own parameters and puts the module's path before their
-            # names; the lookup, whose path is empty, answers with the tables of its kernels.
-            for name, _ in module.named_parameters():
-                names += [name, f".{name}", f"{prefix}.{name}"]
-    return names

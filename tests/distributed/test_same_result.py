@@ -40,8 +40,8 @@ def _compute_in_float64():
     Tables are updated by the kernels in PyTorch, and layers computed by torch. All else is as ever.
     """
     Tensor.float = Tensor.double
-    move_dense, adopt, output, to = (
-        build.move_dense, CowClipTables.adopt, CowClipTables._output, Batch.to,
+    move_dense, split, output, to = (
+        build.move_dense, CowClipTables._apply_split, CowClipTables._output, Batch.to,
     )  # fmt: skip
 
     def moved(model, device):
@@ -51,10 +51,8 @@ def _compute_in_float64():
         model.bias.data = model.bias.data.double()
         move_dense(model, device)
 
-    def adopted(tbe, *rest):
-        for weights in (tbe.weights_host, tbe.weights_dev):
-            weights.data = weights.data.double()
-        return adopt(tbe, *rest)
+    def allocated(tbe, *sizes, **options):
+        split(tbe, *sizes, **{**options, "dtype": torch.float64})
 
     def sent(batch, *arguments, **options):
         batch = to(batch, *arguments, **options)
@@ -62,7 +60,7 @@ def _compute_in_float64():
             setattr(batch, name, getattr(batch, name).double())
         return batch
 
-    build.move_dense, Batch.to, CowClipTables.adopt = moved, sent, adopted
+    build.move_dense, Batch.to, CowClipTables._apply_split = moved, sent, allocated
     # FBGEMM's lookup gives float32.
     CowClipTables._is_pooled_here = lambda tbe: True
     CowClipTables._output = lambda tbe, *given: output(tbe, *given).double()

@@ -8,10 +8,7 @@ from unittest import mock
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    EmbeddingLocation,
     PoolingMode,
-    SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torchrec.distributed.types import ShardingEnv
 
@@ -21,7 +18,6 @@ from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import tell_when_reached
-from stampede.optim.sharded.tables import tables_of_any_width
 from stampede.optim.table_array import TableShard
 from support.reference import ReferenceTables
 from support.threads import torch_threads
@@ -84,20 +80,17 @@ class Tables:
         kernels="auto",
     ):
         self.device = torch.device(device)
-        place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
-        if self.device.type == "cuda":
-            place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
-        specs = [(part.rows, columns, *place) for part, columns in zip(shards, widths, strict=True)]
-        with tables_of_any_width():
-            tbe = SplitTableBatchedEmbeddingBagsCodegen(
-                specs,
-                feature_table_map=features,
-                pooling_mode=pooling,
-                weights_precision=precision,
-                device=self.device,
-                learning_rate=lr,
-            )
-        self.tbe = CowClipTables.adopt(tbe, shards, setting, dim or widths[0])
+        self.tbe = CowClipTables(
+            shards,
+            widths,
+            setting,
+            dim or widths[0],
+            device=self.device,
+            feature_table_map=features,
+            pooling_mode=pooling,
+            weights_precision=precision,
+            learning_rate=lr,
+        )
         self.shards, self.widths, self.features = shards, widths, features
         self.setting = setting
         names = tuple(sorted({shard.table for shard in shards}))

@@ -42,7 +42,7 @@ def test_fused_params_and_widths_that_an_optimizer_does_not_know_are_refused():
     with pytest.raises(ValueError, match=r"has eps, weight_decay, .*apply_optimizer_in_backward"):
         shard(with_cowclip(Bags(a=8, b=8), only="a"), sharders=sharders)
     shard(Bags(a=8), sharders=sharders)
-    with pytest.raises(ValueError, match=r"table 'b' has 10 columns.*multiple of 4.*CowClip"):
+    with pytest.raises(AssertionError, match="divisible by 4"):  # TorchRec's.
         shard(with_cowclip(Bags(a=10, b=10), only="a"))
 
 
