@@ -41,6 +41,7 @@ class CTRModel(nn.Module):
         hidden: widths of the MLP's hidden layers.
         seed: of the dense layers' initial weights.
         options: of the network; by default its defaults.
+        shared: the field whose table a field uses, see `EmbeddingFront`.
         first_order_scale: above 0. The initial scores do not depend on it: the numbers' weights are
             drawn, then stored divided by the scale.
         dropout, normalization: see `NetworkShape`.
@@ -61,6 +62,7 @@ class CTRModel(nn.Module):
         seed: int,
         options: Section | None = None,
         *,
+        shared: Mapping[str, str] | None = None,
         first_order_scale: float = 1.0,
         dropout: float = 0.0,
         normalization: Normalization = "none",
@@ -74,7 +76,7 @@ class CTRModel(nn.Module):
                 "such as deepfm"
             )
         generator = torch.Generator().manual_seed(seed)
-        self.front = EmbeddingFront(vocabulary_sizes, dim)
+        self.front = EmbeddingFront(vocabulary_sizes, dim, shared)
         self.numbers = numbers
         shape = NetworkShape(
             len(vocabulary_sizes), dim, numbers, tuple(hidden), dropout, normalization

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,24 +89,32 @@ class EmbeddingFront(nn.Module):
 
     The tables are built on the `meta` device; sharding allocates each rank's part.
 
+    Attributes:
+        fields: names of the id fields.
+        tables: the fields that use each table, by the field whose own it is.
+
     Args:
         vocabulary_sizes: rows of each field's table, by field name.
         dim: width of the embeddings.
+        shared: the field whose table a field uses, by field; others have tables of their own.
     """
 
-    def __init__(self, vocabulary_sizes: Mapping[str, int], dim: int) -> None:
+    def __init__(
+        self, vocabulary_sizes: Mapping[str, int], dim: int, shared: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
         self.fields = list(vocabulary_sizes)
+        self.tables = fields_of_tables(self.fields, shared or {})
         self.columns = StoredColumns(dim)
         self.ebc = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
-                    name=table_name(field),
+                    name=table_name(table),
                     embedding_dim=self.columns.stored,
-                    num_embeddings=rows,
-                    feature_names=[field],
+                    num_embeddings=vocabulary_sizes[table],
+                    feature_names=fields,
                 )
-                for field, rows in vocabulary_sizes.items()
+                for table, fields in self.tables.items()
             ],
             device=torch.device("meta"),
         )
@@ -148,6 +156,14 @@ def _in_order(pooled: KeyedTensor, fields: list[str]) -> Tensor:
     if pooled.keys() == fields:
         return pooled.values()
     return KeyedTensor.regroup([pooled], [fields])[0]
+
+
+def fields_of_tables(fields: Iterable[str], shared: Mapping[str, str]) -> dict[str, list[str]]:
+    """The fields that use each table, by the field whose own it is; see `EmbeddingFront`."""
+    tables = {field: [field] for field in fields if field not in shared}
+    for field, table in shared.items():
+        tables[table].append(field)
+    return tables
 
 
 def table_name(field: str) -> str:

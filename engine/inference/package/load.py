@@ -188,9 +188,13 @@ class Model:
         self.columns = self._encoder.columns
         self.bad_values: dict[str, int] = {}
         self._device = device
-        self._tables = [
-            load_file(folder / f"tables/{name}.safetensors", str(device)) for name in self.fields
-        ]
+        # A field may use the table of another.
+        names = [field.get("table") or field["name"] for field in about["fields"]]
+        tables = {
+            name: load_file(folder / f"tables/{name}.safetensors", str(device))
+            for name in dict.fromkeys(names)
+        }
+        self._tables = [tables[name] for name in names]
         graph = parsed(read_file(folder / "dense.json"))
         weights = load_file(folder / "dense.safetensors")
         self._dense = _sibling("dense").Dense(graph, weights, device)
