@@ -256,11 +256,13 @@ def id_texts(
     max_ids: int | None,
     missing: Sequence[str],
     rules: int,
+    keep: str = "first",
 ) -> pl.Expr:
     """Ids as text; lists of them for multi-valued fields.
 
     Args:
         column: with ids as `written_alike` gives them.
+        max_ids, keep: how many ids of a cell are kept, and whether the `first` or the `last`.
         missing: texts to leave out of lists; single cells with such a text are already null.
     """
     cells = pl.col(column)
@@ -274,7 +276,9 @@ def id_texts(
         cells = cells.cast(pl.String).str.split(separator)
     texts = pl.element().filter(~pl.element().is_in(["", *missing]))
     cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String, rules))
-    return cells if max_ids is None else cells.list.head(max_ids)
+    if max_ids is None:
+        return cells
+    return cells.list.tail(max_ids) if keep == "last" else cells.list.head(max_ids)
 
 
 def flattened(cells: pl.Series) -> tuple[np.ndarray, pl.Series]:

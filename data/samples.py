@@ -91,6 +91,7 @@ class Dataset:
         train, test: parts.
         validation: part that the best epoch is chosen on, or None.
         multi: names of the multi-valued fields.
+        mean: names of the multi-valued fields whose embeddings are averaged, not summed.
         shared: the field whose table a field uses, by field; others have tables of their own.
         has_weight: whether samples have weights.
         unknown_rows: by field name, the rows of its table that belong to no single id: the row
@@ -113,6 +114,7 @@ class Dataset:
     validation: Part | None
     test: Part
     multi: tuple[str, ...] = ()
+    mean: tuple[str, ...] = ()
     shared: Mapping[str, str] = field(default_factory=dict)
     has_weight: bool = False
     unknown_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

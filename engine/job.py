@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -109,6 +109,7 @@ class ModelInputs(Protocol):
     vocabulary_sizes: Mapping[str, int]
     numbers: int
     shared: Mapping[str, str]
+    mean: Sequence[str]
 
 
 def build_model(config: Config, data: ModelInputs) -> CTRModel:
@@ -122,6 +123,7 @@ def build_model(config: Config, data: ModelInputs) -> CTRModel:
         config.run.seed,
         config.model.options,
         shared=data.shared,
+        mean=data.mean,
         first_order_scale=config.model.first_order_scale,
         dropout=config.model.dropout,
         normalization=config.model.normalization,

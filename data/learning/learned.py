@@ -173,9 +173,7 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
                 found[values.is_null().to_numpy()] = missing
             return found
 
-    entry = FieldEntry(
-        name=name, rows=rows, missing_row=missing, unseen_row=unseen, multi=is_multi(field)
-    )
+    entry = FieldEntry(name=name, rows=rows, missing_row=missing, unseen_row=unseen)
     return Encoder(entry, encode)
 
 
@@ -442,10 +440,14 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
             table = table_of(name, field)
             if table == name:
                 encoders[name] = _encoder(name, field, saved, folder, remedy)
-            else:
-                update = {"name": name, "multi": is_multi(field), "table": table}
-                entry = encoders[table].entry.model_copy(update=update)
-                encoders[name] = encoders[table]._replace(entry=entry)
+            update = {
+                "name": name,
+                "multi": is_multi(field),
+                "table": None if table == name else table,
+                "pooling": getattr(field, "pooling", "sum"),
+            }
+            entry = encoders[table].entry.model_copy(update=update)
+            encoders[name] = encoders[table]._replace(entry=entry)
         return Learned(saved.schema_, encoders, saved.ranges, saved.soft_labels)
 
 

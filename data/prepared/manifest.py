@@ -40,6 +40,7 @@ class FieldEntry(Section):
     unseen_row: Count | None = None  # of rare ids and ids absent from the training part, if any
     multi: bool = False  # whether a sample has any number of ids
     table: FieldName | None = None  # the field whose table it uses; none: its own
+    pooling: Literal["sum", "mean"] = "sum"  # of the embeddings of a sample's ids
 
     @property
     def unknown_rows(self) -> tuple[int, ...]:

@@ -468,7 +468,9 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
     if field.separator is not None:
         one, purpose = kind.inner if isinstance(kind, pl.List | pl.Array) else kind, "ids"
     _check_type(column, kind, purpose, _is_text(one))
-    cells = id_texts(column, kind, field.separator, field.max_ids, schema.missing, schema.rules)
+    cells = id_texts(
+        column, kind, field.separator, field.max_ids, schema.missing, schema.rules, field.keep
+    )
     if not isinstance(field, Integers):
         return _Typed(name, column, cells, None, "")
     remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"

@@ -32,7 +32,7 @@ _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
 
 # Keys of `_ManyIds` that are younger than its prepared folders.
-_LATER_KEYS = {"share"}
+_LATER_KEYS = {"share", "keep", "pooling"}
 
 
 class _ManyIds(Section):
@@ -40,7 +40,9 @@ class _ManyIds(Section):
 
     column: str = ""
     separator: str | None = Field(None, min_length=1)  # between the ids of a cell; none: one id
-    max_ids: int | None = Field(None, ge=1, lt=2**31)  # keep only the first ids of a cell
+    max_ids: int | None = Field(None, ge=1, lt=2**31)  # of a cell; others are left out
+    keep: Literal["first", "last"] = "first"  # which ones, of more than `max_ids`
+    pooling: Literal["sum", "mean"] = "sum"  # of the embeddings of a cell
     share: FieldName | None = None  # use the table and the vocabulary of this field
 
     @model_serializer(mode="wrap")
@@ -56,6 +58,13 @@ class _ManyIds(Section):
     def _only_cells_of_many_are_cut(self) -> _ManyIds:
         if self.max_ids is not None and self.separator is None:
             raise ValueError("found max_ids without separator; write both or neither")
+        if self.keep == "last" and self.max_ids is None:
+            raise ValueError("found keep: last without max_ids; write both or neither")
+        if self.pooling == "mean" and self.separator is None:
+            raise ValueError(
+                "found pooling: mean without separator, but a cell with one id has nothing to "
+                "average; write both or neither"
+            )
         return self
 
 

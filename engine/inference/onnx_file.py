@@ -306,20 +306,29 @@ class Field(nn.Module):
             self.register_buffer("edges", torch.tensor(about["edges"], dtype=torch.float64))
 
     def forward(self, value: Tensor) -> Tensor:
-        """Embedding and first-order weight, `[samples, dim + 1]` float32; sums of several ids."""
+        """Embedding and first-order weight, `[samples, dim + 1]` float32.
+
+        They are sums or means over several ids.
+        """
         about = self.about
         if not about["multi"]:
             return self._weights(self._rows(value))
         # Leave out padding and ids beyond `max_ids`; add an id for a missing value.
         is_id = self._is_row(value)
         if about["max_ids"] is not None:
-            is_id = is_id & (is_id.cumsum(1) <= about["max_ids"])
+            place = is_id.cumsum(1)
+            if about["keep"] == "last":
+                place = is_id.sum(1, keepdim=True) - place + 1
+            is_id = is_id & (place <= about["max_ids"])
         rows = torch.where(is_id, value, 0)
         if about["missing_row"] is not None:
             is_missing = is_id.sum(1, keepdim=True) == 0
             missing = torch.where(is_missing, about["missing_row"], 0)
             rows, is_id = torch.cat([rows, missing], 1), torch.cat([is_id, is_missing], 1)
-        return (self._weights(rows) * is_id.unsqueeze(-1)).sum(1)
+        sums = (self._weights(rows) * is_id.unsqueeze(-1)).sum(1)
+        return (
+            sums / is_id.sum(1, keepdim=True).clamp(min=1) if about["pooling"] == "mean" else sums
+        )
 
     def _rows(self, value: Tensor) -> Tensor:
         """Rows of the values of samples with one each, `[samples]` int64."""

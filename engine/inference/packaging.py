@@ -165,6 +165,7 @@ def _described(meanings: RowMeanings) -> dict[str, Any]:
         "column": getattr(field, "column", "") or entry.name,
         "separator": getattr(field, "separator", None),
         "max_ids": getattr(field, "max_ids", None),
+        "keep": getattr(field, "keep", "first"),
         "encode": meanings.encode,
     }
     if field is None:

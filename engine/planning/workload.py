@@ -77,7 +77,7 @@ class PlannedData:
     """What a plan needs to know about the data.
 
     Attributes:
-        vocabulary_sizes, numbers, shared: as of a `Dataset`.
+        vocabulary_sizes, numbers, shared, mean: as of a `Dataset`.
         tables: in the order of the fields.
         assumed: how often rows are looked up, in words.
         rows: of the training part; None if only table sizes are known.
@@ -90,6 +90,7 @@ class PlannedData:
     id_bytes: int
     assumed: str
     rows: int | None = None
+    mean: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,8 @@ class Workload:
         inputs = batch * (2 * ids + (data.numbers + 2) * FLOAT)
         # Embeddings as they arrive, in the order of the fields, and their gradient.
         pooled = 3 * batch * fields * self.columns * FLOAT
+        # And both again, divided by the number of ids.
+        pooled += 2 * batch * fields * self.columns * FLOAT if data.mean else 0
         layers = batch * self.dense_bytes_per_sample
         # Gradients, and the buckets that they are summed in.
         gradients = 2 * self.dense_weight_bytes()
@@ -410,7 +413,8 @@ def _from_sample(dataset: Dataset) -> PlannedData:
         tables.append(PlannedTable(table, sizes[table], means, below, has_bags))
     assumed = f"as in {len(rows):,} rows of the training part"
     id_bytes, trained = samples.ids.element_size(), dataset.train.rows
-    return PlannedData(sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained)
+    given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
+    return PlannedData(*given, mean=dataset.mean)
 
 
 def sampled_rows(rows: int) -> np.ndarray:

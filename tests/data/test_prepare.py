@@ -148,7 +148,7 @@ def test_fields_that_share_a_vocabulary(tmp_path, options, monkeypatch):
     )  # fmt: skip
     frame = pd.read_csv(tmp_path / "log.csv", dtype=str).replace("", np.nan)
     parts = sequential_parts(len(frame), 0.1, 0.1)
-    cells = frame["history"].fillna("").str.split("|").str[:4].explode().replace("", np.nan)
+    cells = frame["history"].fillna("").str.split("|").str[-4:].explode().replace("", np.nan)
     together = pd.concat([frame["item"], frame["last"], cells])
     train = np.concatenate([parts, parts, np.repeat(parts, cells.index.value_counts(sort=False))])
     rows, size = rows_by_pandas(together, train == 0, 3)
@@ -159,6 +159,7 @@ def test_fields_that_share_a_vocabulary(tmp_path, options, monkeypatch):
     assert {n: entry["table"] for n, entry in fields.items() if entry["table"]} == {
         "last": "item", "history": "item", "towns": "town",
     }  # fmt: skip
+    assert [name for name, entry in fields.items() if entry["pooling"] == "mean"] == ["history"]
     assert {fields[name]["rows"] for name in ("item", "last", "history")} == {size}
     assert {fields[name]["rows"] for name in ("town", "towns")} == {10}
     names, count = list(fields), len(frame)

@@ -25,10 +25,12 @@ FIELDS = {
     "C1": (ROWS, False),
     "C2": (ROWS, False, {"table": "C1"}),
     "C3": (ROWS, False),
-    "M1": (ROWS, True, {"table": "C1"}),
-    "M2": (ROWS, True),
+    "M1": (ROWS, True, {"table": "C1", "pooling": "mean"}),
+    "M2": (ROWS, True, {"pooling": "mean"}),
+    "M3": (ROWS, True, {"table": "M2"}),
 }
-TABLES = {"C1": ["C1", "C2", "M1"], "C3": ["C3"], "M2": ["M2"]}
+MEAN = ("M1", "M2")
+TABLES = {"C1": ["C1", "C2", "M1"], "C3": ["C3"], "M2": ["M2", "M3"]}
 JOB = [
     f"model.dim={DIM}", "model.init_std=1e-2", "optim.embedding.l2=1e-3",
     "optim.embedding.clip.ratio=0.05",
@@ -41,7 +43,7 @@ EXACT = 1e-5
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     parts = {
-        name: drawn_rows(rows, 3, 0, multi=2, seed=seed)
+        name: drawn_rows(rows, 3, 0, multi=3, seed=seed)
         for seed, (name, rows) in enumerate({"train": 333, "test": 67}.items())
     }
     return write_prepared(tmp_path_factory.mktemp("data") / "data", parts, FIELDS, 100)
@@ -53,10 +55,10 @@ def trained_in_float64(folder, data, plan, ranks):
     return train_an_epoch(prepared_config(folder, data, *job, world_size=ranks))
 
 
-def pooled(table, jagged):
-    """Sums of the rows of each sample's ids."""
+def pooled(table, jagged, mean):
+    """Sums or means of the rows of each sample's ids; zeros without ids."""
     cells = jagged.values().long().split(jagged.lengths().tolist())
-    return torch.stack([table[ids].sum(0) for ids in cells])
+    return torch.stack([table[ids].sum(0) / (len(ids) or 1 if mean else 1) for ids in cells])
 
 
 def trained_by_reference(folder, data):
@@ -81,7 +83,9 @@ def trained_by_reference(folder, data):
                 for name, p in job.dense_parameters.items()
             }
             table_of = {field: name for name, fields in TABLES.items() for field in fields}
-            looked_up = [pooled(given[table_of[name]], batch.sparse[name]) for name in FIELDS]
+            looked_up = [
+                pooled(given[table_of[name]], batch.sparse[name], name in MEAN) for name in FIELDS
+            ]
             rows = torch.stack(looked_up, 1)
             of_network = {n.removeprefix("network."): p for n, p in layers.items() if n != "bias"}
             numbers = torch.zeros(len(rows), 0, dtype=torch.float64)

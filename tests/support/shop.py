@@ -10,7 +10,7 @@ label: clicked
 ids:
   user: {min_count: 1}
   item: {min_count: 3}
-  history: {separator: "|", max_ids: 4, share: item}
+  history: {separator: "|", max_ids: 4, keep: last, share: item, pooling: mean}
   last: {share: item}
   town: {encode: hash, buckets: 9, seed: 3}
   towns: {separator: "|", share: town}

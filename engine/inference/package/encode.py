@@ -175,6 +175,7 @@ class Encoder:
             field["max_ids"],
             self._about["missing"],
             self._about["rules"],
+            field.get("keep", "first"),
         )
         cells = ids.to_frame().select(texts).to_series()
         if encode not in ("vocabulary", "hash"):
