@@ -41,7 +41,7 @@ from support.preparing import (
     table,
     write,
 )
-from support.shop import write_shop
+from support.shop import SHOP, shop, write_shop
 from support.tampering import swap_users
 
 
@@ -135,6 +135,39 @@ def test_table_with_every_kind_of_column(tmp_path, form, monkeypatch):
             assert city.setdefault(name, row) == row
     assert city[""] == 7  # missing
     assert len(manifest["parts"]["train"]) == 4
+
+
+def test_lists_written_as_json_are_the_same_ids(tmp_path):
+    frame, found = shop(), []
+    cells = [cell.split("|") if cell else [] for cell in frame["history"]]
+    cells = [[*ids, 'a"\\é😀,] ', 7] for ids in cells]
+    texts = ["~".join(map(str, ids)) for ids in cells]
+    for name, separator, column in (
+        ("text", '"~"', texts),
+        ("json", "json", [json.dumps(ids, ensure_ascii=n % 2 > 0) for n, ids in enumerate(cells)]),
+    ):
+        folder = tmp_path / name
+        schema = SHOP.replace("max_ids: 4", "max_ids: 9").replace('"|"', separator)
+        write_shop(folder, schema, frame.assign(history=column))
+        arguments = ("table", str(folder / "log.csv"))
+        prepared(folder / "out", *arguments, schema=str(folder / "schema.yaml"))
+        found.append([arrays_of(folder / "out", part)[1] for part in PARTS])
+    assert found[0] == found[1]
+    vocabulary = vocabulary_of(tmp_path / "json/out", "item")
+    assert {'a"\\é😀,] ', "7"} <= set(vocabulary)
+
+
+@pytest.mark.parametrize("cell", ["a|b", '["a", b]', '["a",]', '["\\ud83d"]', "{}", '["a"'])
+def test_a_cell_that_is_no_json_list_is_a_bad_value(tmp_path, cell):
+    frame = shop()
+    frame.loc[100, "towns"] = cell
+    write_shop(tmp_path, frame=frame)
+    with pytest.raises(
+        DataError, match=r"log\.csv: line 102, column towns: .*write a JSON list"
+    ) as raised:
+        schema = str(tmp_path / "schema.yaml")
+        prepared(tmp_path / "out", "table", str(tmp_path / "log.csv"), schema=schema)
+    assert "\n" not in str(raised.value).strip()
 
 
 @pytest.mark.parametrize("options", [{}, {"counts_gb": 1e-9, "spool": False}])

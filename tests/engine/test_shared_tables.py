@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import torch
 
-from stampede import open_run
+from stampede import DataError, open_run
 from stampede.engine import export
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
@@ -89,6 +89,18 @@ def test_packages_and_onnx_score_as_the_run(trained, rows_to_score, tmp_path, ca
     cells = torch.tensor(bag).split(lengths.tolist())
     means = torch.stack([table[ids].mean(0) for ids in cells])
     np.testing.assert_allclose(means, by_hand(run, rows_to_score), atol=1e-6)
+
+
+def test_a_cell_that_is_no_json_list_is_refused_in_scoring(trained, rows_to_score, tmp_path):
+    frame = rows_to_score.assign(towns="a|b")
+    with pytest.raises(DataError, match=r"column towns: .*write a JSON list"):
+        open_run(trained).score(frame)
+    assert export.main([str(trained), str(tmp_path / "package")]) == 0
+    package = loaded(tmp_path / "package")
+    with pytest.raises(ValueError, match=r"column towns: found 'a\|b'; write a JSON list"):
+        package.score(frame)
+    found = package.score(frame, on_bad_value="missing")
+    np.testing.assert_array_equal(found, package.score(frame.assign(towns="")))
 
 
 @pytest.mark.slow

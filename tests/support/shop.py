@@ -1,5 +1,7 @@
 """A made-up shop's log, in which fields share tables, and its schema."""
 
+import json
+
 import numpy as np
 import pandas as pd
 
@@ -13,7 +15,7 @@ ids:
   history: {separator: "|", max_ids: 4, keep: last, share: item, pooling: mean}
   last: {share: item}
   town: {encode: hash, buckets: 9, seed: 3}
-  towns: {separator: "|", share: town}
+  towns: {separator: json, share: town}
 numbers:
   price: {transform: [standard], bins: 0}
 """
@@ -35,7 +37,7 @@ def shop(rows=600, first_item=0, seed=5):
             "history": ["|".join(cell) for cell in histories],
             "last": [cell[-1] if cell else "" for cell in histories],
             "town": [cell[0] if cell else "" for cell in towns],
-            "towns": ["|".join(cell) for cell in towns],
+            "towns": [json.dumps(cell) for cell in towns],
             "price": draw.random(rows).round(3),
         }
     )

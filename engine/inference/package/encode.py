@@ -178,6 +178,9 @@ class Encoder:
             field.get("keep", "first"),
         )
         cells = ids.to_frame().select(texts).to_series()
+        if field["separator"] == formulas.JSON:
+            bad = ids.is_not_null() & cells.is_null()
+            bad_values.found(bad, ids, column, formulas.REMEDY_OF_JSON)
         if encode not in ("vocabulary", "hash"):
             cells = _whole_numbers(cells, field, bad_values)
         if not field["multi"]:
