@@ -12,7 +12,7 @@ help:
 	@echo "make soak    set up .venv if needed, run the soak tests; SOAK='-k NAME': some of them"
 	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in two minutes"
 	@echo "make docs    set up .venv if needed, build the manual into site/"
-	@echo "make lint    set up .venv if needed, run ruff"
+	@echo "make lint    set up .venv if needed, run ruff and pyright"
 	@echo "make setup   set up .venv only"
 	@echo "PYTHON=python3.12 make ...   use this Python (3.10 to 3.13) for .venv"
 
@@ -41,6 +41,7 @@ bench: setup
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV_PYTHON) -m pyright --pythonpath $(VENV_PYTHON)
 
 # The site's tools come into .venv with the first build.
 docs: setup

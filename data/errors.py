@@ -1,3 +1,4 @@
+# pyright: basic
 """Errors in the user's data, and the exit status of a command that finds one."""
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def on_startup(**_: Any) -> None:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pictures and tables of the benchmarks that the pages show."""
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
 
     for path in (*RESULTS.glob("*.png"), *RESULTS.rglob("*.md")):
         name = f"results/{path.relative_to(RESULTS)}"
@@ -186,7 +186,7 @@ def _refuse_elsewhere(name: str, text: str) -> None:
 
 
 def _plugin_error(message: str) -> Exception:
-    from mkdocs.exceptions import PluginError
+    from mkdocs.exceptions import PluginError  # pyright: ignore[reportMissingImports]
 
     return PluginError(message)
 

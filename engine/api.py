@@ -1,3 +1,4 @@
+# pyright: basic
 """Training and trained runs from Python: `from stampede import train, open_run`."""
 
 from __future__ import annotations
@@ -71,17 +72,17 @@ def configuration(
     Raises:
         SettingsError: what is wrong, key by key.
     """
-    from_file = config is not None and not isinstance(config, Mapping)
-    # Messages begin with it.
-    source, values = Path(config if from_file else "configuration"), {}
-    if from_file:
-        values = read_yaml(source, "write the path of a YAML file, or a dict of sections")
-    else:
+    # Messages begin with the source.
+    source, values = Path("configuration"), {}
+    if config is None or isinstance(config, Mapping):
         _merge(values, config or {}, ())
+    else:
+        source = Path(config)
+        values = read_yaml(source, "write the path of a YAML file, or a dict of sections")
     _merge(values, sections, ())
     world_size = launched_world_size()
     named = "name" in (values.get("run") or {})
-    if not named and not from_file:
+    if not named and (config is None or isinstance(config, Mapping)):
         set_key(values, ["run", "name"], "run")
     checked = check_config(values, source, world_size)
     if named or checked.run.overwrite or checked.checkpoint.resume == "auto" or world_size > 1:

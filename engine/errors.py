@@ -1,3 +1,4 @@
+# pyright: basic
 """The errors of a run; each ends it with an exit status and a sentence."""
 
 from __future__ import annotations

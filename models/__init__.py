@@ -1,3 +1,4 @@
+# pyright: basic
 """CTR networks over one embedding front."""
 
 from __future__ import annotations

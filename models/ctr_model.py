@@ -1,9 +1,11 @@
+# pyright: basic
 """A whole CTR model: embedding front, network, first-order term, global bias."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +128,8 @@ class CTRModel(nn.Module):
         if self._network_adds_first_order():
             stored, dim = self.front.stored(rows), self.front.columns.dim
             weights = None if self.number_weights is None else self.number_weights.weight
-            return self.network.with_first_order(stored, dim, dense, weights, scale) + self.bias
+            network: Any = self.network
+            return network.with_first_order(stored, dim, dense, weights, scale) + self.bias
         embeddings, id_weights = self.front.split(rows)
         logits = self.network(embeddings, dense) + self.bias
         if self.first_order:
@@ -151,7 +154,9 @@ class CTRModel(nn.Module):
         """
         samples, numbers, columns = 2, self.numbers, self.front.columns
         fields, network = len(self.front.fields), copy.deepcopy(self.network)
-        methods = {"forward": ("embeddings", columns.dim, ())}
+        methods: dict[str, tuple[str, int, tuple[Any, ...]]] = {
+            "forward": ("embeddings", columns.dim, ())
+        }
         if self.first_order and _has_own_first_order(network):
             weights = torch.zeros(1, numbers) if numbers else None
             more = (weights, self.first_order_scale)

@@ -1,3 +1,4 @@
+# pyright: basic
 """The embedding front shared by all networks: one lookup for embeddings and first-order weights."""
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class EmbeddingFront(nn.Module):
         self.columns = StoredColumns(dim)
         # TorchRec sums, and the front divides: so one table may serve sums and means, on any plan.
         self.mean = list(mean)
-        self.ebc = EmbeddingBagCollection(
+        # Any: sharding replaces it.
+        self.ebc: Any = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
                     name=table_name(table),

@@ -1,3 +1,4 @@
+# pyright: basic
 """The keys `model.options` of the networks that have any; importable without torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic
 """Networks by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic
 """Trains click-through-rate models with very large batches, with CowClip inside TorchRec.
 
 from stampede import open_run, train

@@ -1,3 +1,4 @@
+# pyright: basic
 """Checked settings from YAML files: typed sections, strict reading, sentences for mistakes."""
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ import reprlib
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from stampede.files import read_file
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -102,10 +106,10 @@ class _Loader(yaml.SafeLoader):
     but a small file must not become a huge one.
     """
 
-    def compose_document(self) -> yaml.Node:
+    def compose_document(self) -> yaml.Node | None:
         """The document, if it is small enough with all aliases written out."""
         document = super().compose_document()
-        if _values_of(document, {}) > _MOST_VALUES:
+        if document is not None and _values_of(document, {}) > _MOST_VALUES:
             raise SettingsError(
                 f"aliases (*name) make more than {_MOST_VALUES:,} values of it; write values out"
             )
@@ -129,7 +133,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
+def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
     seen: dict[str, int] = {}
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
@@ -295,7 +299,7 @@ def sentences(failure: ValidationError, root: type[BaseModel]) -> list[str]:
     return [*lines, f"  and {more} more"] if more > 0 else lines
 
 
-def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
+def _sentence(error: ErrorDetails, root: type[BaseModel]) -> str:
     # Follow pydantic's path to the section with the last key. If a section on it has several
     # kinds, `chosen` is such as `kind: criteo_kaggle`; `kinds` are those of the last section.
     keys, parts = [], list(error["loc"])
@@ -303,9 +307,9 @@ def _sentence(error: dict[str, Any], root: type[BaseModel]) -> str:
     while parts:
         part = parts.pop(0)
         keys.append(str(part))
-        field = model.model_fields.get(part)
+        field = model.model_fields.get(str(part))
         variants, discriminator = _kinds(field) if field else ([], None)
-        if not variants or not parts:
+        if field is None or not variants or not parts:
             # A key of this section; the rest of the path is within its value.
             keys += map(str, parts)
             break
@@ -440,7 +444,8 @@ def _kinds(field: FieldInfo) -> tuple[list[type[BaseModel]], str | None]:
         annotation = typing.get_args(annotation)[0]
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     models = typing.get_args(annotation) if is_union else (annotation,)
-    return [m for m in models if isinstance(m, type) and issubclass(m, BaseModel)], discriminator
+    sections = [m for m in models if isinstance(m, type) and issubclass(m, BaseModel)]
+    return sections, discriminator if isinstance(discriminator, str) else None
 
 
 def _tags(variant: type[BaseModel], discriminator: str) -> tuple[Any, ...]:
