@@ -70,7 +70,8 @@ def by_hand(run, frame):
     return np.stack(found)
 
 
-def test_packages_and_onnx_score_as_the_run(trained, rows_to_score, tmp_path, capsys):
+@pytest.mark.slow
+def test_packages_score_as_the_run(trained, rows_to_score, tmp_path, capsys):
     run = open_run(trained)
     expected = run.score(rows_to_score)
     assert expected.std() > 0.02
