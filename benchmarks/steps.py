@@ -303,7 +303,7 @@ def windows_of_a_job(
                 turns = [
                     _window(job, steps, one) for _ in range(pairs + 1) for one in (None, saving)
                 ]
-            ids = sum(job.dataset.vocabulary_sizes.values())
+            ids = sum(job.dataset.tables.values())
         size = sum(path.stat().st_size for path in max(folder.iterdir()).iterdir())
     finally:
         shutil.rmtree(folder)

@@ -249,6 +249,31 @@ def too_coarse(ids: pl.Series) -> pl.Series:
     return (ids.is_not_nan() & (ids.abs() > most)).fill_null(False)
 
 
+# A value of a JSON list: a text whose escapes are whole characters, a number, or a word.
+_JSON_TEXT = (
+    r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|'
+    r'[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*"'
+)
+_JSON_VALUE = rf"(?:{_JSON_TEXT}|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)"
+_JSON_LIST = rf"^\s*\[\s*(?:{_JSON_VALUE}\s*(?:,\s*{_JSON_VALUE}\s*)*)?\]\s*$"
+
+# A separator that stands for JSON lists, and what to write instead of a cell that is none.
+JSON = "json"
+REMEDY_OF_JSON = 'write a JSON list of texts or numbers, such as ["a", "b"]'
+
+
+def split(cells: pl.Expr, separator: str) -> pl.Expr:
+    """Lists of the texts in cells; null for a cell that is no list with the separator `json`."""
+    if separator != JSON:
+        return cells.str.split(separator)
+    # Polars' own decoder raises at the first cell that is no JSON.
+    items = pl.when(cells.str.contains(_JSON_LIST)).then(cells).str.extract_all(_JSON_VALUE)
+    item = pl.element()
+    is_text = item.str.starts_with('"')
+    text = pl.when(is_text).then(item).otherwise(pl.lit('""')).str.json_decode(pl.String)
+    return items.list.eval(pl.when(is_text).then(text).when(item != "null").then(item))
+
+
 def id_texts(
     column: str,
     kind: pl.DataType,
@@ -256,11 +281,13 @@ def id_texts(
     max_ids: int | None,
     missing: Sequence[str],
     rules: int,
+    keep: str = "first",
 ) -> pl.Expr:
     """Ids as text; lists of them for multi-valued fields.
 
     Args:
         column: with ids as `written_alike` gives them.
+        max_ids, keep: how many ids of a cell are kept, and whether the `first` or the `last`.
         missing: texts to leave out of lists; single cells with such a text are already null.
     """
     cells = pl.col(column)
@@ -271,10 +298,12 @@ def id_texts(
     if isinstance(kind, pl.List | pl.Array):
         cells = cells.cast(pl.List(pl.String))
     else:
-        cells = cells.cast(pl.String).str.split(separator)
+        cells = split(cells.cast(pl.String), separator)
     texts = pl.element().filter(~pl.element().is_in(["", *missing]))
     cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String, rules))
-    return cells if max_ids is None else cells.list.head(max_ids)
+    if max_ids is None:
+        return cells
+    return cells.list.tail(max_ids) if keep == "last" else cells.list.head(max_ids)
 
 
 def flattened(cells: pl.Series) -> tuple[np.ndarray, pl.Series]:

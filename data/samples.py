@@ -91,6 +91,8 @@ class Dataset:
         train, test: parts.
         validation: part that the best epoch is chosen on, or None.
         multi: names of the multi-valued fields.
+        mean: names of the multi-valued fields whose embeddings are averaged, not summed.
+        shared: the field whose table a field uses, by field; others have tables of their own.
         has_weight: whether samples have weights.
         unknown_rows: by field name, the rows of its table that belong to no single id: the row
             of missing values, and the row that rare and unseen ids share.
@@ -112,6 +114,8 @@ class Dataset:
     validation: Part | None
     test: Part
     multi: tuple[str, ...] = ()
+    mean: tuple[str, ...] = ()
+    shared: Mapping[str, str] = field(default_factory=dict)
     has_weight: bool = False
     unknown_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unseen_rows: Mapping[str, int] = field(default_factory=dict)
@@ -122,6 +126,12 @@ class Dataset:
     period: int = 0
     rows_before: int = 0
     rows_of_new_ids: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> dict[str, int]:
+        """Rows of each table, by the field whose own it is."""
+        sizes = self.vocabulary_sizes.items()
+        return {name: rows for name, rows in sizes if name not in self.shared}
 
     def parts(self) -> dict[str, Part]:
         """The parts that exist, by name."""

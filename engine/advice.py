@@ -194,7 +194,7 @@ def compare_with_lr(
     """
     wanted = config.evaluate.compare_with_lr
     if wanted == "auto":
-        few_ids = sum(dataset.vocabulary_sizes.values()) <= _MOST_TABLE_ROWS
+        few_ids = sum(dataset.tables.values()) <= _MOST_TABLE_ROWS
         wanted = dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
     # The regression would be fitted to the rows of a period that it is compared on.
     if not wanted or dataset.period:

@@ -25,7 +25,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     """Build the model on this rank."""
     scaling = scaled_hyperparameters(config)
     actual = scaling.scaled
-    model = build_model(config, dataset.vocabulary_sizes, dataset.numbers)
+    model = build_model(config, dataset)
     columns = model.front.columns.dim
     kind, arguments = table_optimizer(config, actual, columns)
     apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)

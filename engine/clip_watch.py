@@ -20,8 +20,8 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
     """Count the rows that a step with a clip by row clips; all ranks must call it.
 
     A sample's embedding of a field with one id is the row of that id, and the row's gradient is the
-    sum of its samples' gradients. So neither the tables nor their update are touched. Fields with
-    several ids in a sample are left out, as their embeddings are sums of rows.
+    sum of its samples' gradients. So neither the tables nor their update are touched. Tables of
+    which a field has several ids in a sample are left out, as its embeddings are made of many rows.
 
     Args:
         rows: looked up for the batch, before their update.
@@ -38,15 +38,17 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
     grads, _ = front.split(grad)
     fields, left_out = {}, []
     by_count: dict[int, Tensor] = {}
-    for index, field in enumerate(front.fields):
-        # Field by field, so that rank 0 holds only one field of the global batch at a time.
-        ids = processes.gather(_one_id(batch, field))
-        values = processes.gather(torch.cat([embeddings[:, index], grads[:, index]], 1))
+    for field, sharing in front.tables.items():
+        # Table by table, so that rank 0 holds only one table's part of the global batch at a time.
+        places = [front.fields.index(one) for one in sharing]
+        ids = processes.gather(torch.cat([_one_id(batch, one) for one in sharing]))
+        looked_up = [torch.cat([embeddings[:, at], grads[:, at]], 1) for at in places]
+        values = processes.gather(torch.cat(looked_up))
         if ids is None:
             continue
         ids, values = torch.cat(ids), torch.cat(values)
         if (ids == _SEVERAL).any():
-            left_out.append(field)
+            left_out += sharing
             continue
         kept = ids != _ABSENT
         distinct, place, counts = ids[kept].unique(return_inverse=True, return_counts=True)

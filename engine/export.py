@@ -49,7 +49,7 @@ def _export_package(given: argparse.Namespace, trained: Trained, folder: Path) -
     _tell(
         package=folder,
         model=f"{trained.config.model.name} of {trained.run}, epoch {trained.epoch}",
-        tables=f"{len(trained.data.vocabulary_sizes)} tables in {rows}",
+        tables=f"{len(trained.data.vocabulary_sizes) - len(trained.data.shared)} tables in {rows}",
         size=_size(folder),
         to_score=f"see the first lines of {folder / 'load.py'}",
     )

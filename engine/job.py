@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -103,16 +103,27 @@ class Job:
         }
 
 
-def build_model(config: Config, vocabulary_sizes: Mapping[str, int], numbers: int) -> CTRModel:
-    """The model before sharding: its tables, with the rows of `vocabulary_sizes`, are on `meta`."""
+class ModelInputs(Protocol):
+    """What a model is built for; see `stampede.data.Dataset`."""
+
+    vocabulary_sizes: Mapping[str, int]
+    numbers: int
+    shared: Mapping[str, str]
+    mean: Sequence[str]
+
+
+def build_model(config: Config, data: ModelInputs) -> CTRModel:
+    """The model before sharding: its tables are on `meta`."""
     return CTRModel(
         config.model.name,
-        vocabulary_sizes,
-        numbers,
+        data.vocabulary_sizes,
+        data.numbers,
         config.model.dim,
         config.model.hidden,
         config.run.seed,
         config.model.options,
+        shared=data.shared,
+        mean=data.mean,
         first_order_scale=config.model.first_order_scale,
         dropout=config.model.dropout,
         normalization=config.model.normalization,

@@ -103,7 +103,7 @@ def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:
     """Print what will be trained, what the recipe chose, and where the run starts from."""
     if not run.processes.is_main:
         return
-    rows, ids = run.dataset.train.rows, sum(run.dataset.vocabulary_sizes.values())
+    rows, ids = run.dataset.train.rows, sum(run.dataset.tables.values())
     plan = describe_plan(run.job.model.plan)
     print(f"{run.config.run.name}: {rows:,} training rows, {ids:,} ids, {plan}")
     if run.dataset.features:

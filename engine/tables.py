@@ -47,11 +47,12 @@ def read_stored_field(checkpoint: Path, field: str, finite: bool = True) -> Fiel
     Args:
         finite: whether to refuse weights that are not finite, with a `RunFolderError`.
     """
-    tables = read_manifest(checkpoint).tables
-    if table_name(field) not in tables:
-        fields = ", ".join(table.field for table in tables.values())
+    manifest = read_manifest(checkpoint)
+    if field not in manifest.data.vocabulary_sizes:
+        fields = ", ".join(manifest.data.vocabulary_sizes)
         raise RunFolderError(f"{checkpoint} has no field {field!r}; it has {fields}")
-    table = tables[table_name(field)]
+    field = manifest.data.shared.get(field, field)
+    table = manifest.tables[table_name(field)]
     stored = torch.empty(table.rows, table.columns["padding"][1])
     read_tensors(checkpoint, {"model": {weights_name(field): stored}}, alone=True)
     if finite:

@@ -72,7 +72,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
     # A period's test rows are its training rows, scored before training.
     names = ["train", "validation", "test"][: 1 if dataset.period else 3]
     parts = {name: getattr(dataset, name) for name in names}
-    ids = sum(dataset.vocabulary_sizes.values())
+    ids = sum(dataset.tables.values())
     device = run.processes.device
     # The largest of any process.
     peak = torch.tensor(peak_memory_bytes(device), device=device)

@@ -131,23 +131,24 @@ def load_matching(
     load = _Load(source, config, sizes, job, flat_keys(state))
     manifest, group = load.manifest, processes.group
     fields = []
-    for name in job.front.fields:
+    for name in job.front.tables:
         rows, saved, why = processes.on_main(lambda name=name: load.match(name))
         loaded = 0 if rows is None else int((rows >= 0).sum())
         new, dropped = sizes[name] - loaded, saved - loaded
         fields.append(FieldReport(name, sizes[name], loaded, new, dropped, why))
         together(lambda name=name, rows=rows: load.fill_table(name, rows), group)
+    taken = {load.table_then(name) for name in job.front.tables}
     fields += [
         FieldReport(table.field, 0, 0, 0, table.rows, _UNUSED)
         for table in manifest.tables.values()
-        if table.field not in job.front.fields
+        if table.field not in taken
     ]
     layers, new = load.fitting_layers()
     together(lambda: load.fill_layers(layers), group)
     # Only some ranks hold the states of a table.
     new = {name: why for of_rank in together(lambda: new, group) for name, why in of_rank.items()}
     job.model.load_state_dict(state["model"])
-    told_as_fields = {f"{_MODEL}{weights_name(one.field)}" for one in fields}
+    told_as_fields = {f"{_MODEL}{weights_name(one.field)}" for one in manifest.tables.values()}
     if load.takes_all:
         # They are reported with the rows of their tables.
         told_as_fields |= {name for name in manifest.tensors if name.startswith(_OF_TABLES)}
@@ -189,7 +190,8 @@ def draw_rows_of_new_ids(
 
     def keys() -> dict[str, np.ndarray]:
         meanings = meanings_of_rows(data_folder(config), {})
-        return {field: keys_of_rows(meanings[field], places) for field, places in rows.items()}
+        of_tables = ((table, rows[table]) for table in job.front.tables if table in rows)
+        return {table: keys_of_rows(meanings[table], places) for table, places in of_tables}
 
     init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
     for field, found in processes.on_main(keys).items():
@@ -222,6 +224,10 @@ class _Load:
         self._ratio = self.manifest.first_order_scale / job.ctr_model.first_order_scale
         self._first_order = slice(*job.front.columns.names["first_order"])
 
+    def table_then(self, field: str) -> str:
+        """The field whose table a field used in the checkpoint."""
+        return self.manifest.data.shared.get(field, field)
+
     def match(self, field: str) -> tuple[np.ndarray | None, int, str]:
         """Match a field's table; on rank 0, which reads the vocabularies.
 
@@ -229,7 +235,7 @@ class _Load:
             The row of the checkpoint's table for each row, `[rows now]` int64, -1 if there is none,
             or None if no row fits; the rows of the checkpoint's table; and why no row fits.
         """
-        table = self.manifest.tables.get(table_name(field))
+        table = self.manifest.tables.get(table_name(self.table_then(field)))
         if table is None:
             return None, 0, _ABSENT
         now = {n: list(where) for n, where in StoredColumns(self._config.model.dim).names.items()}
@@ -257,17 +263,19 @@ class _Load:
         parts = _parts(self._targets[name]) if name in self._targets else ()
         if rows is None or not any(part.numel() for part, _ in parts):
             return
-        whole = self._read(name)
+        then = f"{_MODEL}{weights_name(self.table_then(field))}"
+        whole = self._read(then)
         whole[:, self._first_order] *= self._ratio
         _copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
-        begin = f"{_OF_TABLES}{name.removeprefix(_MODEL)}."
+        begin, now = (f"{_OF_TABLES}{one.removeprefix(_MODEL)}." for one in (then, name))
         for state in self.manifest.tensors if self.takes_all else ():
-            if state.startswith(begin) and state in self._targets:
+            target = self._targets.get(state.replace(begin, now))
+            if state.startswith(begin) and target is not None:
                 whole = self._read(state)
                 if whole.dim():
-                    _copy_rows_(self._targets[state], whole, torch.from_numpy(rows))
+                    _copy_rows_(target, whole, torch.from_numpy(rows))
                 else:
-                    self._targets[state].copy_(whole)
+                    target.copy_(whole)
 
     def fitting_layers(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The layers to fill from the checkpoint, with their moments if all is taken, by name; and

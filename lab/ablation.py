@@ -233,8 +233,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     drawn = SyntheticClicks().dataset(given.rows, max(given.rows // 10, 1000))
     dataset = open_prepared(given.folder) if given.folder else drawn
-    if dataset.multi or dataset.has_weight:
-        parser.error(f"{given.folder} has fields of several ids, or sample weights; leave them out")
+    if dataset.multi or dataset.shared or dataset.has_weight:
+        parser.error(
+            f"{given.folder} has fields of several ids, shared tables, or sample weights; leave "
+            "them out"
+        )
     print("| clip | batch | test AUC | logloss |\n|---|---|---|---|")
     for name in given.clips:
         for size in given.batch:

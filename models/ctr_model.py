@@ -43,6 +43,7 @@ class CTRModel(nn.Module):
         hidden: widths of the MLP's hidden layers.
         seed: of the dense layers' initial weights.
         options: of the network; by default its defaults.
+        shared, mean: fields that share tables, or are averaged, see `EmbeddingFront`.
         first_order_scale: above 0. The initial scores do not depend on it: the numbers' weights are
             drawn, then stored divided by the scale.
         dropout, normalization: see `NetworkShape`.
@@ -63,6 +64,8 @@ class CTRModel(nn.Module):
         seed: int,
         options: Section | None = None,
         *,
+        shared: Mapping[str, str] | None = None,
+        mean: Sequence[str] = (),
         first_order_scale: float = 1.0,
         dropout: float = 0.0,
         normalization: Normalization = "none",
@@ -76,7 +79,7 @@ class CTRModel(nn.Module):
                 "such as deepfm"
             )
         generator = torch.Generator().manual_seed(seed)
-        self.front = EmbeddingFront(vocabulary_sizes, dim)
+        self.front = EmbeddingFront(vocabulary_sizes, dim, shared, mean)
         self.numbers = numbers
         shape = NetworkShape(
             len(vocabulary_sizes), dim, numbers, tuple(hidden), dropout, normalization

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,6 +83,7 @@ class SentIds(NamedTuple):
 
     context: Any
     ids: Awaitable[Any]
+    divisors: Tensor | None  # see `_divisors`
 
 
 class EmbeddingFront(nn.Module):
@@ -90,37 +91,56 @@ class EmbeddingFront(nn.Module):
 
     The tables are built on the `meta` device; sharding allocates each rank's part.
 
+    Attributes:
+        fields: names of the id fields.
+        tables: the fields that use each table, by the field whose own it is.
+
     Args:
         vocabulary_sizes: rows of each field's table, by field name.
         dim: width of the embeddings.
+        shared: the field whose table a field uses, by field; others have tables of their own.
+        mean: fields whose rows are averaged over the ids of a sample; those of others are summed.
     """
 
-    def __init__(self, vocabulary_sizes: Mapping[str, int], dim: int) -> None:
+    def __init__(
+        self,
+        vocabulary_sizes: Mapping[str, int],
+        dim: int,
+        shared: Mapping[str, str] | None = None,
+        mean: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.fields = list(vocabulary_sizes)
+        self.tables = fields_of_tables(self.fields, shared or {})
         self.columns = StoredColumns(dim)
+        # TorchRec sums, and the front divides: so one table may serve sums and means, on any plan.
+        self.mean = list(mean)
         # Any: sharding replaces it.
         self.ebc: Any = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
-                    name=table_name(field),
+                    name=table_name(table),
                     embedding_dim=self.columns.stored,
-                    num_embeddings=rows,
-                    feature_names=[field],
+                    num_embeddings=vocabulary_sizes[table],
+                    feature_names=fields,
                 )
-                for field, rows in vocabulary_sizes.items()
+                for table, fields in self.tables.items()
             ],
             device=torch.device("meta"),
         )
 
     def lookup(self, sparse: KeyedJaggedTensor) -> Tensor:
-        """Rows of a batch as they are stored, `[batch, fields * stored width]`, in field order."""
-        return _in_order(self.ebc(sparse), self.fields)
+        """Rows of a batch as they are stored, `[batch, fields * stored width]`, in field order.
+
+        A sample with several ids of a field gets their sum or mean; without ids, zeros.
+        """
+        return _divided(_in_order(self.ebc(sparse), self.fields), _divisors(sparse, self.mean))
 
     def send(self, sparse: KeyedJaggedTensor) -> SentIds:
         """Start to send a batch's ids, once the front is sharded; see `lookup_sent`."""
         context = self.ebc.create_context()
-        return SentIds(context, self.ebc.input_dist(context, sparse).wait())
+        ids = self.ebc.input_dist(context, sparse).wait()
+        return SentIds(context, ids, _divisors(sparse, self.mean))
 
     def lookup_sent(self, sent: SentIds) -> Tensor:
         """As `lookup`, of ids that were sent; they can be looked up once."""
@@ -128,8 +148,10 @@ class EmbeddingFront(nn.Module):
         if any(part.values().is_cuda for part in ids):
             # They may have come on another stream.
             ids.record_stream(torch.cuda.current_stream())
+            if sent.divisors is not None:
+                sent.divisors.record_stream(torch.cuda.current_stream())
         pooled = self.ebc.compute_and_output_dist(sent.context, ids)
-        return _in_order(pooled, self.fields)
+        return _divided(_in_order(pooled, self.fields), sent.divisors)
 
     def stored(self, rows: Tensor) -> Tensor:
         """Rows as `[batch, fields, stored width]`; see `lookup`."""
@@ -150,6 +172,38 @@ def _in_order(pooled: KeyedTensor, fields: list[str]) -> Tensor:
     if pooled.keys() == fields:
         return pooled.values()
     return KeyedTensor.regroup([pooled], [fields])[0]
+
+
+@torch.fx.wrap  # See `_in_order`.
+def _divisors(sparse: KeyedJaggedTensor, mean: list[str]) -> Tensor | None:
+    """What to divide the sums of rows by, `[batch, fields]` float32; None if nothing is averaged.
+
+    The number of ids for fields in `mean`; 1 for other fields, and where there are no ids.
+    """
+    if not mean:
+        return None
+    lengths = sparse.lengths().view(len(sparse.keys()), -1)
+    divisors = torch.ones(lengths.shape, device=lengths.device)
+    for field in mean:
+        place = sparse.keys().index(field)
+        divisors[place] = lengths[place].clamp(min=1)
+    return divisors.T
+
+
+@torch.fx.wrap  # See `_in_order`.
+def _divided(rows: Tensor, divisors: Tensor | None) -> Tensor:
+    """Rows `[batch, fields * width]`, those of each field divided."""
+    if divisors is None:
+        return rows
+    return (rows.view(*divisors.shape, -1) / divisors.unsqueeze(-1)).flatten(1)
+
+
+def fields_of_tables(fields: Iterable[str], shared: Mapping[str, str]) -> dict[str, list[str]]:
+    """The fields that use each table, by the field whose own it is; see `EmbeddingFront`."""
+    tables = {field: [field] for field in fields if field not in shared}
+    for field, table in shared.items():
+        tables[table].append(field)
+    return tables
 
 
 def table_name(field: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -249,7 +250,10 @@ def _golden(device: torch.device, path: Path) -> dict[str, Any]:
     golden = Golden(path)
     with processes(device.type) as here:
         config = golden.config([])
-        job = of_config(config, golden.vocabulary, golden.meta["dense"], here.device)
+        data = SimpleNamespace(
+            vocabulary_sizes=golden.vocabulary, numbers=golden.meta["dense"], shared={}, mean=()
+        )
+        job = of_config(config, data, here.device)
         worst = follow(golden, config, job, here)
     found: dict[str, Any] = {"worst": worst, "allowed": TOLERANCE}
     if not worst < TOLERANCE:

@@ -17,6 +17,7 @@ from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.job import (
     Job,
+    ModelInputs,
     build_model,
     choose_precision,
     compile_network,
@@ -83,12 +84,10 @@ def deepfm(
     )
 
 
-def of_config(
-    config: Config, vocabulary: Mapping[str, int], numbers: int, device: torch.device
-) -> Job:
+def of_config(config: Config, data: ModelInputs, device: torch.device) -> Job:
     """The job of a configuration, as `stampede.engine.build.build` makes it on one process."""
     scaling = scaled_hyperparameters(config)
-    model = build_model(config, vocabulary, numbers)
+    model = build_model(config, data)
     columns = model.front.columns.dim
     l2 = model.l2_terms()
     if model.number_weights is not None:

@@ -34,7 +34,7 @@ def _auc(device: torch.device, quick: bool) -> dict[str, Any]:
     clicks = SyntheticClicks(scale=config.data.scale, zipf=config.data.zipf)
     dataset, size = clicks.dataset(rows, tested), config.train.batch_size
     with processes(device.type) as here:
-        job = of_config(config, dataset.vocabulary_sizes, dataset.numbers, here.device)
+        job = of_config(config, dataset, here.device)
         fields, start = list(dataset.vocabulary_sizes), time.perf_counter()
         train = GlobalBatches(dataset.train, fields, size, 0, 1, Order(rows, "none"), ahead=2)
         steps = len(train)

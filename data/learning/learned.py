@@ -51,6 +51,7 @@ from stampede.data.schema.schema import (
     Vocabulary,
     is_multi,
     settled,
+    table_of,
 )
 from stampede.files import read_file, sha256
 from stampede.settings import Section, reading
@@ -172,9 +173,7 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
                 found[values.is_null().to_numpy()] = missing
             return found
 
-    entry = FieldEntry(
-        name=name, rows=rows, missing_row=missing, unseen_row=unseen, multi=is_multi(field)
-    )
+    entry = FieldEntry(name=name, rows=rows, missing_row=missing, unseen_row=unseen)
     return Encoder(entry, encode)
 
 
@@ -310,7 +309,8 @@ class Learner:
         rows: of the training part so far.
         soft_labels: whether some labels are between 0 and 1; set it before saving.
         notes: sentences for the user, once it has saved.
-        unseen: share of the ids that no earlier period had, by field; empty without periods.
+        unseen: share of the ids that no earlier period had, by field, of all fields of its table
+            together; empty without periods.
     """
 
     def __init__(
@@ -320,7 +320,9 @@ class Learner:
         self._growth = growth
         self._before = None if growth is None else growth.before
         kinds = Vocabulary | Quantiles if self._before is None else Vocabulary
-        counted = [name for name, field in schema.ids.items() if isinstance(field, kinds)]
+        counted = {
+            name: table_of(name, f) for name, f in schema.ids.items() if isinstance(f, kinds)
+        }
         self.counts = ValueCounts(counted, budget, spill)
         self.rows = 0
         self.soft_labels = False
@@ -367,8 +369,11 @@ class Learner:
                 schema_=schema, ranges={**seen, **chosen}, quantiles=quantiles, vocabularies={}
             )
         ids = saved.schema_.ids
-        files = {name: f"{name}.parquet" for name, f in ids.items() if isinstance(f, Vocabulary)}
-        waiting = {name: f"{name}.waiting.parquet" for name in files if self._growth is not None}
+        tables = {
+            n: table_of(n, field) for n, field in ids.items() if isinstance(field, Vocabulary)
+        }
+        files = {name: f"{table}.parquet" for name, table in tables.items()}
+        waiting = {name: f"{table}.waiting.parquet" for name, table in tables.items()}
 
         def write_vocabulary(name: str) -> list[str]:
             field, counts = ids[name], self.counts.tables(name)
@@ -380,16 +385,17 @@ class Learner:
                 after = grown(growth.ids_before(name), counts, growth.period, *limits)
                 table = after.vocabulary
                 if after.seen:
-                    self.unseen[name] = after.unseen / after.seen
+                    sharing = [field for field in tables if tables[field] == name]
+                    self.unseen |= dict.fromkeys(sharing, after.unseen / after.seen)
                 after.waiting.write_parquet(folder / waiting[name])
             table.write_parquet(folder / files[name])
             return alike(table, name)
 
-        for notes in computed_ahead(write_vocabulary, files, 2, threads=2):
+        for notes in computed_ahead(write_vocabulary, dict.fromkeys(tables.values()), 2, threads=2):
             self.notes += notes
-        update = {"vocabularies": files, "waiting": waiting, "rows": self.rows}
-        update["soft_labels"] = self.soft_labels
+        update = {"vocabularies": files, "rows": self.rows, "soft_labels": self.soft_labels}
         if self._growth is not None:
+            update["waiting"] = waiting
             update["period"] = self._growth.period
             update["rows"] += self._growth.rows_before
         text = saved.model_copy(update=update).model_dump_json(indent=1)
@@ -428,7 +434,20 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
     saved = read_saved(folder, remedy)
     with reading(folder / LEARNED, DataError, remedy):
         ids = saved.schema_.ids.items()
-        encoders = {name: _encoder(name, field, saved, folder, remedy) for name, field in ids}
+        encoders: dict[str, Encoder] = {}
+        # First those of fields with tables of their own.
+        for name, field in sorted(ids, key=lambda one: table_of(*one) != one[0]):
+            table = table_of(name, field)
+            if table == name:
+                encoders[name] = _encoder(name, field, saved, folder, remedy)
+            update = {
+                "name": name,
+                "multi": is_multi(field),
+                "table": None if table == name else table,
+                "pooling": getattr(field, "pooling", "sum"),
+            }
+            entry = encoders[table].entry.model_copy(update=update)
+            encoders[name] = encoders[table]._replace(entry=entry)
         return Learned(saved.schema_, encoders, saved.ranges, saved.soft_labels)
 
 

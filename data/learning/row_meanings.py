@@ -154,7 +154,7 @@ def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for found in meanings:
-        if found.values is None:
+        if found.values is None or found.entry.table is not None:
             continue
         texts = found.values()
         for start in range(0, len(texts), _PIECE):

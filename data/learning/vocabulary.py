@@ -61,18 +61,22 @@ def distinct(texts: pl.Series) -> Distinct:
 class ValueCounts:
     """Counts the values of several columns, a chunk at a time.
 
-    A column's counts are one merged table and newer ones. When the newer ones have as many rows as
-    the merged one, all are merged, so each row is merged a logarithmic number of times. Beyond a
-    budget in bytes, the largest columns move to a folder, partitioned by a hash of the value, and
-    are merged at the end, one partition after the other.
+    Counts are one merged table and newer ones. When the newer ones have as many rows as the merged
+    one, all are merged, so each row is merged a logarithmic number of times. Beyond a budget in
+    bytes, the largest counts move to a folder, partitioned by a hash of the value, and are merged
+    at the end, one partition after the other.
+
+    Args:
+        columns: what each column is counted as; columns of one name are counted together.
     """
 
-    def __init__(self, columns: Sequence[str], budget: int, folder: Path) -> None:
-        # The merged table of each column, and newer ones.
-        self._tables: dict[str, list[pl.DataFrame]] = {name: [] for name in columns}
+    def __init__(self, columns: Mapping[str, str], budget: int, folder: Path) -> None:
+        self._columns, names = columns, dict.fromkeys(columns.values())
+        # The merged table of each name, and newer ones.
+        self._tables: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
         # Added up here, as asking Polars each time takes longer than counting.
-        self._bytes = dict.fromkeys(columns, 0)
-        self._spilled = dict.fromkeys(columns, 0)
+        self._bytes = dict.fromkeys(names, 0)
+        self._spilled = dict.fromkeys(names, 0)
         self._budget = budget
         self._folder = folder
 
@@ -81,7 +85,7 @@ class ValueCounts:
 
         Lists count value by value.
         """
-        columns = {n: pl.col(n) for n in self._tables if n not in distinct}
+        columns = {n: pl.col(n) for n in self._columns if n not in distinct}
         counted = chunk.select(
             (one.explode() if isinstance(chunk.schema[name], pl.List) else one)
             .drop_nulls()
@@ -90,17 +94,18 @@ class ValueCounts:
             .alias(name)
             for name, one in columns.items()
         )
-        for name, tables in self._tables.items():
-            if name in distinct:
-                values, codes = distinct[name]
+        for column, name in self._columns.items():
+            if column in distinct:
+                values, codes = distinct[column]
                 counts = pl.Series(COUNT, np.bincount(codes, minlength=len(values)))
                 table = pl.DataFrame([values.alias(VALUE), counts])
                 table = table.filter((counts > 0) & table[VALUE].is_not_null())
             else:
-                table = counted[name][0].struct.unnest()
+                table = counted[column][0].struct.unnest()
                 table.columns = [VALUE, COUNT]
             if len(table):
                 self._append(name, table)
+            tables = self._tables[name]
             newer = sum(map(len, tables[1:]))
             if newer > _PENDING_ROWS and newer > len(tables[0]):
                 self._append(name, self._release(name))
@@ -115,7 +120,7 @@ class ValueCounts:
             self._spill(name)
 
     def tables(self, name: str) -> Iterator[pl.DataFrame]:
-        """A column's counts, released from memory: tables of `value` and `count`.
+        """The counts of a name, released from memory: tables of `value` and `count`.
 
         Each value appears once, in one of the tables.
         """
@@ -134,7 +139,7 @@ class ValueCounts:
         self._bytes[name] += int(table.estimated_size())
 
     def _release(self, name: str) -> pl.DataFrame:
-        """Remove all tables of a column and return them as one."""
+        """Remove all tables of a name and return them as one."""
         found = _summed(self._tables[name])
         self._tables[name].clear()
         self._bytes[name] = 0

@@ -39,6 +39,8 @@ class FieldEntry(Section):
     missing_row: Count | None = None  # of a missing value, if known
     unseen_row: Count | None = None  # of rare ids and ids absent from the training part, if any
     multi: bool = False  # whether a sample has any number of ids
+    table: FieldName | None = None  # the field whose table it uses; none: its own
+    pooling: Literal["sum", "mean"] = "sum"  # of the embeddings of a sample's ids
 
     @property
     def unknown_rows(self) -> tuple[int, ...]:
@@ -165,7 +167,7 @@ def prepared_summary(folder: Path) -> str:
     """Rows, fields and size of a prepared folder, for a person."""
     manifest = read_manifest(folder)
     lines = [f"  {part:<12}{counted(manifest.rows(part), 'row'):>21}" for part in PARTS]
-    ids = sum(entry.rows for entry in manifest.fields)
+    ids = sum(entry.rows for entry in manifest.fields if entry.table is None)
     size = sum(entry.bytes for shard in manifest.shards() for entry in shard.files.values())
     fields = counted(len(manifest.fields), "id field")
     lines.append(f"  {fields} with {counted(ids, 'row')} of tables together")

@@ -68,6 +68,8 @@ def open_prepared(folder: Path) -> Dataset:
         validation=open_part(folder, manifest, "validation") if has_validation else None,
         test=test,
         multi=tuple(entry.name for entry in manifest.multi()),
+        mean=tuple(entry.name for entry in manifest.multi() if entry.pooling == "mean"),
+        shared={n: entry.table for n, entry in entries.items() if entry.table is not None},
         has_weight=manifest.has_weight,
         unknown_rows={name: entry.unknown_rows for name, entry in entries.items()},
         unseen_rows={n: e.unseen_row for n, e in entries.items() if e.unseen_row is not None},

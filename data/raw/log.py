@@ -19,13 +19,16 @@ import polars as pl
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import (
     BOOLEANS,
+    JSON,
     LARGEST_WHOLE,
+    REMEDY_OF_JSON,
     UNITS,
     id_texts,
     number_of,
     part_of_time,
     remedy_of_time,
     seconds_of_time,
+    split,
     stripped,
     too_coarse,
     written_alike,
@@ -315,7 +318,8 @@ def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
         cells = frame[field.column or name]
         if cells.dtype == pl.String:
             cells = cells.filter(cells.str.contains_any(marks).fill_null(False))
-            cells = cells.str.split(field.separator)
+            split_cells = split(pl.col(cells.name), field.separator)
+            cells = cells.to_frame().select(split_cells).to_series()
         if isinstance(cells.dtype, pl.List | pl.Array) and cells.dtype.inner == pl.String:
             ids = cells.explode()
             found |= counts_of_marks(ids.filter(ids.is_in(marks).fill_null(False)))
@@ -468,9 +472,14 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
     if field.separator is not None:
         one, purpose = kind.inner if isinstance(kind, pl.List | pl.Array) else kind, "ids"
     _check_type(column, kind, purpose, _is_text(one))
-    cells = id_texts(column, kind, field.separator, field.max_ids, schema.missing, schema.rules)
+    cells = id_texts(
+        column, kind, field.separator, field.max_ids, schema.missing, schema.rules, field.keep
+    )
+    no_list = None
+    if field.separator == JSON and kind == pl.String:
+        no_list = _is_bad(column, types, cells.is_not_null())
     if not isinstance(field, Integers):
-        return _Typed(name, column, cells, None, "")
+        return _Typed(name, column, cells, no_list, REMEDY_OF_JSON)
     remedy = f"write whole numbers from 0 to {field.size - 1} (ids.{name}.size)"
 
     def whole(text: pl.Expr) -> pl.Expr:
@@ -485,6 +494,8 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
         return _Typed(name, column, pl.when(~bad).then(numbers), bad, remedy)
     numbers = cells.list.eval(whole(pl.element()))
     bad = numbers.list.eval(~is_good(pl.element())).list.any().fill_null(False)
+    if no_list is not None:
+        bad, remedy = bad | no_list, f"{remedy}, as a JSON list"
     good = numbers.list.eval(pl.element().filter(is_good(pl.element())))
     return _Typed(name, column, good, bad, remedy)
 

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
 
@@ -23,17 +31,40 @@ MOST_ROWS = 2**48
 _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
 
+# Keys of `_ManyIds` that are younger than its prepared folders.
+_LATER_KEYS = {"share", "keep", "pooling"}
+
+
 class _ManyIds(Section):
     """Keys of fields that may be multi-valued; `column` is by default the field's name."""
 
     column: str = ""
     separator: str | None = Field(None, min_length=1)  # between the ids of a cell; none: one id
-    max_ids: int | None = Field(None, ge=1, lt=2**31)  # keep only the first ids of a cell
+    max_ids: int | None = Field(None, ge=1, lt=2**31)  # of a cell; others are left out
+    keep: Literal["first", "last"] = "first"  # which ones, of more than `max_ids`
+    pooling: Literal["sum", "mean"] = "sum"  # of the embeddings of a cell
+    share: FieldName | None = None  # use the table and the vocabulary of this field
+
+    @model_serializer(mode="wrap")
+    def _without_unused_keys(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out later keys that are not used, as prepared folders are named by a schema."""
+        values = written(self)
+        for name in _LATER_KEYS & values.keys():
+            if values[name] == type(self).model_fields[name].default:
+                del values[name]
+        return values
 
     @model_validator(mode="after")
     def _only_cells_of_many_are_cut(self) -> _ManyIds:
         if self.max_ids is not None and self.separator is None:
             raise ValueError("found max_ids without separator; write both or neither")
+        if self.keep == "last" and self.max_ids is None:
+            raise ValueError("found keep: last without max_ids; write both or neither")
+        if self.pooling == "mean" and self.separator is None:
+            raise ValueError(
+                "found pooling: mean without separator, but a cell with one id has nothing to "
+                "average; write both or neither"
+            )
         return self
 
 
@@ -80,6 +111,11 @@ IdField = Vocabulary | Hashed | Integers | Quantiles | TimePart
 def is_multi(field: IdField) -> bool:
     """Whether a sample may have several ids of a field."""
     return not isinstance(field, Quantiles | TimePart) and field.separator is not None
+
+
+def table_of(name: str, field: IdField) -> str:
+    """The field whose table and vocabulary the field `name` uses."""
+    return getattr(field, "share", None) or name
 
 
 Transform = Literal["log1p", "minmax", "standard"]
@@ -167,12 +203,44 @@ def _names_alone(value: Any) -> Any:
 
 
 def _ids(value: Any) -> Any:
-    """Fill in the default encoding, `vocabulary`."""
+    """Fill in the default encoding, `vocabulary`, and what fields take from those they `share`."""
     value = _names_alone(value)
+    given = {}
     for name, options in value.items() if isinstance(value, dict) else ():
         if isinstance(options, dict):
+            given[name] = options
             value[name] = {"encode": "vocabulary", **options}
+    for name, options in given.items():
+        if isinstance(options.get("share"), str):
+            value[name] = {**_of_table(name, options["share"], given, value), **options}
     return value
+
+
+def _of_table(name: str, owner: str, given: dict[str, Any], known: dict[str, Any]) -> Any:
+    """The keys that describe the table of `owner`, for the field `name` that shares it."""
+    options, at_owner = given[name], known.get(owner)
+    if not isinstance(at_owner, dict) or owner == name:
+        others = [one for one in known if "share" not in (known[one] or ())]
+        instead = f"write one of {', '.join(others)}" if others else "leave it out"
+        raise ValueError(f"{name}: found share: {owner}, which is no other id field; {instead}")
+    if at_owner.get("share") is not None:
+        raise ValueError(
+            f"{name}: found share: {owner}, which itself shares the table of "
+            f"{at_owner['share']}; share a field that has a table of its own"
+        )
+    if at_owner["encode"] not in ("vocabulary", "hash", "integer"):
+        raise ValueError(
+            f"{name}: found share: {owner}, whose ids are made by encode: {at_owner['encode']}; "
+            "share a field of encode: vocabulary, hash or integer"
+        )
+    of_table = {key: one for key, one in at_owner.items() if key not in _ManyIds.model_fields}
+    for key in options:
+        if key not in _ManyIds.model_fields and options[key] != of_table.get(key):
+            raise ValueError(
+                f"{name}: found {key}: {options[key]} beside share: {owner}; leave it out, or "
+                f"write it at {owner}, whose table and ids both fields use"
+            )
+    return of_table
 
 
 def _label(value: Any) -> Any:

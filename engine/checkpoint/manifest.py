@@ -135,6 +135,8 @@ class DataEntry(Section):
     """What must be the same for a run to continue another; see `stampede.data.Dataset`."""
 
     vocabulary_sizes: dict[str, Count]
+    shared: dict[str, str] = Field(default_factory=dict)
+    mean: list[str] = Field(default_factory=list)
     vocabulary_sha256: str
     numbers: Count
     train_rows: Count
@@ -169,6 +171,8 @@ def data_entry(dataset: Dataset) -> DataEntry:
     """The manifest's entry for the data."""
     return DataEntry(
         vocabulary_sizes=dict(dataset.vocabulary_sizes),
+        shared=dict(dataset.shared),
+        mean=list(dataset.mean),
         vocabulary_sha256=dataset.vocabulary_sha256,
         numbers=dataset.numbers,
         train_rows=dataset.train.rows,

@@ -67,7 +67,7 @@ class Checkpoints:
             "config": config.model_dump(mode="json"),
             "tables": {
                 table_name(field): TableEntry(field=field, rows=rows, columns=columns)
-                for field, rows in dataset.vocabulary_sizes.items()
+                for field, rows in dataset.tables.items()
             },
             "data": data_entry(dataset),
             "world_size": processes.world_size,

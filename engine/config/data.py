@@ -143,6 +143,9 @@ class SizesSection(Section):
     ids_per_sample: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
         {}, description="mean number of ids per sample, by field; default 1"
     )
+    share: dict[FieldName, FieldName] = Field(
+        {}, description="further fields, and the field of `tables` whose table each uses"
+    )
     numbers: int = Field(0, ge=0, description="numeric inputs")
     zipf: float | None = Field(
         None,

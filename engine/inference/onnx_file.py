@@ -93,6 +93,7 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
     inputs, names = described_inputs(about, most_ids)
     fields: list[Field] = []
     encoders: dict[int, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Tensor]] = {}
     model = dense_model(trained)
     size = sum(weights.nbytes for weights in model.state_dict().values() if not weights.is_meta)
     for number, field in enumerate(about["fields"]):
@@ -102,9 +103,12 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
             encoders[number] = _label_encoder(field, texts, about)
             keys = encoders[number]["keys_strings"]
             size += sum(len(text.encode()) + _BYTES_BESIDES for text in keys)
-        table = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
-        fields.append(Field(field, kind, table, about["rules"]))
-        size += sum(tensor.nbytes for tensor in table.values())
+        table = field["table"] or name
+        if table not in tables:
+            stored = stored_rows(read_stored_field(trained.checkpoint, table), rows, table)
+            tables[table] = _buffers(stored)
+            size += sum(tensor.nbytes for tensor in tables[table].values())
+        fields.append(Field(field, kind, tables[table], about["rules"]))
         # Before the next table is read.
         if size > MOST_BYTES:
             raise RunFolderError(
@@ -278,40 +282,53 @@ def _scale(number: dict[str, Any]) -> tuple[float, float, float, float]:
     return 0.0, 1.0, -math.inf, math.inf
 
 
+def _buffers(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of `stored_rows` as a `Field` looks them up."""
+    first_order = stored["first_order"].unsqueeze(1)
+    if "scale" not in stored:
+        # One table is looked up faster than two.
+        return {"table": torch.cat([stored["embedding"], first_order], 1)}
+    scale = stored["scale"].unsqueeze(1)
+    return {"table": stored["embedding"], "first_order": first_order, "scale": scale}
+
+
 class Field(nn.Module):
-    """A field's table, and how values of an input of its `kind` become rows."""
+    """A field's table, see `_buffers`, and how values of an input of its `kind` become rows."""
 
     def __init__(
         self, about: dict[str, Any], kind: str, table: dict[str, Tensor], rules: int
     ) -> None:
         super().__init__()
         self.about, self.kind, self.rules = about, kind, rules
-        first_order = table["first_order"].unsqueeze(1)
-        self.register_buffer("scale", table["scale"].unsqueeze(1) if "scale" in table else None)
-        if self.scale is None:
-            # One table is looked up faster than two.
-            self.register_buffer("table", torch.cat([table["embedding"], first_order], 1))
-        else:
-            self.register_buffer("table", table["embedding"])
-            self.register_buffer("first_order", first_order)
+        for name in ("table", "first_order", "scale"):
+            self.register_buffer(name, table.get(name))
         if kind == "number":
             self.register_buffer("edges", torch.tensor(about["edges"], dtype=torch.float64))
 
     def forward(self, value: Tensor) -> Tensor:
-        """Embedding and first-order weight, `[samples, dim + 1]` float32; sums of several ids."""
+        """Embedding and first-order weight, `[samples, dim + 1]` float32.
+
+        They are sums or means over several ids.
+        """
         about = self.about
         if not about["multi"]:
             return self._weights(self._rows(value))
         # Leave out padding and ids beyond `max_ids`; add an id for a missing value.
         is_id = self._is_row(value)
         if about["max_ids"] is not None:
-            is_id = is_id & (is_id.cumsum(1) <= about["max_ids"])
+            place = is_id.cumsum(1)
+            if about["keep"] == "last":
+                place = is_id.sum(1, keepdim=True) - place + 1
+            is_id = is_id & (place <= about["max_ids"])
         rows = torch.where(is_id, value, 0)
         if about["missing_row"] is not None:
             is_missing = is_id.sum(1, keepdim=True) == 0
             missing = torch.where(is_missing, about["missing_row"], 0)
             rows, is_id = torch.cat([rows, missing], 1), torch.cat([is_id, is_missing], 1)
-        return (self._weights(rows) * is_id.unsqueeze(-1)).sum(1)
+        sums = (self._weights(rows) * is_id.unsqueeze(-1)).sum(1)
+        return (
+            sums / is_id.sum(1, keepdim=True).clamp(min=1) if about["pooling"] == "mean" else sums
+        )
 
     def _rows(self, value: Tensor) -> Tensor:
         """Rows of the values of samples with one each, `[samples]` int64."""

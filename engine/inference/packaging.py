@@ -58,7 +58,7 @@ def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> No
 
     `package.json` describes the inputs and lists the SHA-256 of all files. `dense.json` and
     `dense.safetensors` are the dense part. `tables/` and `vocabularies/` have a file for each
-    field. `load.py` is the loader.
+    field, but none for fields that use the `table` of another. `load.py` is the loader.
 
     Args:
         rows: how tables are stored, see `stored_rows`.
@@ -95,11 +95,11 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
     # One vocabulary or table at a time: only the largest must fit into memory.
     (folder / "vocabularies").mkdir()
     for name, of_field in meanings.items():
-        if of_field.values is not None:
+        if of_field.values is not None and of_field.entry.table is None:
             save(of_field.values().to_frame(), folder / "vocabularies" / f"{name}.parquet")
     (folder / "tables").mkdir()
-    for field in tqdm(about["fields"], "exporting tables", unit=" tables", delay=1):
-        name = field["name"]
+    names = [field["name"] for field in about["fields"] if field["table"] is None]
+    for name in tqdm(names, "exporting tables", unit=" tables", delay=1):
         tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
         save(tensors, folder / "tables" / f"{name}.safetensors")
     about = {"format": _FORMAT, **about}
@@ -165,6 +165,7 @@ def _described(meanings: RowMeanings) -> dict[str, Any]:
         "column": getattr(field, "column", "") or entry.name,
         "separator": getattr(field, "separator", None),
         "max_ids": getattr(field, "max_ids", None),
+        "keep": getattr(field, "keep", "first"),
         "encode": meanings.encode,
     }
     if field is None:

@@ -110,7 +110,7 @@ def dense_model(trained: Trained) -> CTRModel:
     Raises:
         RunFolderError: the checkpoint is damaged, or belongs to another network.
     """
-    model = build_model(trained.config, trained.data.vocabulary_sizes, trained.data.numbers)
+    model = build_model(trained.config, trained.data)
     check_same_network(trained.checkpoint, read_manifest(trained.checkpoint), model.state_dict())
     _read(trained, model, tables=False)
     return model.eval()

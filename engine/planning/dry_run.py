@@ -114,8 +114,10 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         DataError: a file of the data cannot be used.
     """
     data = planned_data(config)
-    config, _ = with_recipe(config, data.rows or LARGE_LOG, len(data.tables), cluster.world_size)
-    model = build_model(config, data.vocabulary_sizes, data.numbers)
+    config, _ = with_recipe(
+        config, data.rows or LARGE_LOG, len(data.vocabulary_sizes), cluster.world_size
+    )
+    model = build_model(config, data)
     kind, arguments = table_optimizer(
         config, scaled_hyperparameters(config).scaled, model.front.columns.dim
     )
@@ -308,6 +310,9 @@ def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
     forward, backward = work.bytes_on_the_way
     rank_of = [shard.rank for shard in shards]
 
+    def bags(shard: PlacedShard) -> int:
+        return local * len(work.tables[shard.table].ids_of_fields)
+
     def by_rank(cost: Callable[[PlacedShard], float]) -> np.ndarray:
         return np.bincount(rank_of, [cost(shard) for shard in shards], ranks)
 
@@ -316,7 +321,7 @@ def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
     # ranks exchange the rows' gradients and counts instead.
     def ids_from_each(shard: PlacedShard) -> float:
         # And the lengths of bags.
-        ids = work.lookups(shard) / ranks * work.data.id_bytes + local * INT
+        ids = work.lookups(shard) / ranks * work.data.id_bytes + bags(shard) * INT
         return 0 if shard.is_replicated else ids
 
     def copied(shard: PlacedShard) -> float:
@@ -324,7 +329,7 @@ def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
         return work.distinct_rows(shard) * row * (ranks - 1) if shard.is_replicated else 0
 
     ids, copies = by_rank(ids_from_each), by_rank(copied)
-    numbers = by_rank(lambda shard: 0 if shard.is_replicated else local * shard.columns)
+    numbers = by_rank(lambda shard: 0 if shard.is_replicated else bags(shard) * shard.columns)
     elsewhere = numbers.sum() - numbers
     row_sums = _row_sums(work, shards)
     # A ring all-reduce sends every part around twice.

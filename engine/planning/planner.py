@@ -147,7 +147,7 @@ def search_plan(
         constraints[name] = ParameterConstraints(
             sharding_types=[ShardingType.TABLE_WISE.value] if whole else list(sharding_types),
             min_partition=_SMALLEST_PARTITION,
-            pooling_factors=[table.ids_per_sample],
+            pooling_factors=list(table.ids_of_fields),
         )
     # TorchRec would take 0 bytes for its default.
     for_tables = max(1, cluster.usable - workload.common_bytes())

@@ -24,6 +24,7 @@ from stampede.engine.config.data import SizesSection, SyntheticSection
 from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
+from stampede.models.embedding_front import fields_of_tables
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.waiting_rows import is_replayable
@@ -49,19 +50,25 @@ _SAMPLES = (16, 32)
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """The table of an id field.
+    """A table.
 
     Attributes:
-        ids_per_sample: mean.
+        field: whose own it is.
+        ids_of_fields: mean ids per sample of each field that uses it.
         below: maps a row to the share of lookups that go to rows before it.
-        has_bags: whether a sample may have any number of ids.
+        has_bags: whether a sample may have any number of ids of a field.
     """
 
     field: str
     rows: int
-    ids_per_sample: float
+    ids_of_fields: tuple[float, ...]
     below: Callable[[int], float]
     has_bags: bool = False
+
+    @property
+    def ids_per_sample(self) -> float:
+        """Mean ids per sample of all fields together."""
+        return sum(self.ids_of_fields)
 
 
 @dataclass(frozen=True)
@@ -69,22 +76,20 @@ class PlannedData:
     """What a plan needs to know about the data.
 
     Attributes:
+        vocabulary_sizes, numbers, shared, mean: as of a `Dataset`.
         tables: in the order of the fields.
-        numbers: how many numeric inputs.
         assumed: how often rows are looked up, in words.
         rows: of the training part; None if only table sizes are known.
     """
 
-    tables: tuple[PlannedTable, ...]
+    vocabulary_sizes: Mapping[str, int]
     numbers: int
+    shared: Mapping[str, str]
+    tables: tuple[PlannedTable, ...]
     id_bytes: int
     assumed: str
     rows: int | None = None
-
-    @property
-    def vocabulary_sizes(self) -> dict[str, int]:
-        """Rows by field."""
-        return {table.field: table.rows for table in self.tables}
+    mean: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,8 @@ class Workload:
         """Bytes that a step allocates for a shard: received ids, lookup output, update."""
         lookups, states = self.lookups(shard), self.states
         samples = self.local_batch_size if shard.is_replicated else self.batch_size
+        # A bag of each field.
+        samples *= len(self.tables[shard.table].ids_of_fields)
         # Ids and lengths as they arrive, and again in the order of the tables.
         received = 0 if shard.is_replicated else 2 * (lookups * self.data.id_bytes + samples * INT)
         row = shard.columns * FLOAT
@@ -237,12 +244,14 @@ class Workload:
 
     def common_activation_bytes(self) -> int:
         """Bytes that a step allocates on every rank, wherever the tables are."""
-        batch, data, fields = self.local_batch_size, self.data, len(self.data.tables)
+        batch, data, fields = self.local_batch_size, self.data, len(self.data.vocabulary_sizes)
         ids = sum(t.ids_per_sample for t in data.tables) * data.id_bytes + fields * INT
         # The batch, its ids sorted by destination, label and weight.
         inputs = batch * (2 * ids + (data.numbers + 2) * FLOAT)
         # Embeddings as they arrive, in the order of the fields, and their gradient.
         pooled = 3 * batch * fields * self.columns * FLOAT
+        # And both again, divided by the number of ids.
+        pooled += 2 * batch * fields * self.columns * FLOAT if data.mean else 0
         layers = batch * self.dense_bytes_per_sample
         # Gradients, and the buckets that they are summed in.
         gradients = 2 * self.dense_weight_bytes()
@@ -305,7 +314,7 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     if isinstance(section, SyntheticSection):
         cardinalities = section.clicks().cardinalities()
         sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
-        return _from_sizes(sizes, {}, section.zipf, NUMBERS, 8, section.rows)
+        return _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
     if not isinstance(section, SizesSection):
         return _from_sample(open_prepared(data_folder(config)) if dataset is None else dataset)
     if not section.tables:
@@ -313,15 +322,27 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
             "data.tables is not given; write the rows of each id field's table, such as "
             "data.tables='{user: 1e9, item: 2e7}'"
         )
-    unknown = [field for field in section.ids_per_sample if field not in section.tables]
-    if unknown:
+    fields = [*section.tables, *section.share]
+    for key, named, known in (
+        ("ids_per_sample", section.ids_per_sample, fields),
+        ("share", section.share.values(), section.tables),
+    ):
+        unknown = [field for field in named if field not in known]
+        if unknown:
+            raise SettingsError(
+                f"data.{key}: {unknown[0]!r} is not a field of data.tables; write one of "
+                f"{', '.join(known)}"
+            )
+    twice = [field for field in section.share if field in section.tables]
+    if twice:
         raise SettingsError(
-            f"data.ids_per_sample: {unknown[0]!r} is not a field of data.tables; write one of "
-            f"{', '.join(section.tables)}"
+            f"data.share: {twice[0]!r} has a table of its own in data.tables; write it in one of "
+            "them only"
         )
-    id_bytes = 4 if max(section.tables.values()) < 2**31 else 8
-    ids = section.ids_per_sample
-    return _from_sizes(section.tables, ids, section.zipf, section.numbers, id_bytes)
+    sizes = section.tables | {field: section.tables[of] for field, of in section.share.items()}
+    id_bytes = 4 if max(sizes.values()) < 2**31 else 8
+    ids, numbers = section.ids_per_sample, section.numbers
+    return _from_sizes(sizes, section.share, ids, section.zipf, numbers, id_bytes)
 
 
 def zipf(rows: int, exponent: float) -> Callable[[int], float]:
@@ -342,6 +363,7 @@ def sampled(ids: np.ndarray) -> Callable[[int], float]:
 
 def _from_sizes(
     sizes: Mapping[str, int],
+    shared: Mapping[str, str],
     ids_per_sample: Mapping[str, float],
     exponent: float | None,
     numbers: int,
@@ -351,27 +373,33 @@ def _from_sizes(
     assumed = "every row of a table equally often"
     if exponent is not None:
         assumed = f"Zipf with exponent {exponent:g}, the most frequent id first"
-    ids = ids_per_sample
-    tables = tuple(
-        PlannedTable(field, size, ids.get(field, 1.0), zipf(size, exponent or 0.0), field in ids)
-        for field, size in sizes.items()
-    )
-    return PlannedData(tables, numbers, id_bytes, assumed, rows)
+    tables = []
+    for table, fields in fields_of_tables(sizes, shared).items():
+        ids = tuple(ids_per_sample.get(field, 1.0) for field in fields)
+        has_bags = any(field in ids_per_sample for field in fields)
+        below = zipf(sizes[table], exponent or 0.0)
+        tables.append(PlannedTable(table, sizes[table], ids, below, has_bags))
+    return PlannedData(sizes, numbers, shared, tuple(tables), id_bytes, assumed, rows)
 
 
 def _from_sample(dataset: Dataset) -> PlannedData:
     rows = torch.from_numpy(sampled_rows(dataset.train.rows)).to(dataset.train.device)
     samples = dataset.train.read(rows)
-    ids_of = [*samples.ids.T, *(bag.values for bag in samples.bags)]
+    sizes, shared = dataset.vocabulary_sizes, dataset.shared
+    columns = [*samples.ids.T, *(bag.values for bag in samples.bags)]
+    ids_of = {n: ids.cpu().numpy() for n, ids in zip(sizes, columns, strict=True)}
     tables = []
-    for (field, size), ids in zip(dataset.vocabulary_sizes.items(), ids_of, strict=True):
-        below = sampled(ids.cpu().numpy()) if len(ids) else zipf(size, 0.0)
-        has_bags = field in dataset.multi
-        tables.append(PlannedTable(field, size, len(ids) / len(rows), below, has_bags))
+    for table, fields in fields_of_tables(sizes, shared).items():
+        ids = [ids_of[field] for field in fields]
+        together = np.concatenate(ids)
+        below = sampled(together) if len(together) else zipf(sizes[table], 0.0)
+        means = tuple(len(some) / len(rows) for some in ids)
+        has_bags = any(field in dataset.multi for field in fields)
+        tables.append(PlannedTable(table, sizes[table], means, below, has_bags))
     assumed = f"as in {len(rows):,} rows of the training part"
-    return PlannedData(
-        tuple(tables), dataset.numbers, samples.ids.element_size(), assumed, dataset.train.rows
-    )
+    id_bytes, trained = samples.ids.element_size(), dataset.train.rows
+    given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
+    return PlannedData(*given, mean=dataset.mean)
 
 
 def sampled_rows(rows: int) -> np.ndarray:

@@ -29,11 +29,26 @@ CHUNKS = st.lists(st.lists(st.none() | TEXT, max_size=30), max_size=6)
 
 
 def counts_of(chunks, folder, budget):
-    counts = ValueCounts(["a", "b"], budget, folder)
+    counts = ValueCounts({"a": "a", "b": "b"}, budget, folder)
     for values in chunks:
         lists = pl.Series("b", [[v, v] for v in values], dtype=pl.List(pl.String))
         counts.add(pl.DataFrame([pl.Series("a", values, dtype=pl.String), lists]), {})
     return counts
+
+
+@settings(max_examples=30, deadline=None)
+@given(chunks=CHUNKS, others=CHUNKS, budget=st.sampled_from([1, 400, 10**9]))
+def test_columns_counted_together(tmp_path_factory, chunks, others, budget):
+    counts = ValueCounts({"a": "t", "b": "t"}, budget, tmp_path_factory.mktemp("counts"))
+    expected = Counter()
+    for one, other in zip(chunks, others, strict=False):
+        rows = max(len(one), len(other))
+        one, cells = one + [None] * (rows - len(one)), [other, *[[]] * (rows - 1)][:rows]
+        lists = pl.Series("b", cells, dtype=pl.List(pl.String))
+        counts.add(pl.DataFrame([pl.Series("a", one, dtype=pl.String), lists]), {})
+        expected.update(value for value in (*one, *(other if rows else ())) if value is not None)
+    rows = [row for table in counts.tables("t") for row in table.rows()]
+    assert sorted(rows) == sorted(expected.items())
 
 
 @settings(max_examples=60, deadline=None)

@@ -41,6 +41,7 @@ from support.preparing import (
     table,
     write,
 )
+from support.shop import SHOP, shop, write_shop
 from support.tampering import swap_users
 
 
@@ -134,6 +135,80 @@ def test_table_with_every_kind_of_column(tmp_path, form, monkeypatch):
             assert city.setdefault(name, row) == row
     assert city[""] == 7  # missing
     assert len(manifest["parts"]["train"]) == 4
+
+
+def test_lists_written_as_json_are_the_same_ids(tmp_path):
+    frame, found = shop(), []
+    cells = [cell.split("|") if cell else [] for cell in frame["history"]]
+    cells = [[*ids, 'a"\\é😀,] ', 7] for ids in cells]
+    texts = ["~".join(map(str, ids)) for ids in cells]
+    for name, separator, column in (
+        ("text", '"~"', texts),
+        ("json", "json", [json.dumps(ids, ensure_ascii=n % 2 > 0) for n, ids in enumerate(cells)]),
+    ):
+        folder = tmp_path / name
+        schema = SHOP.replace("max_ids: 4", "max_ids: 9").replace('"|"', separator)
+        write_shop(folder, schema, frame.assign(history=column))
+        arguments = ("table", str(folder / "log.csv"))
+        prepared(folder / "out", *arguments, schema=str(folder / "schema.yaml"))
+        found.append([arrays_of(folder / "out", part)[1] for part in PARTS])
+    assert found[0] == found[1]
+    vocabulary = vocabulary_of(tmp_path / "json/out", "item")
+    assert {'a"\\é😀,] ', "7"} <= set(vocabulary)
+
+
+@pytest.mark.parametrize("cell", ["a|b", '["a", b]', '["a",]', '["\\ud83d"]', "{}", '["a"'])
+def test_a_cell_that_is_no_json_list_is_a_bad_value(tmp_path, cell):
+    frame = shop()
+    frame.loc[100, "towns"] = cell
+    write_shop(tmp_path, frame=frame)
+    with pytest.raises(
+        DataError, match=r"log\.csv: line 102, column towns: .*write a JSON list"
+    ) as raised:
+        schema = str(tmp_path / "schema.yaml")
+        prepared(tmp_path / "out", "table", str(tmp_path / "log.csv"), schema=schema)
+    assert "\n" not in str(raised.value).strip()
+
+
+@pytest.mark.parametrize("options", [{}, {"counts_gb": 1e-9, "spool": False}])
+def test_fields_that_share_a_vocabulary(tmp_path, options, monkeypatch):
+    """Against pandas' counts over all columns of the training part together."""
+    monkeypatch.setattr("stampede.data.raw.files.BLOCK_BYTES", 1 << 11)
+    write_shop(tmp_path)
+    folder = prepared(
+        tmp_path / "out", "table", str(tmp_path / "log.csv"),
+        schema=str(tmp_path / "schema.yaml"), **options,
+    )  # fmt: skip
+    frame = pd.read_csv(tmp_path / "log.csv", dtype=str).replace("", np.nan)
+    parts = sequential_parts(len(frame), 0.1, 0.1)
+    cells = frame["history"].fillna("").str.split("|").str[-4:].explode().replace("", np.nan)
+    together = pd.concat([frame["item"], frame["last"], cells])
+    train = np.concatenate([parts, parts, np.repeat(parts, cells.index.value_counts(sort=False))])
+    rows, size = rows_by_pandas(together, train == 0, 3)
+    alone = rows_by_pandas(frame["item"], parts == 0, 3)[1]
+    assert size > alone  # some items are frequent enough in all columns together only
+    manifest = manifest_of(folder)
+    fields = {entry["name"]: entry for entry in manifest["fields"]}
+    assert {n: entry["table"] for n, entry in fields.items() if entry["table"]} == {
+        "last": "item", "history": "item", "towns": "town",
+    }  # fmt: skip
+    assert [name for name, entry in fields.items() if entry["pooling"] == "mean"] == ["history"]
+    assert {fields[name]["rows"] for name in ("item", "last", "history")} == {size}
+    assert {fields[name]["rows"] for name in ("town", "towns")} == {10}
+    names, count = list(fields), len(frame)
+    item, last, history = rows[:count], rows[count : 2 * count], rows[2 * count :]
+    history = history.groupby(level=0, sort=False).apply(list)
+    for number, part in enumerate(PARTS):
+        found, bags = arrays_of(folder, part)
+        ids = dict(zip(names, found["ids"].T, strict=False))
+        mask = parts == number
+        np.testing.assert_array_equal(ids["item"], item[mask])
+        np.testing.assert_array_equal(ids["last"], last[mask])
+        assert bags[names.index("history") - len(found["ids"].T)] == history[mask].tolist()
+    seen = manifest["source"]["unknown_ids"]["train"]
+    assert seen["history"]["unseen"] == pytest.approx(
+        (history[parts == 0].explode() == 1).mean(), abs=1e-12
+    )
 
 
 def test_a_file_that_grows_while_it_is_read(made_up, tmp_path):

@@ -17,6 +17,10 @@ from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import table
 
 GOOD = "label: y\nids: [user]\n"
+SHARED = (
+    "label: y\nids: {{i: {{}}, q: {{encode: quantiles, buckets: 2}}, s: {{share: i}}, "
+    "h: {{share: {}}}}}\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,17 @@ GOOD = "label: y\nids: [user]\n"
         ("label: y\nids: {u: {max_ids: 2}}", ["ids.u", "max_ids without separator"]),
         ("label: y\nids: {u: {min_count: 0}}", ["ids.u.min_count: found 0"]),
         ("label: y\nids: {w: {encode: weekday}}", ["ids.w", "needs the section `time`"]),
+        (SHARED.format("itm"), ["ids: h: found share: itm, which is no other", "one of i, q"]),
+        (SHARED.format("h"), ["ids: h: found share: h, which is no other", "one of i, q"]),
+        (SHARED.format("q"), ["ids: h: found share: q, whose ids are made by encode: quantiles"]),
+        (SHARED.format("s"), ["h: found share: s, which itself shares the table of i"]),
+        (SHARED.format("i, min_count: 2"), ["h: found min_count: 2 beside share: i; leave it out"]),
+        (SHARED.format("i, encode: hash"), ["h: found encode: hash beside share: i; leave it"]),
+        ("label: y\nids: {a: {share: b}, b: {share: a}}", ["share: b, which itself shares", "a;"]),
+        ("label: y\nids: {a: {share: b}}", ["share: b, which is no other id field; leave it out"]),
+        ("label: y\nids: {u: {keep: last}}", ["ids.u", "keep: last without max_ids; write both"]),
+        ("label: y\nids: {u: {pooling: mean}}", ["ids.u", "pooling: mean without separator"]),
+        ("label: y\nids: {u: {separator: '|', pooling: max}}", ["ids.u.pooling: found 'max'"]),
         ("label: y\nids: {../u: {}}", ["field '../u': write letters, digits"]),
         ("label: y\nids: [user", ["line 3: not valid YAML"]),
     ],
@@ -52,6 +67,16 @@ def test_mistakes_name_the_key_and_the_remedy(tmp_path, text, words):
         load_schema(path)
     assert str(raised.value).startswith(str(path))
     assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_fields_that_share_are_written_as_the_table_they_use():
+    ids = {"i": {"encode": "hash", "buckets": 9}, "h": {"share": "i", "separator": "|"}, "u": {}}
+    schema = Schema(label="y", ids=ids)
+    assert (schema.ids["h"].encode, schema.ids["h"].buckets) == ("hash", 9)
+    written = schema.model_dump(mode="json")
+    assert Schema.model_validate(written) == schema
+    # The names of folders that were prepared without the key do not change.
+    assert "share" not in written["ids"]["u"] and written["ids"]["h"]["share"] == "i"
 
 
 SCHEMA = """

@@ -7,15 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
-from torchrec.distributed import embeddingbag
 
-from stampede.data import Batch
-from stampede.engine import build
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.processes import processes
 from stampede.engine.step import add_tile, average_gradients_, sum_over_ranks
-from stampede.optim import CowClipTables
+from support.in_float64 import compute_in_float64
 from support.jobs import assert_same_training, losses_and_weights, run_small, same_end, tensors_of
 from support.ranks import run_ranks
 from support.reading import prepared, run_prepared
@@ -24,47 +20,14 @@ from support.stopping import stopped_on_last_rank, undisturbed_runs
 
 def run_in_float64(*arguments):
     """See `run_small`."""
-    _compute_in_float64()
+    compute_in_float64()
     return run_small(*arguments)
 
 
 def stopped_in_float64(*arguments):
     """See `stopped_on_last_rank`."""
-    _compute_in_float64()
+    compute_in_float64()
     return stopped_on_last_rank(*arguments)
-
-
-def _compute_in_float64():
-    """Make this process compute what it reads as float32 in float64; initial weights are the same.
-
-    Tables are updated by the kernels in PyTorch, and layers computed by torch. All else is as ever.
-    """
-    Tensor.float = Tensor.double
-    move_dense, split, output, to = (
-        build.move_dense, CowClipTables._apply_split, CowClipTables._output, Batch.to,
-    )  # fmt: skip
-
-    def moved(model, device):
-        for child in model.children():
-            if child is not model.front:
-                child.double()
-        model.bias.data = model.bias.data.double()
-        move_dense(model, device)
-
-    def allocated(tbe, *sizes, **options):
-        split(tbe, *sizes, **{**options, "dtype": torch.float64})
-
-    def sent(batch, *arguments, **options):
-        batch = to(batch, *arguments, **options)
-        for name in ("dense", "label", "weight"):
-            setattr(batch, name, getattr(batch, name).double())
-        return batch
-
-    build.move_dense, Batch.to, CowClipTables._apply_split = moved, sent, allocated
-    # FBGEMM's lookup gives float32.
-    CowClipTables._is_pooled_here = lambda tbe: True
-    CowClipTables._output = lambda tbe, *given: output(tbe, *given).double()
-    embeddingbag.data_type_to_dtype = lambda _: torch.float64
 
 
 pytestmark = pytest.mark.slow

@@ -20,6 +20,7 @@ ids:
   member: {min_count: 1}
   hashed: {encode: hash, column: member, buckets: 7}
   marks: {separator: "|", min_count: 1}
+  last: {column: tags, separator: "|", max_ids: 2, keep: last, share: tags, pooling: mean}
 numbers:
   price: {bins: 6, transform: [standard]}
   views: {bins: 4}

@@ -81,9 +81,7 @@ def train_an_epoch_in(here: Processes, config: Config) -> Trained:
         for step, sent in enumerate(prefetch(reader.training(), job.front, here.device), 1)
     ]
     evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
-    tables = {
-        f: gather_field(job.model, f, config.model.dim, here) for f in dataset.vocabulary_sizes
-    }
+    tables = {f: gather_field(job.model, f, config.model.dim, here) for f in dataset.tables}
     dense = {name: p.detach().clone() for name, p in job.dense_parameters.items()}
     plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
     return Trained(losses, evaluation, tables, dense, plan)

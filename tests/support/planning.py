@@ -17,7 +17,7 @@ def planned_config(*overrides, world_size=1, batch_size=64):
 def work_of(config, world_size=1):
     """The workload of a configuration."""
     data = planned_data(config)
-    model = build_model(config, data.vocabulary_sizes, data.numbers)
+    model = build_model(config, data)
     return workload(config, data, model, world_size)
 
 

@@ -15,7 +15,8 @@ def write_prepared(folder: Path, parts, fields, shard_rows=None, **described) ->
     Args:
         parts: by name, arrays by the names of the manifest; the offsets are those of the whole
             part.
-        fields: `{name: (rows of its table, multi)}`, single-valued ones first.
+        fields: `{name: (rows of its table, multi, more)}`, single-valued ones first; `more` of a
+            `FieldEntry` may be left out.
         shard_rows: rows of a shard; default: one shard.
         described: more of the manifest.
     """
@@ -24,8 +25,8 @@ def write_prepared(folder: Path, parts, fields, shard_rows=None, **described) ->
     manifest = Manifest(
         version="0",
         fields=[
-            FieldEntry(name=name, rows=rows, missing_row=0, multi=multi)
-            for name, (rows, multi) in fields.items()
+            FieldEntry(name=name, rows=rows, missing_row=0, multi=multi, **dict(*more))
+            for name, (rows, multi, *more) in fields.items()
         ],
         numbers=[f"I{i + 1}" for i in range(some["numbers"].shape[1])],
         ids_dtype=str(some["ids"].dtype),

@@ -86,7 +86,7 @@ class Encoder:
         self._vocabularies = {
             field["name"]: _Vocabulary(folder / "vocabularies" / f"{field['name']}.parquet", field)
             for field in about["fields"]
-            if field["encode"] == "vocabulary"
+            if field["encode"] == "vocabulary" and not field.get("table")
         }
         used = [one["column"] for one in (*about["fields"], *about["numbers"]) if one["column"]]
         timed = [about["time"]["column"]] if about["time"] else []
@@ -175,8 +175,12 @@ class Encoder:
             field["max_ids"],
             self._about["missing"],
             self._about["rules"],
+            field.get("keep", "first"),
         )
         cells = ids.to_frame().select(texts).to_series()
+        if field["separator"] == formulas.JSON:
+            bad = ids.is_not_null() & cells.is_null()
+            bad_values.found(bad, ids, column, formulas.REMEDY_OF_JSON)
         if encode not in ("vocabulary", "hash"):
             cells = _whole_numbers(cells, field, bad_values)
         if not field["multi"]:
@@ -193,7 +197,7 @@ class Encoder:
         is_list = isinstance(ids.dtype, pl.List)
         if not (ids.dtype.inner if is_list else ids.dtype).is_float():
             return ids
-        if field["encode"] == "vocabulary" and self._vocabularies[field["name"]].is_of_floats:
+        if field["encode"] == "vocabulary" and self._vocabulary(field).is_of_floats:
             return ids
         is_good, remedy = _is_whole, _NO_ID
         if field["encode"] == "hash":
@@ -202,10 +206,14 @@ class Encoder:
         ids = _good_alone(ids, is_good, field["column"], remedy, bad_values)
         return ids.cast(pl.List(pl.Int64) if is_list else pl.Int64)
 
+    def _vocabulary(self, field: Mapping[str, Any]) -> _Vocabulary:
+        """The field's own, or that of the field whose table it uses."""
+        return self._vocabularies[field.get("table") or field["name"]]
+
     def _rows_of(self, field: Mapping[str, Any], texts: pl.Series) -> np.ndarray:
         """Row of each id; null means missing."""
         if field["encode"] == "vocabulary":
-            rows = self._vocabularies[field["name"]].rows(texts)
+            rows = self._vocabulary(field).rows(texts)
         elif field["encode"] == "hash":
             rows = formulas.bucket(texts, field["buckets"], field["seed"])
         else:

@@ -188,9 +188,13 @@ class Model:
         self.columns = self._encoder.columns
         self.bad_values: dict[str, int] = {}
         self._device = device
-        self._tables = [
-            load_file(folder / f"tables/{name}.safetensors", str(device)) for name in self.fields
-        ]
+        # A field may use the table of another.
+        names = [field.get("table") or field["name"] for field in about["fields"]]
+        tables = {
+            name: load_file(folder / f"tables/{name}.safetensors", str(device))
+            for name in dict.fromkeys(names)
+        }
+        self._tables = [tables[name] for name in names]
         graph = parsed(read_file(folder / "dense.json"))
         weights = load_file(folder / "dense.safetensors")
         self._dense = _sibling("dense").Dense(graph, weights, device)
@@ -279,7 +283,8 @@ class Model:
         numbers = torch.from_numpy(encoded.numbers)
         # Where the ids of each sample start, and end.
         bounds = [None if n is None else np.append(0, np.cumsum(n)) for n in encoded.lengths]
-        fields = list(zip(self._tables, encoded.ids, bounds, strict=True))
+        is_mean = [field.get("pooling") == "mean" for field in self.about["fields"]]
+        fields = list(zip(self._tables, is_mean, encoded.ids, bounds, strict=True))
         found = [np.empty(0, np.float32)]
         for start in range(0, len(numbers), batch_size):
             batch = slice(start, start + batch_size)
@@ -289,7 +294,12 @@ class Model:
         return np.concatenate(found)
 
     def _looked_up(
-        self, table: dict[str, Tensor], ids: np.ndarray, bounds: np.ndarray | None, batch: slice
+        self,
+        table: dict[str, Tensor],
+        is_mean: bool,
+        ids: np.ndarray,
+        bounds: np.ndarray | None,
+        batch: slice,
     ) -> Tensor:
         """Embedding and first-order weight of some samples of a field, `[n, dim + 1]`."""
         if bounds is None:
@@ -297,7 +307,8 @@ class Model:
         bounds = bounds[batch.start : batch.stop + 1]
         rows = looked_up(table, torch.from_numpy(ids[bounds[0] : bounds[-1]]).to(self._device))
         lengths = torch.from_numpy(np.diff(bounds)).to(self._device)
-        return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
+        sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
+        return sums / lengths.clamp(min=1).unsqueeze(1) if is_mean else sums
 
 
 def looked_up(table: Mapping[str, Tensor], rows: Tensor | slice) -> Tensor:

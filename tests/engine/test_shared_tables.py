@@ -1,0 +1,281 @@
+"""Runs whose fields share tables: every place where tables are counted, stored, and looked up."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+
+from stampede import DataError, open_run
+from stampede.engine import export
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.retention import newest
+from stampede.engine.config.load import load_config
+from stampede.engine.inference.package import update
+from stampede.engine.planning.dry_run import dry_run
+from stampede.engine.planning.planner import Cluster
+from stampede.settings import SettingsError
+from support.jobs import lines, tensors_of
+from support.packages import loaded, logits_alone
+from support.periods import period, train
+from support.planning import gpus, planned_config
+from support.predicting import run_command
+from support.shop import SHOP, shop, train_on_shop, write_shop
+from support.warm_starts import begun, weights_name
+
+TABLES = ["user", "item", "town"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = write_shop(tmp_path_factory.mktemp("shop"))
+    return train_on_shop(folder, "train.epochs=2")
+
+
+@pytest.fixture(scope="module")
+def rows_to_score():
+    frame = shop(40, seed=8).drop(columns="clicked").astype(str)
+    frame.loc[0, ["item", "history", "last", "towns"]] = ["new", "i1|new|i0|i2|i3|i4", "new", ""]
+    return frame
+
+
+def test_a_run_has_each_table_once(trained):
+    manifest = read_manifest(newest(trained / "checkpoints"))
+    assert [table.field for table in manifest.tables.values()] == TABLES
+    assert manifest.data.shared == {"last": "item", "history": "item", "towns": "town"}
+    weights = {name for name in manifest.tensors if name.startswith("model.front.")}
+    assert weights == {weights_name(name) for name in TABLES}
+    run = open_run(trained)
+    item = run.embeddings("item")
+    assert run.fields["history"] == run.fields["last"] == len(item)
+    assert item.index[2:].is_unique and "i1" in item.index
+    pd.testing.assert_frame_equal(run.embeddings("history").rename_axis("item"), item)
+    kept = [path.name for path in (trained / "inputs/learned").glob("*.parquet")]
+    assert sorted(kept) == ["item.parquet", "user.parquet"]
+
+
+def by_hand(run, frame):
+    """Means of embeddings of the last items in `history`, from the ids in the log."""
+    item = run.embeddings("item")
+    known = item.to_dict("index")
+    found = []
+    for cell in frame["history"]:
+        ids = [one for one in cell.split("|") if one][-4:] or ["<missing>"]
+        rows = [known.get(one) or known["<rare or unseen>"] for one in ids]
+        found.append(pd.DataFrame(rows).mean())
+    return np.stack(found)
+
+
+@pytest.mark.slow
+def test_packages_score_as_the_run(trained, rows_to_score, tmp_path, capsys):
+    run = open_run(trained)
+    expected = run.score(rows_to_score)
+    assert expected.std() > 0.02
+    assert export.main([str(trained), str(tmp_path / "package")]) == 0
+    assert "3 tables in fp32" in capsys.readouterr().out
+    for kind in ("tables", "vocabularies"):
+        found = {path.stem for path in (tmp_path / "package" / kind).iterdir()}
+        assert found == set(TABLES) - ({"town"} if kind == "vocabularies" else set())
+    columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
+    (found,) = logits_alone(tmp_path / "package", [columns], tmp_path)
+    np.testing.assert_allclose(1 / (1 + np.exp(-np.array(found))), expected, atol=1e-6)
+    model = loaded(tmp_path / "package")
+    encoded = model._encoder(columns)
+    bag, lengths = (one[model.fields.index("history")] for one in (encoded.ids, encoded.lengths))
+    table = torch.from_numpy(run.embeddings("item").to_numpy())
+    cells = torch.tensor(bag).split(lengths.tolist())
+    means = torch.stack([table[ids].mean(0) for ids in cells])
+    np.testing.assert_allclose(means, by_hand(run, rows_to_score), atol=1e-6)
+
+
+def test_a_cell_that_is_no_json_list_is_refused_in_scoring(trained, rows_to_score, tmp_path):
+    frame = rows_to_score.assign(towns="a|b")
+    with pytest.raises(DataError, match=r"column towns: .*write a JSON list"):
+        open_run(trained).score(frame)
+    assert export.main([str(trained), str(tmp_path / "package")]) == 0
+    package = loaded(tmp_path / "package")
+    with pytest.raises(ValueError, match=r"column towns: found 'a\|b'; write a JSON list"):
+        package.score(frame)
+    found = package.score(frame, on_bad_value="missing")
+    np.testing.assert_array_equal(found, package.score(frame.assign(towns="")))
+
+
+@pytest.mark.slow
+def test_an_onnx_file_holds_each_table_once(trained, rows_to_score, tmp_path):
+    expected = open_run(trained).score(rows_to_score)
+    file = tmp_path / "model.onnx"
+    assert export.main([str(trained), str(file), "--format", "onnx"]) == 0
+    content = file.read_bytes()
+    # Weights are stored as they are in memory.
+    rows = len(open_run(trained).embeddings("item"))
+    session = onnxruntime.InferenceSession(content)
+    described = json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
+    assert export.main([str(trained), str(tmp_path / "package")]) == 0
+    package = loaded(tmp_path / "package")
+    columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
+    table = torch.cat([
+        package._tables[package.fields.index("item")]["embedding"],
+        package._tables[package.fields.index("item")]["first_order"].unsqueeze(1),
+    ], 1)  # fmt: skip
+    assert len(table) == rows and content.count(table.numpy().tobytes()) == 1
+    encoded = package._encoder.rows(columns, ["town", "towns"])
+    inputs = {}
+    for one in described:
+        values = columns[one["column"]]
+        if one["kind"] == "row":
+            inputs[one["name"]] = encoded[one["fields"][0]]
+        elif one["kind"] == "number":
+            inputs[one["name"]] = np.array(values, float)
+        elif one["multi"]:
+            cells = [cell.split("|") for cell in values]
+            most = max(map(len, cells))
+            cells = [cell + [""] * (most - len(cell)) for cell in cells]
+            inputs[one["name"]] = np.array(cells, object)
+        else:
+            inputs[one["name"]] = np.array(values, object)
+    (found,) = session.run(["probability"], inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_the_plan_of_prepared_data_has_each_table_once(trained):
+    config = load_config(trained / "config.yaml")
+    done = dry_run(config, Cluster(2, 2, "cpu", 10**10))
+    assert [table.field for table in done.work.data.tables] == TABLES
+    item = done.work.tables["t_item"]
+    frame = pd.read_csv(trained.parent / "log.csv", dtype=str, keep_default_na=False)[:432]
+    history = frame["history"].str.split("|").str.len().clip(upper=4).mean()
+    assert item.ids_of_fields == pytest.approx((1.0, 1.0, history))
+    assert item.has_bags and not done.work.tables["t_user"].has_bags
+
+
+def test_a_plan_from_sizes(tmp_path):
+    given = ["data.tables={item: 100000, user: 1000}", "data.ids_per_sample={history: 50}"]
+    apart = ["data.tables={item: 100000, user: 1000, history: 100000}", given[1]]
+    shared = dry_run(planned_config(*given, "data.share={history: item}"), gpus(1, 80))
+    separate = dry_run(planned_config(*apart), gpus(1, 80))
+    assert shared.to_dict()["tables"]["item"] == {"rows": 100_000, "ids_per_sample": 51.0}
+    assert shared.costs.lookups == pytest.approx(separate.costs.lookups)
+    weights = [done.work.table_bytes() for done in (shared, separate)]
+    assert weights[0] * 201 == weights[1] * 101
+    assert shared.work.common_activation_bytes() == separate.work.common_activation_bytes()
+    for share, words in (
+        ("{history: itm}", "data.share: 'itm' is not a field of data.tables; write one of item"),
+        ("{user: item}", "data.share: 'user' has a table of its own in data.tables"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            dry_run(planned_config(given[0], f"data.share={share}"), gpus(1, 80))
+
+
+def test_clips_of_tables_are_watched_whole(tmp_path):
+    """Of a table whose ids come in bags, the rows of all fields; else of all fields together."""
+    kept = [line for line in SHOP.splitlines() if "separator" not in line]
+    schema = "\n".join(kept)
+    folder = write_shop(tmp_path, schema)
+    run = train_on_shop(folder, "train.clip_stats_every=1", "train.batch_size=432")
+    found = next(line for line in lines(run) if line["kind"] == "clipping")
+    frame = pd.read_csv(folder / "log.csv", dtype=str, keep_default_na=False)[:432]
+    counts = pd.concat([frame["item"], frame["last"].replace("", np.nan)]).value_counts()
+    touched = int((counts >= 3).sum()) + 2  # and the rows of missing and of rare items
+    assert found["fields"]["item"]["touched"] == touched
+    assert found["left_out"] == [] and "last" not in found["fields"]
+
+
+@pytest.mark.slow
+def test_tables_that_were_shared_or_are_now_start_from_their_rows(trained, tmp_path):
+    apart = SHOP.replace("share: item", "min_count: 1")
+    folder = write_shop(tmp_path / "apart", apart)
+    path, _, report = begun(folder, [f"checkpoint.init_from={trained}", "run.seed=5"])
+    found, saved = tensors_of(path), tensors_of(newest(trained / "checkpoints"))
+    then = pl.read_parquet(trained / "inputs/learned/item.parquet")["value"].to_list()
+    cache = next(folder.glob("cache/*/learned"))
+    for field in ("item", "history", "last"):
+        now = pl.read_parquet(cache / f"{field}.parquet")["value"].to_list()
+        common = set(then) & set(now)
+        assert len(common) > 5
+        for text in common:
+            row, was = now.index(text) + 2, then.index(text) + 2
+            assert torch.equal(found[weights_name(field)][row], saved[weights_name("item")][was])
+    assert {one["field"] for one in report["fields"]} == {"user", "item", "history", "last", "town"}
+    # And back: the fields use the rows of `item`; those of the others are not taken.
+    other = train_on_shop(folder)
+    back = write_shop(tmp_path / "back")
+    path, _, report = begun(back, [f"checkpoint.init_from={other}", "run.seed=5"])
+    fields = {one["field"]: one for one in report["fields"]}
+    assert fields["history"]["why"] == fields["last"]["why"] == "not in this run"
+    assert fields["item"]["loaded"] > 5
+    found, saved = tensors_of(path), tensors_of(newest(other / "checkpoints"))
+    rows = pl.read_parquet(next(back.glob("cache/*/learned")) / "item.parquet")["value"].to_list()
+    was = pl.read_parquet(cache / "item.parquet")["value"].to_list()
+    row = (rows.index("i1") + 2, was.index("i1") + 2)
+    name = weights_name("item")
+    assert torch.equal(found[name][row[0]], saved[name][row[1]])
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    """Three periods; the items of each are half new."""
+    folder = tmp_path_factory.mktemp("days")
+    for number, first in enumerate((0, 20, 40), 1):
+        shop(300, first, seed=number).to_csv(folder / f"log{number}.csv", index=False)
+    (folder / "schema.yaml").write_text(SHOP)
+    (folder / "ads.yaml").write_text(
+        f"data: {{kind: table, schema_file: {folder}/schema.yaml, path: '{folder}/log*.csv'}}\n"
+        f"run: {{dir: {folder}/runs}}\n"
+        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0}\n"
+        "train: {batch_size: 64}\n"
+        "optim: {embedding: {lr: 1e-2, rows: all}}\n"
+    )
+    train(folder / "ads.yaml", ["checkpoint.keep=9"])
+    return folder
+
+
+@pytest.mark.slow
+def test_shared_vocabularies_grow(days, tmp_path):
+    files = [period(days, number) / "inputs/learned/item.parquet" for number in (1, 2, 3)]
+    ids = [pl.read_parquet(file)["value"].to_list() for file in files]
+    for then, now in pairwise(ids):
+        assert now[: len(then)] == then and len(now) > len(then)
+    logs = [pd.read_csv(days / f"log{n}.csv", dtype=str, keep_default_na=False) for n in (1, 2, 3)]
+    counts = pd.Series(dtype=float)
+    for number, log in enumerate(logs):
+        cells = log["history"].str.split("|").str[-4:].explode()
+        column = pd.concat([log["item"], log["last"], cells])
+        counts = counts.add(column[column != ""].value_counts(), fill_value=0)
+        assert set(ids[number]) == set(counts.index[counts >= 3])
+    # Scored before it is trained on, by the model of the previous period.
+    before = open_run(period(days, 2))
+    scores = torch.from_numpy(before.score(days / "log3.csv"))
+    labels = torch.tensor(logs[2]["clicked"].astype(float).to_numpy())
+    logloss = float(torch.nn.functional.binary_cross_entropy(scores, labels))
+    line = [line for line in lines(days / "runs/ads") if line["kind"] == "period"][2]
+    assert line["logloss"] == pytest.approx(logloss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_deltas_hold_shared_tables_once(days, tmp_path):
+    full = {}
+    for number in (1, 2):
+        full[number] = tmp_path / f"full{number}"
+        assert export.main([str(period(days, number)), str(full[number])]) == 0
+    arguments = [period(days, 2), tmp_path / "delta", "--since", full[1]]
+    status, said = run_command(export.main, *arguments)
+    assert status == 0, said
+    tables = {path.stem for path in (tmp_path / "delta/changes").glob("*.safetensors")}
+    assert tables == set(TABLES)
+    made = update.apply(full[1], [tmp_path / "delta"], tmp_path / "made")
+    frame = pl.from_pandas(shop(30, 20, seed=9).drop(columns="clicked").astype(str))
+    expected = open_run(period(days, 2)).score(frame)
+    np.testing.assert_allclose(loaded(made).score(frame), expected, atol=1e-6)
+
+
+def test_continuing_needs_the_same_sharing(trained, tmp_path):
+    folder = write_shop(tmp_path / "again")
+    options = ["train.epochs=1", "run.name=one"]
+    train_on_shop(folder, *options)
+    (folder / "schema.yaml").write_text(SHOP.replace("last: {share: item}", "last: {min_count: 3}"))
+    with pytest.raises(Exception, match=r"(?s)shared"):
+        train_on_shop(folder, "train.epochs=2", "run.name=one", "checkpoint.resume=auto")
