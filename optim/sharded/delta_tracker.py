@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.distributed.model_tracker.model_delta_tracker import (
     ModelDeltaTracker,
     ModelDeltaTrackerTrec,
@@ -15,7 +15,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.rules import SGD, RowWiseAdagrad
 from stampede.optim.settings import UpdateSettings
-from stampede.optim.sharded.tables import CowClipTables
 
 
 def check_tracking(record_fn: Callable[..., None], tables: Mapping[str, UpdateSettings]) -> None:
@@ -46,13 +45,18 @@ def check_tracking(record_fn: Callable[..., None], tables: Mapping[str, UpdateSe
 
 def record_states(
     record_fn: Callable[..., None],
+    ours: type[nn.Module],
     features: KeyedJaggedTensor,
     output: Tensor,
     kernel: Any,
 ) -> None:
-    """Hand the first state of looked-up rows, or its norm, to a tracker, table by table."""
+    """Hand the first state of looked-up rows, or its norm, to a tracker, table by table.
+
+    Args:
+        ours: the class of tables with CowClip; other tables have no states to hand over.
+    """
     tables, tracker = kernel.emb_module, getattr(record_fn, "__self__", None)
-    if not (isinstance(tables, CowClipTables) and isinstance(tracker, ModelDeltaTrackerTrec)):
+    if not (isinstance(tables, ours) and isinstance(tracker, ModelDeltaTrackerTrec)):
         record_fn(features, output, kernel)
         return
     states = [states[0] for states in tables.split_optimizer_states()]

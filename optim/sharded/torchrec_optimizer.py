@@ -235,7 +235,7 @@ class CowClipLookup:
     def register_optim_state_tracker_fn(self, record_fn: Callable[..., None]) -> None:
         """Let a tracker record optimizer states; TorchRec's own way allows one table a lookup."""
         check_tracking(record_fn, self._settings)
-        super().register_optim_state_tracker_fn(partial(record_states, record_fn))
+        super().register_optim_state_tracker_fn(partial(record_states, record_fn, CowClipTables))
 
     @property
     def module(self) -> CowClipLookup:
