@@ -41,7 +41,7 @@ bench: setup
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV_PYTHON) -m pyright --pythonpath $(VENV_PYTHON)
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV_PYTHON) -m pyright --project pyproject.toml --pythonpath $(VENV_PYTHON)
 
 # The site's tools come into .venv with the first build.
 docs: setup
