@@ -196,9 +196,9 @@ class Watchdog:
         key = "slow_hang_seconds" if slow else "hang_seconds"
         after = f"run.{key}={getattr(settings, key):g}"
         sentence = (
-            f"the run hangs: {reason}. After {after} its processes end with status {HUNG}; "
-            "checkpoint.resume=auto continues from the newest checkpoint, also in a restart by "
-            f"torchrun; stacks are in {self._folder / 'hang_rank_*.txt'}"
+            f"the run hangs: {reason}. After {after} its processes end with status {HUNG}; a "
+            "restart by torchrun, or checkpoint.resume=auto, continues from the newest checkpoint; "
+            f"stacks are in {self._folder / 'hang_rank_*.txt'}"
         )
         said = f"{sentence}\n\n{_stuck(self._rank, self._status())}\n\n"
         # The disk may be full.

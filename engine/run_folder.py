@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.plots import draw_curve
-from stampede.engine.processes import restarts
+from stampede.engine.processes import launched_by
 from stampede.engine.recorded import check_line, check_summary
 from stampede.files import (
     MOST_MANIFEST,
@@ -55,6 +55,8 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.curve = path / "curve.png"
         self.metrics_lines = 0
+        # Names the torchrun that started the run.
+        self._launch_file = path / ".torchrun"
         # Beside the folder, so that `run.overwrite` leaves it.
         self._lock_file = path.with_name(f".{path.name}.lock")
         self._lock: BinaryIO | None = None
@@ -80,7 +82,7 @@ class RunFolder:
 
         Returns:
             Whether to continue the run in it, if it has a checkpoint: the configuration says so, or
-            it says to overwrite and torchrun has restarted the processes.
+            torchrun has restarted the processes of that run.
 
         Raises:
             RunFolderError: another run uses it, it exists and may not be overwritten, or its
@@ -107,9 +109,10 @@ class RunFolder:
         with suppress(OSError):
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n".encode())
-        # What a restart of torchrun would overwrite is its own run.
-        is_own = config.run.overwrite and restarts() > 0
-        self._continued = config.checkpoint.resume == "auto" or is_own
+        launched = launched_by()
+        self._continued = config.checkpoint.resume == "auto"
+        if launched is not None and self._launch_file.is_file():
+            self._continued |= launched.encode() == read_file(self._launch_file)
         if not self.path.exists():
             return self._continued
         if not self.path.is_dir():
@@ -139,6 +142,9 @@ class RunFolder:
             if config.run.overwrite and not self._continued and self.path.exists():
                 delete_folder(self.path)
             self.path.mkdir(exist_ok=True)
+            # First of all, so that a restart recognises the folder as its own.
+            if launched_by() is not None:
+                write_file(self._launch_file, launched_by())
             # An earlier attempt with other settings may have ended before its first checkpoint.
             self.write_config(config)
             self.checkpoints.mkdir(exist_ok=True)

@@ -46,7 +46,7 @@ def test_the_only_process_ends_itself(tmp_path):
     assert "three steps done" in (tmp_path / "stdout").read_text()
     said = (tmp_path / "stderr").read_text()
     assert "error: the run hangs: rank 0 makes no progress: at step 3, saving, for " in said
-    assert "After run.slow_hang_seconds=4 its processes end with status 3; checkpoint" in said
+    assert "After run.slow_hang_seconds=4 its processes end with status 3; a restart by" in said
     assert "in hang_when_saving" in (tmp_path / "hang_rank_0.txt").read_text()
 
 

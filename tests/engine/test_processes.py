@@ -46,9 +46,10 @@ def test_processes_that_do_not_join_are_named():
         agree_on_name(dist.HashStore(), 0, 3, 0.05)
 
 
-def test_a_restart_continues_what_it_would_overwrite(tmp_path, monkeypatch):
-    def start(attempt, *overrides):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch):
+    def start(torchrun, attempt, *overrides):
+        name = f"{tmp_path}/torchelastic_{torchrun}/none_{torchrun}/attempt_{attempt}/0/error.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", name if torchrun else "")
         config = small_config(tmp_path, *overrides)
         with RunFolder(tmp_path / "small") as folder:
             continued = folder.reserve(config)
@@ -56,16 +57,14 @@ def test_a_restart_continues_what_it_would_overwrite(tmp_path, monkeypatch):
         (tmp_path / "small/checkpoints/epoch_0001").mkdir(exist_ok=True)
         return continued
 
-    start(0)
-    # Another run is there. A mistake remains one, however often torchrun starts again.
+    # Another run is there, whose torchrun is gone. A mistake remains one, however often torchrun
+    # starts again.
+    start("", 0)
     for attempt in range(2):
         with pytest.raises(RunFolderError, match="exists; write"):
-            start(attempt)
-    made = tmp_path / "small/checkpoints/epoch_0001"
-    for attempt, is_continued in ((0, False), (1, True), (2, True), (0, False)):
-        (made / "mark").touch()
-        assert start(attempt, "run.overwrite=true") == is_continued
-        assert (made / "mark").exists() == is_continued
+            start("a", attempt)
+    starts = [("a", 0), ("a", 1), ("b", 0)]
+    assert [start(*which, "run.overwrite=true") for which in starts] == [False, True, False]
 
 
 @pytest.mark.slow

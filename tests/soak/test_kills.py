@@ -186,9 +186,9 @@ def test_several_processes(tmp_path, undisturbed, ranks, count, what):
     said = tmp_path / "said"
 
     def kill(folder, moments):
-        goes_on = arguments(folder, "checkpoint.resume=auto")
         if what == "a worker of torchrun":
-            return killed_workers(said, goes_on, folder / "small", ranks, moments)
+            return killed_workers(said, arguments(folder), folder / "small", ranks, moments)
+        goes_on = arguments(folder, "checkpoint.resume=auto")
         return killed_runs(said, goes_on, folder / "small", moments, (ranks,))
 
     seen = in_rounds(Random(ranks), count, 4, ranks, tmp_path, undisturbed(ranks), kill)
