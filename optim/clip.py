@@ -63,6 +63,11 @@ class Clip:
         """
         norm = grad_squares.sqrt()
         threshold = self.largest_norm(weight_squares.sqrt(), counts, width)
+        if getattr(threshold, "shape", norm.shape) != norm.shape:
+            raise ValueError(
+                f"{type(self).__name__}.largest_norm returned the shape {tuple(threshold.shape)}; "
+                f"return one value for each row, {tuple(norm.shape)}"
+            )
         # A zero norm with a zero threshold would divide 0 by 0; that gradient stays zero.
         return (threshold / norm).where(norm > threshold, 1.0)
 

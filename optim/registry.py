@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
+from keyword import iskeyword
 from typing import Any, TypeVar
 
 from stampede.optim.clip import Clip, CowClip
@@ -20,6 +21,12 @@ CLIPS: dict[str, type[Clip]] = dict.fromkeys(("none", "row", "cowclip"), CowClip
 
 _Kind = TypeVar("_Kind", bound=type)
 
+# Arguments of every optimizer, and what checkpoints keep beside the states.
+_RESERVED = {
+    *("params", "lr", "optimizer", "clip", "l2", "weight_decay", "rows", "on_nonfinite"),
+    *("padding_idx", "seed", "schedule", "weight", "step"),
+}
+
 
 def register_rule(name: str) -> Callable[[_Kind], _Kind]:
     """Class decorator that makes a `Rule` available as `optim.embedding.optimizer`.
@@ -32,9 +39,9 @@ def register_rule(name: str) -> Callable[[_Kind], _Kind]:
 
     Raises:
         ValueError: the name is taken or not a Python name, or the class is not a frozen dataclass
-            whose fields all have defaults.
+            whose fields all have defaults; it lacks `step_`, or uses a name of ours.
     """
-    return _register(name, "rule", Rule, RULES)
+    return _register(name, "rule", Rule, RULES, "step_")
 
 
 def register_clip(name: str) -> Callable[[_Kind], _Kind]:
@@ -42,12 +49,14 @@ def register_clip(name: str) -> Callable[[_Kind], _Kind]:
 
     Its fields but `columns` become keys beside that one. See `register_rule`.
     """
-    return _register(name, "clip", Clip, CLIPS)
+    return _register(name, "clip", Clip, CLIPS, "largest_norm")
 
 
-def _register(name: str, what: str, base: type, known: dict[str, Any]) -> Callable[[_Kind], _Kind]:
+def _register(
+    name: str, what: str, base: type, known: dict[str, Any], method: str
+) -> Callable[[_Kind], _Kind]:
     call = f"register_{what}({name!r})"
-    if not (isinstance(name, str) and name.isidentifier()):
+    if not (isinstance(name, str) and name.isidentifier()) or iskeyword(name):
         raise ValueError(f"{call}: write a name: @register_{what}('my_{what}')")
 
     def add(own: _Kind) -> _Kind:
@@ -58,6 +67,15 @@ def _register(name: str, what: str, base: type, known: dict[str, Any]) -> Callab
                 f"{call}: found {kind!r}; write @dataclass(frozen=True) below the decorator, and a "
                 f"class that inherits stampede.optim.{base.__name__}"
             )
+        if getattr(kind, method) is getattr(base, method):
+            raise ValueError(f"{call}: {kind.__name__} has no method {method}; write one")
+        states = [*getattr(kind, "element_states", ()), *getattr(kind, "row_states", ())]
+        names = [*(one.name for one in fields(kind)), *states]
+        wrong = sorted(_RESERVED.intersection(names)) or [n for n in states if states.count(n) > 1]
+        if wrong:
+            raise ValueError(
+                f"{call}: {wrong[0]!r} is the name of another setting or state; choose another"
+            )
         try:
             hash(kind())
         except TypeError as failure:
@@ -66,11 +84,15 @@ def _register(name: str, what: str, base: type, known: dict[str, Any]) -> Callab
             ) from None
         taken = known.get(name)
         # A file that is executed again replaces its own.
-        if taken is not None and taken.__module__ != kind.__module__:
+        if taken is not None and _where(taken) != _where(kind):
             raise ValueError(
-                f"{call}: {taken.__module__} has a {what} of that name; choose another"
+                f"{call}: {'.'.join(_where(taken))} is a {what} of that name; choose another"
             )
         known[name] = kind
         return own
 
     return add
+
+
+def _where(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__

@@ -55,7 +55,7 @@ NOT_RUN = (
 )
 COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")
 # Blocks of other kinds that have a test of their own, by how they begin.
-OTHER = ("g = sum", "Q1 = ", 'name: "shop"')
+OTHER = ("g = sum", "Q1 = ", 'name: "shop"', "train_step ")
 SMALL = ("model.hidden=[16,16]", "evaluate.compare_with_lr=false")
 FEW_CLICKS = ("data.rows=2000", "data.test_rows=500", "data.scale=0.0005", "train.batch_size=256")
 

@@ -20,7 +20,8 @@ def _registered():
 
 
 def frozen(base, **members):
-    return dataclass(frozen=True)(type("Own", (base,), members))
+    method = {Rule: "step_", Clip: "largest_norm"}[base]
+    return dataclass(frozen=True)(type("Own", (base,), {method: lambda *_: None, **members}))
 
 
 UNHASHABLE = {"__annotations__": {"values": list}, "values": field(default_factory=list)}
@@ -31,18 +32,38 @@ REQUIRED = {"__annotations__": {"beta": float}}
     "name, kind, words",
     [
         ("my-rule", frozen(Rule), "write a name: @register_rule"),
-        ("adam", frozen(Rule), "stampede.optim.rules has a rule of that name"),
+        ("adam", frozen(Rule), "stampede.optim.rules.Adam is a rule of that name"),
         ("own", type("Own", (Rule,), {}), "write @dataclass.frozen=True. below the decorator"),
         ("own", frozen(Clip), "a class that inherits stampede.optim.Rule"),
         ("own", frozen(Rule, **REQUIRED), "'beta'; give every setting a default"),
+        ("class", frozen(Rule), "write a name: @register_rule"),
+        ("own", frozen(Rule, step_=Rule.step_), "Own has no method step_; write one"),
+        ("own", frozen(Rule, element_states=("weight",)), "'weight' is the name of another"),
+        ("own", frozen(Rule, element_states=("a",), row_states=("a",)), "'a' is the name of"),
+        ("own", frozen(Rule, __annotations__={"l2": float}, l2=0.0), "'l2' is the name of"),
         ("own", frozen(Rule, **UNHASHABLE), "unhashable.*'list'; give every setting a default"),
     ],
 )
 def test_what_cannot_be_registered(name, kind, words):
     with pytest.raises(ValueError, match=words):
         register_rule(name)(kind)
-    with pytest.raises(ValueError, match="has a clip of that name"):
+    with pytest.raises(ValueError, match=r"clip\.CowClip is a clip of that name"):
         register_clip("cowclip")(frozen(Clip))
+
+
+def test_another_class_of_the_same_file_does_not_replace_one():
+    register_rule("own")(frozen(Rule))
+    other = frozen(Rule)
+    other.__qualname__ = "Other"
+    with pytest.raises(ValueError, match=r"test_registry\.Own is a rule of that name"):
+        register_rule("own")(other)
+
+
+def test_a_clip_of_a_wrong_shape_is_named():
+    wide = frozen(Clip, largest_norm=lambda self, norm, *_: norm[:, None] + torch.zeros(3))
+    squares = torch.ones(2)
+    with pytest.raises(ValueError, match=r"Own.largest_norm returned the shape \(2, 3\); return"):
+        wide().factor(squares, squares, squares, 4)
 
 
 def test_a_file_that_is_executed_again_replaces_its_own():
