@@ -271,7 +271,12 @@ def split(cells: pl.Expr, separator: str) -> pl.Expr:
     item = pl.element()
     is_text = item.str.starts_with('"')
     text = pl.when(is_text).then(item).otherwise(pl.lit('""')).str.json_decode(pl.String)
-    return items.list.eval(pl.when(is_text).then(text).when(item != "null").then(item))
+    # A number is its value, as in a list of a Parquet file: 100 for 1e2.
+    is_float = ~is_text & item.str.contains(r"[.eE]\d|^-0$|[eE][+-]")
+    number = pl.when(is_float).then(item).cast(pl.Float64)
+    number = _written_alike(number, pl.Float64(), 3)
+    known = pl.when(is_text).then(text).when(is_float).then(number)
+    return items.list.eval(known.when(item != "null").then(item))
 
 
 def id_texts(

@@ -10,7 +10,14 @@ import polars as pl
 import pytest
 
 from stampede.data import DataError
-from stampede.data.formulas import fitting_format, seconds_of_time, too_coarse, written_alike
+from stampede.data.formulas import (
+    JSON,
+    fitting_format,
+    seconds_of_time,
+    split,
+    too_coarse,
+    written_alike,
+)
 from stampede.data.raw.log import typed_label
 from stampede.data.schema.schema import Label
 from stampede.data.sources import _as_in_cells
@@ -75,3 +82,9 @@ def test_nan_is_no_large_id():
     assert too_coarse(pl.Series([1.0, float("nan"), 2.0**60])).to_list() == [False, False, True]
     with pytest.raises(DataError, match="column 'id'"):
         _of_objects("id", [np.float64(1), object()])
+
+
+def test_numbers_of_json_lists_are_their_values():
+    cells = pl.Series("c", ['[1e3, 1.50, -0, 100, "1e3", true, 12345678901234567890]', "[1.0e2]"])
+    found = cells.to_frame().select(split(pl.col("c"), JSON))["c"].to_list()
+    assert found == [["1000", "1.5", "0", "100", "1e3", "true", "12345678901234567890"], ["100"]]
