@@ -24,7 +24,11 @@ from stampede.optim.lookup import Lookup
 from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
 from stampede.optim.rows import RowGradients, merge_rows
 from stampede.optim.settings import Kernels, UpdateSettings
-from stampede.optim.sharded.model_optimizers import ModelOptimizers, refuse_scaled_loss
+from stampede.optim.sharded.model_optimizers import (
+    ModelOptimizers,
+    check_scale,
+    scale_of_the_loss,
+)
 from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import PendingUpdate
@@ -232,7 +236,7 @@ class BackwardUpdate:
     def after_step(self) -> None:
         """The tables' own optimizer (`fused_optimizer`) has stepped: the step under way is over."""
         if self._per_step is not None and self._passes:
-            refuse_scaled_loss()
+            check_scale(scale_of_the_loss())
             self._is_stepped = True
             self._end_step()
 

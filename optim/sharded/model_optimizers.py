@@ -25,11 +25,13 @@ class _Known:
     Attributes:
         in_time: whether its first step came when no announced backward pass was missing. One that
             steps more often, such as a discriminator's, does not end the steps of the tables.
+        scale: what a `GradScaler` multiplied the loss by.
         is_models: whether it is the model's.
         tries: passes that did not reach its parameters.
     """
 
     in_time: bool
+    scale: float = 1.0
     is_models: bool = False
     tries: int = 0
 
@@ -50,8 +52,9 @@ class ModelOptimizers:
     def after_step(self, optimizer: Optimizer, in_time: bool) -> _Known:
         """Note a step; `in_time` says whether no announced backward pass is missing."""
         known = self._known.setdefault(optimizer, _Known(in_time))
+        known.scale = scale_of_the_loss()
         if known.is_models:
-            refuse_scaled_loss()
+            check_scale(known.scale)
         return known
 
     def find(self) -> list[_Known]:
@@ -64,6 +67,7 @@ class ModelOptimizers:
                 known.tries += 1
                 continue
             known.is_models = self.found = True
+            check_scale(known.scale)
             found.append(known)
         return found
 
@@ -79,8 +83,8 @@ def _is_reached(optimizer: Optimizer) -> bool:
     )
 
 
-def refuse_scaled_loss() -> None:
-    """Refuse a step that a `GradScaler` makes an optimizer take, unless its scale is 1.
+def scale_of_the_loss() -> float:
+    """The scale of the `GradScaler` that called the optimizer; 1 without one.
 
     Neither the optimizer nor the hooks of its step know the scaler, except those of the few kinds
     that unscale gradients themselves (`fused=True`), where it is `optimizer.grad_scale`
@@ -89,11 +93,15 @@ def refuse_scaled_loss() -> None:
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
-            scale = frame.f_locals["self"].get_scale()
-            if scale != 1.0:
-                raise ValueError(
-                    f"a GradScaler scales the loss by {scale:g}, but tables are updated in "
-                    "backward, before it can unscale their gradients; train in bf16 or fp32 "
-                    "without a scaler"
-                )
+            return frame.f_locals["self"].get_scale()
         frame = frame.f_back
+    return 1.0
+
+
+def check_scale(scale: float) -> None:
+    """Refuse a scaled loss."""
+    if scale != 1.0:
+        raise ValueError(
+            f"a GradScaler scales the loss by {scale:g}, but tables are updated in backward, "
+            "before it can unscale their gradients; train in bf16 or fp32 without a scaler"
+        )
