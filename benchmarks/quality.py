@@ -38,7 +38,8 @@ from tqdm import tqdm
 
 from stampede import open_run
 from stampede.data.schema.schema import CRITEO, avazu
-from stampede.data.sources import Assignment, open_source
+from stampede.data.sources import open_source
+from stampede.data.split import Assignment
 from stampede.engine.config.load import load_config
 
 PEER_PROGRAM = ROOT / "benchmarks/peers/raw_logs.py"

@@ -26,7 +26,8 @@ from stampede.data.raw.files import expand
 from stampede.data.raw.log import LABEL, TIME
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
-from stampede.data.sources import TEST, TRAIN, Assignment, Kind, Source, open_source
+from stampede.data.sources import TEST, TRAIN, Kind, Source, open_source
+from stampede.data.split import Assignment
 from stampede.settings import SettingsError, all_keys, counted, from_key_values, yaml_value
 
 TEXT, SCHEMA = "description.txt", "schema.yaml"

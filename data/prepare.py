@@ -35,7 +35,8 @@ from stampede.data.progress import RowProgress
 from stampede.data.raw.log import LABEL, Chunk, RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Quantiles, Schema, described
-from stampede.data.sources import TRAIN, Assignment, Kind, Source, open_source
+from stampede.data.sources import TRAIN, Kind, Source, open_source
+from stampede.data.split import Assignment
 from stampede.files import make_folder
 from stampede.settings import from_key_values, keys_help, shown
 

@@ -72,10 +72,10 @@ def before_torch() -> None:
 
 
 def sleep_while_waiting() -> None:
-    """Let OpenMP's threads wait for each other awake for some 10 microseconds only, then asleep.
+    """Let OpenMP's threads wait for each other awake for a short while only, then asleep.
 
-    By default they stay awake for milliseconds. On a busy machine the thread that waits then keeps
-    a core from the one it waits for, and a step at batch 256 takes six times as long.
+    By default they stay awake much longer. On a busy machine the thread that waits then keeps a
+    core from the one it waits for: `benchmarks/small_logs.py`.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         # Read by GCC's OpenMP, which torch brings for Linux.

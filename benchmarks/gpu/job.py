@@ -19,11 +19,11 @@ from stampede.engine.job import (
     Job,
     ModelInputs,
     build_model,
-    choose_precision,
     compile_network,
     move_dense,
 )
 from stampede.engine.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
+from stampede.engine.precision import choose_precision
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
     CowClip,

@@ -20,7 +20,7 @@ from stampede.data.formulas import (
 )
 from stampede.data.raw.log import typed_label
 from stampede.data.schema.schema import Label
-from stampede.data.sources import _as_in_cells
+from stampede.data.split import _as_in_cells
 from stampede.engine.inference.frames import _of_objects
 from support.paths import ROOT
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from stampede.engine.job import DensePrecision
+from stampede.engine.precision import DensePrecision
 from stampede.engine.processes import processes
 from support.jobs import small_config, train_an_epoch_in
 from support.networks import OURS, VARIANTS, variant_id
