@@ -218,7 +218,7 @@ class GlobalBatches:
         return torch.from_numpy(rows)
 
     def _ordered(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """The order's rows at a few positions; a stretch at a time, as a call costs 500 rows."""
+        """The order's rows at a few positions; a call costs as much as thousands of rows."""
         key, first = (epoch, start // _SORTED), start // _SORTED * _SORTED
         if self._stretch is None or self._stretch[0] != key:
             last = min(first + _SORTED, self._part.rows)

@@ -50,6 +50,7 @@ def test_the_parts_of_a_step_are_the_whole_step(clicks):
     assert all(parts[name] > 0 for name in steps.PARTS)
 
 
+@pytest.mark.slow
 def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
     overrides = [f"data.path={clicks}", *OVERRIDES]
     overrides += ["evaluate.batch_size=256", "sharding.plan=table_wise"]

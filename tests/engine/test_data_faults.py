@@ -114,6 +114,7 @@ def test_a_refused_run_leaves_nothing_and_prepares_nothing(raw_log, override, wo
 LONG = ["train.epochs=2", "checkpoint.every_steps=3"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_are_lost_begins_anew_unless_it_has_ended(tmp_path, capsys):
     run_small(tmp_path, LONG)
     run = tmp_path / "small"

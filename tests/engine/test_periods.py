@@ -386,6 +386,7 @@ def write_days(folder, write_last):
     train(path)
 
 
+@pytest.mark.slow
 def test_ids_that_became_floats_are_the_same_ids(tmp_path, capsys):
     write_days(tmp_path / "whole", lambda frame: frame)
     said = capsys.readouterr()

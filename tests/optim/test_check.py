@@ -100,6 +100,7 @@ def test_a_kernel_that_raises_is_named(monkeypatch):
         found_by(SETTINGS[0])
 
 
+@pytest.mark.slow
 def test_what_was_right_is_not_tried_again(monkeypatch):
     assert found_by(SETTINGS[1]) is None
     monkeypatch.setattr(steps, "_update_rows", Raising())

@@ -188,6 +188,7 @@ def test_pieces_give_the_same_bits(cuts, dim, l2, seed):
     assert all(map(torch.equal, at_once, in_pieces))
 
 
+@pytest.mark.slow
 def test_what_the_kernels_are_compiled_to(tmp_path):
     """How often instructions occur in each kernel; compiling needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

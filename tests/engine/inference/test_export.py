@@ -193,6 +193,7 @@ def full(tmp_path, run, name, *options):
     assert f"{tmp_path}/{name}: cannot be written (" in said and "File too large" in said
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing(trained_run, tmp_path):
     with files_of_at_most(5000):
         full(tmp_path, trained_run, "package")

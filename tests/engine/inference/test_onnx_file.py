@@ -110,6 +110,7 @@ def test_scores_are_those_of_predict(session, model, trainers):
         np.testing.assert_allclose(logits(session, some), expected[rows], atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fp16", "int8"])
 def test_narrow_rows_are_those_of_the_package(trained_run, packages, trainers, tmp_path, kind):
     session, said = written(trained_run, tmp_path, "--rows", kind)
@@ -121,6 +122,7 @@ def test_narrow_rows_are_those_of_the_package(trained_run, packages, trainers, t
     assert abs(found - exact).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_larger_vocabularies_take_rows(trained_run, model, trainers, tmp_path):
     columns, expected = trainers
     # There are 4 genres, 5 movies and more users.

@@ -62,6 +62,7 @@ def test_a_page_of_several_runs(run_folders, runs, tmp_path, capsys):
         assert f"difference of {part} AUC" in shown and f"{high - low:+.4f}" in shown
 
 
+@pytest.mark.slow
 def test_the_page_of_another_run_is_not_overwritten(run_folders, tmp_path, capsys):
     small, other = run_folders / "b256", run_folders / "b512"
     for given, is_written in (
