@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stampede.data.global_batches import GlobalBatches
     from stampede.data.order import Order
     from stampede.data.prepared.reader import open_prepared
-    from stampede.data.samples import Bag, Batch, Dataset, Part, Samples, click_share, only_label
+    from stampede.data.samples import Bag, Batch, Dataset, Part, Samples, click_shares, only_labels
     from stampede.data.synthetic import SyntheticClicks
 
 # Imported lazily: preparing and describing data needs no torch, which takes seconds to import.
@@ -24,8 +24,8 @@ _MODULES = {
     "Part": "samples",
     "Samples": "samples",
     "SyntheticClicks": "synthetic",
-    "click_share": "samples",
-    "only_label": "samples",
+    "click_shares": "samples",
+    "only_labels": "samples",
     "open_prepared": "prepared.reader",
 }
 __all__ = sorted(_MODULES)

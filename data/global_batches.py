@@ -233,11 +233,17 @@ class GlobalBatches:
         self, epoch: int, start: int, samples: int, read: Samples, stretch: int
     ) -> float | Tensor:
         """Sum of all weights; each rank reads them all, which saves a collective."""
-        weights = read.weight
-        if weights is None:
+        weights, has_goals = read.weight, read.label.ndim == 2
+        if weights is None and not has_goals:
             return float(samples)
+        labels = read.label
         if self._world_size > 1:
-            weights = self._part.weight(self._rows(epoch, start, start + samples, stretch))
+            rows = self._rows(epoch, start, start + samples, stretch)
+            weights = self._part.weight(rows)
+            labels = self._part.label(rows) if has_goals else labels
+        if has_goals:
+            known = (~labels.isnan()).double()
+            return known.sum(0) if weights is None else weights.double() @ known
         if weights.device.type == "cpu":
             # With numpy: torch's threads would wait for each other on a busy machine.
             return float(weights.numpy().sum(dtype=np.float64))

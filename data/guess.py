@@ -175,7 +175,7 @@ def _label(path: Path, values: pl.Series) -> tuple[str | dict[str, Any], str]:
     found = frame.select(typed.values.alias(LABEL), bad=typed.is_bad)
     if not found["bad"].any():
         with suppress(DataError):
-            Labels(label).checked(found, path)
+            Labels("", label).checked(found, path)
             return name, ""
     if values.dtype.is_numeric():
         rules["at_least"] = present.filter(present > present.mean()).min()

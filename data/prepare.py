@@ -32,7 +32,7 @@ from stampede.data.prepared.manifest import (
 from stampede.data.prepared.verify import verify
 from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import LABEL, Chunk, RawLog
+from stampede.data.raw.log import Chunk, RawLog, labels_of
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Quantiles, Schema, described
 from stampede.data.sources import TRAIN, Kind, Source, open_source
@@ -129,9 +129,10 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
     for name, share in learner.unseen.items():
         unknown["train"][name]["unseen"] = share
     if learner.soft_labels:
+        columns = " or ".join(dict.fromkeys(one.column for one in log.schema.label.values()))
         learner.notes.append(
-            f"labels between 0 and 1, as in column {log.schema.label.column}, are soft: each is "
-            "trained on as the probability of a click"
+            f"labels between 0 and 1, as in column {columns}, are soft: each is trained on as the "
+            "probability of a click"
         )
     about |= {"notes": learner.notes, "unknown_ids": unknown}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth, place)
@@ -192,7 +193,8 @@ def _learn(
 
         def learn(chunk: Chunk) -> None:
             parts = assignment.parts(chunk)
-            learner.soft_labels |= bool(chunk.frame[LABEL].is_between(0, 1, closed="none").any())
+            labels = labels_of(chunk.frame, log.schema.goals)
+            learner.soft_labels |= bool(((labels > 0) & (labels < 1)).any())
             distinct = distinct_ids(chunk.frame, log.schema)
             frame = chunk.frame.drop(distinct)
             train = parts == TRAIN

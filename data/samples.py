@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
@@ -47,10 +49,10 @@ class Samples:
     Attributes:
         ids: `[n, single-valued fields]` integer, row of each field's table.
         dense: `[n, numbers]` float32.
-        label: `[n]`, 0 or 1.
+        label: `[n]`, 0 or 1; with several goals `[n, goals]` float32, NaN where one is missing.
         bags: ids of each multi-valued field.
         weight: `[n]` float32, weight of each sample; None if all weights are 1.
-        true_probability: `[n]` float32, of synthetic clicks; else None.
+        true_probability: float32, like `label`, of synthetic clicks; else None.
     """
 
     ids: Tensor
@@ -72,7 +74,7 @@ class Part(Protocol):
         ...
 
     def label(self, rows: Tensor) -> Tensor:
-        """Labels of the given rows, `[n]`, 0 or 1."""
+        """Labels of the given rows, see `Samples`."""
         ...
 
     def weight(self, rows: Tensor) -> Tensor | None:
@@ -93,6 +95,7 @@ class Dataset:
         multi: names of the multi-valued fields.
         mean: names of the multi-valued fields whose embeddings are averaged, not summed.
         shared: the field whose table a field uses, by field; others have tables of their own.
+        goals: names of the goals, in the order of the labels; empty for a single label.
         has_weight: whether samples have weights.
         unknown_rows: by field name, the rows of its table that belong to no single id: the row
             of missing values, and the row that rare and unseen ids share.
@@ -116,6 +119,7 @@ class Dataset:
     multi: tuple[str, ...] = ()
     mean: tuple[str, ...] = ()
     shared: Mapping[str, str] = field(default_factory=dict)
+    goals: tuple[str, ...] = ()
     has_weight: bool = False
     unknown_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unseen_rows: Mapping[str, int] = field(default_factory=dict)
@@ -167,16 +171,17 @@ class Batch(Pipelineable):
         sparse: ids of every field, single-valued ones first; none for padding. Batches may share
             the lengths: do not modify them.
         dense: `[n, numbers]` float32.
-        label: `[n]` float32, 0 or 1.
+        label: `[n]` float32, 0 or 1; with several goals `[n, goals]`, NaN where one is missing.
         weight: `[n]` float32, weight of each sample in the loss: 1 if the data have no weights, 0
             for padding.
         global_samples: samples of the global batch, without padding.
         global_weight: sum of the weights of the global batch, a float64 scalar tensor if the
-            weights are on a GPU; default: `global_samples`.
+            weights are on a GPU; with several goals, of the samples with a label of each,
+            `[goals]` float64; default: `global_samples`.
         samples: this rank's samples, without padding; default: all.
         rows: `[n]` int64, the samples' rows in their part, which name them on any number of ranks;
             None: without names.
-        true_probability: `[n]` float32, the probability of a click, for synthetic clicks.
+        true_probability: float32, like `label`, its probability, for synthetic clicks.
         tiles: equal parts of these samples that are computed one by one, see `GlobalBatches`; 0:
             none.
     """
@@ -219,25 +224,39 @@ class Batch(Pipelineable):
                 yield one.name, held
 
 
-def only_label(part: Part) -> float | None:
-    """The label that all rows of a part have; None if both labels occur."""
-    found: set[float] = set()
+def only_labels(part: Part) -> list[float | None]:
+    """By goal, the label that all rows of a part have: NaN for none; None if both occur."""
+    found: list[set[float]] = []
     # The first rows usually suffice, and synthetic rows are slow to draw.
     for start in range(0, part.rows, _FEW):
         rows = torch.arange(start, min(start + _FEW, part.rows), device=part.device)
-        found.update(part.label(rows).unique().tolist())
-        if len(found) > 1:
-            return None
-    return found.pop()
+        columns = _by_goal(part.label(rows))
+        found = found or [set() for _ in columns]
+        for seen, column in zip(found, columns, strict=True):
+            seen.update(column[~column.isnan()].unique().tolist())
+        if all(len(seen) > 1 for seen in found):
+            break
+    return [None if len(seen) > 1 else next(iter(seen), math.nan) for seen in found]
 
 
-def click_share(part: Part) -> float | None:
-    """Weighted share of clicks among all rows of a part; None if all weights are 0."""
-    clicks = total = 0.0
+def click_shares(part: Part) -> list[float | None]:
+    """By goal, the weighted share of clicks among a part's labels; None if all weights are 0."""
+    clicks: dict[int, float] = Counter()
+    total: dict[int, float] = Counter()
+    goals = 0
     for start in range(0, part.rows, _CHUNK):
         rows = torch.arange(start, min(start + _CHUNK, part.rows), device=part.device)
-        label, weight = part.label(rows).double(), part.weight(rows)
-        weight = torch.ones_like(label) if weight is None else weight.double()
-        clicks += float(label @ weight)
-        total += float(weight.sum())
-    return clicks / total if total else None
+        columns, weights = _by_goal(part.label(rows)).double(), part.weight(rows)
+        goals = len(columns)
+        for goal, column in enumerate(columns):
+            known = ~column.isnan()
+            label = column[known]
+            weight = torch.ones_like(label) if weights is None else weights[known].double()
+            clicks[goal] += float(label @ weight)
+            total[goal] += float(weight.sum())
+    return [clicks[goal] / total[goal] if total[goal] else None for goal in range(goals)]
+
+
+def _by_goal(labels: Tensor) -> Tensor:
+    """`[goals, n]` from `[n]` or `[n, goals]`."""
+    return labels.reshape(len(labels), -1).T

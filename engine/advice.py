@@ -5,15 +5,16 @@ Data and settings that could only train a useless model are refused.
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from stampede.data import DataError, Dataset, Part, only_label
+from stampede.data import DataError, Dataset, Part, only_labels
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
@@ -80,18 +81,22 @@ def check_batch_size(batch_size: int, rows: int, world_size: int = 1) -> None:
         )
 
 
-def check_labels(part: Part) -> None:
+def check_labels(dataset: Dataset) -> None:
     """Refuse a training part of one class."""
-    if found := _one_class("training", part):
+    for found in _one_class("training", dataset.train, dataset.goals):
         raise DataError(f"{found}, so there is nothing to learn: {_OTHER_LABELS}")
 
 
-def _one_class(name: str, part: Part) -> str:
-    """A clause saying that all labels of a part are the same; empty if they differ."""
-    label = only_label(part)
-    if label is None:
-        return ""
-    return f"every label of the {name} part is {label:g} ({counted(part.rows, 'row')})"
+def _one_class(name: str, part: Part, goals: Sequence[str]) -> Iterator[str]:
+    """A clause for each goal whose labels in a part are all the same."""
+    for goal, label in zip(goals or ("",), only_labels(part), strict=True):
+        if label is None:
+            continue
+        of_goal = f" of the goal {goal!r}" if goal else ""
+        what = f"every label{of_goal} in the {name} part is {label:g}"
+        if math.isnan(label):
+            what = f"the {name} part has no label{of_goal}"
+        yield f"{what} ({counted(part.rows, 'row')})"
 
 
 def on_batch_size(batch_size: int, rows: int, world_size: int = 1) -> list[str]:
@@ -121,8 +126,9 @@ def on_data(dataset: Dataset) -> list[str]:
     """
     sentences = [dataset.advice] if dataset.advice else []
     for name, part in (("validation", dataset.validation), ("test", dataset.test)):
-        if part is not None and (found := _one_class(name, part)):
-            sentences.append(f"{found}: {_OTHER_LABELS}")
+        if part is not None:
+            found = _one_class(name, part, dataset.goals)
+            sentences += [f"{clause}: {_OTHER_LABELS}" for clause in found]
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
     rare, unseen = (_unseen_shares(part, dataset) for part in (dataset.train, dataset.validation))
@@ -197,7 +203,7 @@ def compare_with_lr(
         few_ids = sum(dataset.tables.values()) <= _MOST_TABLE_ROWS
         wanted = dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
     # The regression would be fitted to the rows of a period that it is compared on.
-    if not wanted or dataset.period:
+    if not wanted or dataset.period or dataset.goals:
         return None
 
     def found() -> dict[str, Any] | None:

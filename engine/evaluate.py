@@ -15,11 +15,11 @@ from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
 from stampede.data.samples import aligned
-from stampede.engine.config import EvaluateSection
+from stampede.engine.config import EvaluateSection, goal_weights
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, TrainingStoppedError
-from stampede.engine.metrics import PARTS, PartMetrics
+from stampede.engine.metrics import PARTS, PartMetrics, over_goals
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
 from stampede.engine.training_run import TrainingRun
@@ -39,6 +39,7 @@ def evaluate(
     settings: EvaluateSection | None = None,
     on_batch: Callable[[int], None] | None = None,
     unseen_rows: Mapping[str, int] | None = None,
+    goals: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Score every sample once; the metrics by name, the same on every rank, see `PartMetrics`.
 
@@ -49,6 +50,7 @@ def evaluate(
         on_batch: called after every batch with its number, counted from 1; may raise on all ranks.
         unseen_rows: row of unseen ids, by field; adds metrics of the samples with such an id, as
             `new_ids_auc` etc.
+        goals: several goals, in the order of the labels, with their weights in `over_goals`.
 
     Raises:
         TrainingStoppedError: rank 0 has no memory for the scores.
@@ -56,7 +58,7 @@ def evaluate(
     settings = settings or EvaluateSection()
     model.eval()
     processes.heartbeat.beat("evaluating")
-    scores = _Scores(processes, settings, batches, unseen_rows or {})
+    scores = _Scores(processes, settings, batches, unseen_rows or {}, goals or {})
     is_main = processes.is_main
     with progress_bar(len(batches), 0, is_main, "evaluating", "batches", delay=5.0) as bar:
         for number, batch in enumerate(batches.epoch(0), 1):
@@ -91,15 +93,17 @@ class _Scores:
         settings: EvaluateSection,
         batches: GlobalBatches,
         unseen_rows: Mapping[str, int],
+        goals: Mapping[str, float],
     ) -> None:
         self._processes, self._settings = processes, settings
-        self._rows, self._unseen_rows = batches.rows, unseen_rows
-        self._metrics = PartMetrics(
-            settings.metrics,
-            samples=batches.rows,
-            unknown_groups=batches.unknown_rows.get(settings.group_by, ()),
-        )
-        self._metrics_of_new_ids = PartMetrics(settings.metrics)
+        self._rows, self._unseen_rows, self._goals = batches.rows, unseen_rows, goals
+        unknown = batches.unknown_rows.get(settings.group_by, ())
+        # A single label is one goal without a name.
+        self._metrics = [
+            PartMetrics(settings.metrics, samples=batches.rows, unknown_groups=unknown)
+            for _ in goals or [""]
+        ]
+        self._metrics_of_new_ids = [PartMetrics(settings.metrics) for _ in goals or [""]]
         # Unsent scores of this rank, and the number of samples in their global batches.
         self._floats: list[Tensor] = []
         self._groups: list[Tensor] = []
@@ -107,11 +111,11 @@ class _Scores:
 
     def add(self, batch: Batch, logits: Tensor) -> None:
         """Take this rank's part of a global batch."""
-        columns = [logits, batch.label, batch.weight]
+        columns = [*_by_goal(logits), *_by_goal(batch.label), batch.weight]
         if self._unseen_rows:
             columns.append(_have_unseen_ids(batch, self._unseen_rows))
         if batch.true_probability is not None:
-            columns.append(batch.true_probability)
+            columns += _by_goal(batch.true_probability)
         self._floats.append(torch.stack(columns).cpu())
         if self._settings.group_by:
             ids = batch.sparse[self._settings.group_by].values().cpu()
@@ -127,11 +131,15 @@ class _Scores:
         """The metrics of all samples, see `PartMetrics.result`."""
 
         def result() -> dict[str, Any]:
-            found = self._metrics.result()
-            if self._metrics_of_new_ids.samples:
-                apart = self._metrics_of_new_ids.result()
-                found |= {NEW_IDS + n: v for n, v in apart.items() if n != "attainable_auc"}
-            return found
+            found = []
+            for of_all, of_new in zip(self._metrics, self._metrics_of_new_ids, strict=True):
+                found.append(of_all.result())
+                if of_new.samples:
+                    apart = of_new.result()
+                    found[-1] |= {NEW_IDS + n: v for n, v in apart.items() if n != "attainable_auc"}
+            if not self._goals:
+                return found[0]
+            return over_goals(dict(zip(self._goals, found, strict=True)), self._goals)
 
         if self._samples:
             self._send()
@@ -142,12 +150,21 @@ class _Scores:
         groups = self._gathered(self._groups) if self._groups else None
 
         def take() -> None:
-            logits, labels, weights, *truth = floats
-            if self._unseen_rows:
-                with_new = truth.pop(0) > 0
-                self._metrics_of_new_ids.add(logits[with_new], labels[with_new], weights[with_new])
+            count = len(self._metrics)
+            logits, labels = floats[:count], floats[count : 2 * count]
+            weights, *truth = floats[2 * count :]
+            with_new = truth.pop(0) > 0 if self._unseen_rows else None
             of_group = None if groups is None else groups[0]
-            self._metrics.add(logits, labels, weights, of_group, *truth)
+            for goal in range(count):
+                given = [logits[goal], labels[goal], weights, of_group, *truth[goal : goal + 1]]
+                of_new = with_new
+                if self._goals:
+                    known = ~np.isnan(labels[goal])
+                    given = [None if one is None else one[known] for one in given]
+                    of_new = None if with_new is None else with_new[known]
+                if of_new is not None:
+                    self._metrics_of_new_ids[goal].add(*(one[of_new] for one in given[:3]))
+                self._metrics[goal].add(*given)
 
         self._on_main(take)
         self._floats, self._groups, self._samples = [], [], []
@@ -180,6 +197,11 @@ class _Scores:
         return self._processes.on_main(run)
 
 
+def _by_goal(values: Tensor) -> Tensor:
+    """`[goals, n]` from `[n]` or `[n, goals]`."""
+    return values.reshape(len(values), -1).T
+
+
 def _have_unseen_ids(batch: Batch, unseen_rows: Mapping[str, int]) -> Tensor:
     """`[n]` float32: whether each sample of a batch has an unseen id."""
     found = torch.zeros(len(batch.label), device=batch.label.device)
@@ -200,13 +222,14 @@ def evaluate_run(
     """
     progress, settings = run.progress, run.config.evaluate
     unseen = run.dataset.unseen_rows if run.dataset.period else None
+    goals = goal_weights(run.config, run.dataset.goals)
     results = {}
     for name in PARTS:
         part = getattr(reader.dataset, name)
         if part is None:
             continue
         batches = reader.evaluation(part)
-        result = evaluate(run.job.model, batches, run.processes, settings, on_batch, unseen)
+        result = evaluate(run.job.model, batches, run.processes, settings, on_batch, unseen, goals)
         results[name] = result
         line = {"kind": "evaluation", "part": name, "step": progress.step}
         line |= {"train_seconds": progress.train_seconds, **result}

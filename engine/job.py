@@ -83,6 +83,7 @@ class ModelInputs(Protocol):
     numbers: int
     shared: Mapping[str, str]
     mean: Sequence[str]
+    goals: Sequence[str]
 
 
 def build_model(config: Config, data: ModelInputs) -> CTRModel:
@@ -100,6 +101,9 @@ def build_model(config: Config, data: ModelInputs) -> CTRModel:
         first_order_scale=config.model.first_order_scale,
         dropout=config.model.dropout,
         normalization=config.model.normalization,
+        goals=data.goals,
+        goal_weights=config.train.goals,
+        goal_weighting=config.train.goal_weighting,
     )
 
 

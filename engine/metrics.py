@@ -7,7 +7,7 @@ numbers of clicks and non-clicks, from which the ranking metrics are computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,6 +139,35 @@ class PartMetrics:
             found |= _gauc(self._groups.distinct(self._weighted))
             found["gauc_unknown_samples"] = self._unknown_samples
         return found
+
+
+# Metrics of which the mean over the goals of a model is one too.
+_OVER_GOALS = ("auc", "logloss", "attainable_auc", "pr_auc", "normalized_entropy", "gauc")
+
+
+def over_goals(found: dict[str, dict[str, Any]], weights: Mapping[str, float]) -> dict[str, Any]:
+    """Metrics of a model with several goals: their weighted means, and `goals` with those of each.
+
+    A mean is over the goals for which the metric is defined.
+
+    Args:
+        found: metrics of each goal, see `PartMetrics.result`.
+        weights: of each goal, from 0.
+    """
+    means: dict[str, Any] = {}
+    for name in {name: None for of_goal in found.values() for name in of_goal}:
+        if name.removeprefix("new_ids_") not in _OVER_GOALS:
+            continue
+        values = {
+            goal: of_goal[name]
+            for goal, of_goal in found.items()
+            if weights[goal] and of_goal.get(name) is not None and of_goal["samples"]
+        }
+        total = sum(weights[goal] for goal in values)
+        mean = sum(weights[goal] * value for goal, value in values.items())
+        means[name] = mean / total if values else None
+    samples = max(of_goal["samples"] for of_goal in found.values())
+    return {**means, "samples": samples, "goals": found}
 
 
 def without_soft(

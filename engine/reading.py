@@ -20,7 +20,7 @@ from stampede.data.prepared.verify import check_unchanged
 from stampede.data.residence import Readahead, choose_residence, make_order, place
 from stampede.data.schema.schema import is_multi
 from stampede.data.sources import Source, fingerprint, open_source
-from stampede.engine.config import Config
+from stampede.engine.config import Config, check_goals, goal_weights
 from stampede.engine.config.data import (
     PreparedSection,
     RawSection,
@@ -58,7 +58,7 @@ class Reader:
         section = config.data if isinstance(config.data, ReadingSection) else ReadingSection()
         for name, part in (("validation", dataset.validation), ("test", dataset.test)):
             if part is not None:
-                _check_weighted(name, part)
+                _check_weighted(name, part, goal_weights(config, dataset.goals))
         self._config, self._section, self._processes = config, section, processes
         # From the data as opened: independent of their residence.
         self._order = self._order_of(
@@ -128,13 +128,27 @@ class Reader:
         )
 
 
-def _check_weighted(name: str, part: Part) -> None:
-    """Refuse a part whose weights are all 0, before training; the first rows usually suffice."""
+def _check_weighted(name: str, part: Part, goals: Mapping[str, float]) -> None:
+    """Refuse a part without a weight above 0 and a label, before training, as in `evaluate`.
+
+    The first rows usually suffice.
+    """
+    chosen = [goal for goal, weight in goals.items() if weight]
     for start in range(0, part.rows, _PIECE):
         rows = torch.arange(start, min(start + _PIECE, part.rows), device=part.device)
         weights = part.weight(rows)
-        if weights is None or bool(weights.any()):
+        known = torch.ones((), dtype=torch.bool, device=part.device)
+        if goals:
+            columns = torch.tensor([goal in chosen for goal in goals], device=part.device)
+            known = ~part.label(rows)[:, columns].isnan().all(1)
+        if bool((known if weights is None else weights * known).any()):
             return
+    if goals:
+        raise DataError(
+            f"no sample of the {name} part has a weight above 0 and a label of "
+            f"{', '.join(chosen)}, so its logloss is undefined; split the data differently, or "
+            "write other evaluate.select_goals"
+        )
     raise DataError(
         f"all {part.rows:,} samples of the {name} part have weight 0, so its logloss is "
         "undefined; give some a weight above 0, or split the data differently"
@@ -171,6 +185,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         )
     multi = {name: name in dataset.multi for name in dataset.vocabulary_sizes}
     _check_groups(config.evaluate.group_by, multi)
+    check_goals(config, dataset.goals)
     return dataset
 
 
@@ -179,7 +194,7 @@ def check_files(config: Config) -> None:
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
     if isinstance(config.data, RawSection):
-        _check_groups(config.evaluate.group_by, _multi(_source(config.data)))
+        _check_source(config, _source(config.data))
 
 
 def data_folder(config: Config) -> Path:
@@ -226,8 +241,12 @@ def _check_groups(group_by: str, multi: Mapping[str, bool]) -> None:
         )
 
 
-def _multi(source: Source) -> dict[str, bool]:
-    return {name: is_multi(field) for name, field in source.log.schema.ids.items()}
+def _check_source(config: Config, source: Source) -> None:
+    """Check what is said of the columns of a log, before it is prepared."""
+    schema = source.log.schema
+    multi = {name: is_multi(field) for name, field in schema.ids.items()}
+    _check_groups(config.evaluate.group_by, multi)
+    check_goals(config, schema.goals)
 
 
 def _selects_on_validation(config: Config) -> bool:
@@ -242,7 +261,7 @@ def _prepared(config: Config) -> Path:
         return Path(config.data.path)
     section, source, folder = _log(config)
     # Preparing may take hours; mistakes in the configuration are reported first.
-    _check_groups(config.evaluate.group_by, _multi(source))
+    _check_source(config, source)
     prepare(source, section, folder)
     return folder
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stampede.data import Dataset, click_share
+from stampede.data import Dataset, click_shares
 from stampede.engine.checkpoint.manifest import (
     Manifest,
     Progress,
@@ -168,16 +168,24 @@ def _set_initial_bias(
     """Set a new run's bias by `model.initial_bias`; returns lines for the user."""
     if config.model.initial_bias == "zero":
         return []
-    share = processes.on_main(lambda: click_share(dataset.train))
-    if share is None or not 0.0 < share < 1.0:
+    shares = processes.on_main(lambda: click_shares(dataset.train))
+    if not all(shares):
         return []
-    log_odds = math.log(share / (1.0 - share))
+    separated = getattr(job.ctr_model.network, "separated", None)
+    means = separated(shares) if separated else shares
+    if max(means) >= 1.0:
+        return []
+    biases = [math.log(mean / (1.0 - mean)) for mean in means]
     with torch.no_grad():
-        job.ctr_model.bias.fill_(log_odds)
+        job.ctr_model.bias.copy_(torch.tensor(biases))
         if job.ctr_model.number_weights is not None:
             # Random first-order weights would shift the logits.
             job.ctr_model.number_weights.weight.zero_()
-    return [f"bias begins at {log_odds:.3f}, the log odds of a click in training ({share:.2%})"]
+    if not dataset.goals:
+        log_odds, share = biases[0], shares[0]
+        return [f"bias begins at {log_odds:.3f}, the log odds of a click in training ({share:.2%})"]
+    told = ", ".join(f"{n} {share:.2%}" for n, share in zip(dataset.goals, shares, strict=True))
+    return [f"biases begin at the log odds of the goals in training ({told})"]
 
 
 def changes(path: Path, config: Config, processes: Processes) -> list[str]:

@@ -56,7 +56,7 @@ def run_here(config: Config, here: Processes) -> None:
         known = rows + dataset.rows_before
         config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
         if is_new and not dataset.period:
-            here.on_main(lambda: check_labels(dataset.train))
+            here.on_main(lambda: check_labels(dataset))
             if "train.batch_size" not in {choice.key for choice in choices}:
                 check_batch_size(config.train.batch_size, rows, here.world_size)
         here.heartbeat.beat("loading")

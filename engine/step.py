@@ -256,7 +256,10 @@ def _dense_pass(
         over the ranks is the gradient of the whole loss, whatever the padding.
     """
     parameters = list(job.dense_parameters.values())
-    weight = _sample_weights(batch)
+    label, weight = batch.label, _sample_weights(batch)
+    goal_losses = job.ctr_model.goal_losses
+    if goal_losses is not None:
+        label = label.nan_to_num()
     keys = None
     if job.ctr_model.has_dropout and batch.rows is not None:
         keys = sample_keys(job.seed, step, batch.rows)
@@ -278,10 +281,15 @@ def _dense_pass(
                 part, dense = aligned(part), aligned(dense)
             of_tile = None if keys is None else keys[tile]
             logits = job.ctr_model.logits(part.requires_grad_(), dense, of_tile).float()
-            loss = functional.binary_cross_entropy_with_logits(
-                logits, batch.label[tile], weight[tile], reduction="sum"
-            )
-            loss.backward(share)
+            given = logits, label[tile], weight[tile]
+            if goal_losses is None:
+                loss = functional.binary_cross_entropy_with_logits(*given, reduction="sum")
+                loss.backward(share)
+            else:
+                losses = functional.binary_cross_entropy_with_logits(*given, reduction="none")
+                part_of_batch = len(part) / (len(rows) * processes.world_size)
+                loss, objective = goal_losses(losses.sum(0), batch.global_weight, part_of_batch)
+                objective.backward(share)
             if size >= len(rows):
                 grad = _grad(part)
             else:
@@ -305,11 +313,17 @@ def _grad(values: Tensor) -> Tensor:
 
 
 def _sample_weights(batch: Batch) -> Tensor:
-    """`[n]`: factor of each sample's loss in the weighted mean over the global batch."""
+    """`[n]`: factor of each sample's loss in the weighted mean over the global batch.
+
+    With several goals `[n, goals]`, 0 where a label is missing: the means of the samples that have
+    that label.
+    """
     # First scale weights to a mean of 1: a loss times an extreme weight would overflow or
     # underflow. A batch whose weights are all 0 has a loss of 0.
     total = batch.global_weight
     # Reading it from a GPU would wait.
     total = torch.where(total == 0, 1.0, total) if isinstance(total, Tensor) else total or 1.0
-    scale = batch.global_samples / total
-    return (batch.weight.double() * scale).float() / batch.global_samples
+    scale, weight = batch.global_samples / total, batch.weight.double()
+    if batch.label.ndim == 2:
+        weight = weight.unsqueeze(1) * ~batch.label.isnan()
+    return (weight * scale).float() / batch.global_samples

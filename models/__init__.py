@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.models.options import NoOptions
 from stampede.models.registry import (
+    GoalWeighting,
     Network,
     NetworkShape,
     Normalization,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CTRModel",
     "EmbeddingFront",
+    "GoalWeighting",
     "Network",
     "NetworkShape",
     "NoOptions",

@@ -14,14 +14,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from stampede.models.dropout import draw_by_sample
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
+from stampede.models.goals import GoalLosses
 from stampede.models.mlp import is_plain, is_plain_column, linear
-from stampede.models.registry import NetworkShape, Normalization, network
+from stampede.models.registry import GoalWeighting, NetworkShape, Normalization, network
 from stampede.native_library import switched_off
 from stampede.settings import Section, SettingsError
 
 
 class CTRModel(nn.Module):
     """Logit of a click: `bias + first-order term + network(embeddings, numbers)`.
+
+    With several goals, logits of each: a bias for each, and no first-order term.
 
     The first-order term is `scale * (sum_f w_f[id] + <w, x>)`: a weight per id, stored beside its
     embedding, and `number_weights` for the numbers, if there are any. Adam's step does not depend
@@ -34,6 +37,7 @@ class CTRModel(nn.Module):
         numbers: number of numeric inputs.
         first_order: whether there is a first-order term.
         first_order_scale: its `scale`.
+        goal_losses: the sum of the goals' losses; None for a single label.
 
     Args:
         name: registered name of the network.
@@ -47,11 +51,13 @@ class CTRModel(nn.Module):
         first_order_scale: above 0. The initial scores do not depend on it: the numbers' weights are
             drawn, then stored divided by the scale.
         dropout, normalization: see `NetworkShape`.
+        goals: names of several goals; none for a single label.
+        goal_weights, goal_weighting: see `GoalLosses`.
 
     Raises:
         KeyError: there is no network of that name.
-        SettingsError: the options do not fit the data; the network breaks a rule of `register`; or
-            it ignores a setting that was changed.
+        SettingsError: the options or the goals do not fit the data; the network breaks a rule of
+            `register`; or it ignores a setting that was changed.
     """
 
     def __init__(
@@ -69,9 +75,13 @@ class CTRModel(nn.Module):
         first_order_scale: float = 1.0,
         dropout: float = 0.0,
         normalization: Normalization = "none",
+        goals: Sequence[str] = (),
+        goal_weights: Mapping[str, float] | None = None,
+        goal_weighting: GoalWeighting = "fixed",
     ) -> None:
         super().__init__()
         registered = network(name)
+        registered.check_goals(goals)
         if first_order_scale != 1.0 and not registered.first_order:
             raise SettingsError(
                 f"model.first_order_scale: found {first_order_scale:g}, but the network {name!r} "
@@ -81,10 +91,14 @@ class CTRModel(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.front = EmbeddingFront(vocabulary_sizes, dim, shared, mean)
         self.numbers = numbers
+        fields, widths = len(vocabulary_sizes), tuple(hidden)
         shape = NetworkShape(
-            len(vocabulary_sizes), dim, numbers, tuple(hidden), dropout, normalization
+            fields, dim, numbers, widths, dropout, normalization, max(1, len(goals))
         )
-        self.bias = nn.Parameter(torch.zeros(1))
+        self.bias = nn.Parameter(torch.zeros(shape.goals))
+        self.goal_losses: GoalLosses | None = None
+        if goals:
+            self.goal_losses = GoalLosses(goals, goal_weights or {}, goal_weighting)
         self.number_weights: nn.Linear | None = None
         self.first_order = registered.first_order
         self.first_order_scale = first_order_scale
@@ -105,7 +119,7 @@ class CTRModel(nn.Module):
         return {id(parameter): coefficient for parameter, coefficient in terms}
 
     def forward(self, sparse: KeyedJaggedTensor, dense: Tensor) -> Tensor:
-        """Logits `[batch]` from ids and numbers `[batch, numbers]`."""
+        """Logits, see `logits`, from ids and numbers `[batch, numbers]`."""
         return self.logits(self.front.lookup(sparse), dense)
 
     @property
@@ -114,7 +128,9 @@ class CTRModel(nn.Module):
         return self._draws is not None
 
     def logits(self, rows: Tensor, dense: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Logits `[batch]` from looked-up rows, see `EmbeddingFront.lookup`, and numbers.
+        """Logits from looked-up rows, see `EmbeddingFront.lookup`, and numbers.
+
+        They are `[batch]`, or `[batch, goals]` with several goals.
 
         A sample's logit depends on that sample alone.
 
@@ -132,6 +148,9 @@ class CTRModel(nn.Module):
             return network.with_first_order(stored, dim, dense, weights, scale) + self.bias
         embeddings, id_weights = self.front.split(rows)
         logits = self.network(embeddings, dense) + self.bias
+        if self.goal_losses is not None:
+            combined = getattr(self.network, "combined", None)
+            return logits if combined is None else combined(logits)
         if self.first_order:
             logits = logits + scaled(id_weights.sum(1), scale)
         if self.number_weights is not None:
@@ -179,7 +198,13 @@ class CTRModel(nn.Module):
                         f"{failure}; correct its {method}"
                     ) from failure
                 found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-                if found != [samples]:
+                if self.goal_losses is not None and found != [samples, len(self.bias)]:
+                    raise SettingsError(
+                        f"model.name: the network {name!r} returns {found} for {samples} samples; "
+                        f"its {method} must return logits of shape [batch, {len(self.bias)}], one "
+                        "per goal"
+                    )
+                if self.goal_losses is None and found != [samples]:
                     raise SettingsError(
                         f"model.name: the network {name!r} returns {found} for {samples} samples; "
                         f"its {method} must return logits of shape [batch], one per sample"

@@ -110,6 +110,38 @@ class MaskNetOptions(Section):
     )
 
 
+class SharedBottomOptions(Section):
+    """Options of Shared-Bottom."""
+
+    tower: _Widths = Field(
+        [64], min_length=1, description="widths of the hidden layers of a goal's own MLP, its tower"
+    )
+
+
+class MMoEOptions(SharedBottomOptions):
+    """Options of MMoE."""
+
+    experts: int = Field(
+        4, ge=1, description="experts, each an MLP with the hidden layers model.hidden"
+    )
+    gate: list[Annotated[int, Field(ge=1)]] = Field(
+        [], description="widths of the hidden layers of a gate; []: none, as in the papers"
+    )
+
+
+class PLEOptions(SharedBottomOptions):
+    """Options of PLE."""
+
+    layers: int = Field(2, ge=1, description="layers of experts; 1: CGC")
+    shared_experts: int = Field(
+        1, ge=1, description="shared experts of a layer, with the hidden layers model.hidden"
+    )
+    goal_experts: int = Field(1, ge=1, description="experts of each goal in a layer")
+    gate: list[Annotated[int, Field(ge=1)]] = Field(
+        [], description="widths of the hidden layers of a gate; []: none, as in the papers"
+    )
+
+
 class WukongOptions(Section):
     """Options of Wukong."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,10 @@ from stampede.models.options import (
     DLRMOptions,
     FinalMLPOptions,
     MaskNetOptions,
+    MMoEOptions,
     NoOptions,
+    PLEOptions,
+    SharedBottomOptions,
     WukongOptions,
     XDeepFMOptions,
 )
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Normalization = Literal["none", "layer"]
+GoalWeighting = Literal["fixed", "uncertainty"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class NetworkShape:
         hidden: widths of the MLP's hidden layers.
         dropout: share of each hidden layer's outputs that training leaves out, in [0, 1).
         normalization: `layer` for layer norm before the ReLU of each hidden layer.
+        goals: number of goals, each with a logit; 1 of a single label.
     """
 
     fields: int
@@ -50,6 +55,7 @@ class NetworkShape:
     hidden: tuple[int, ...]
     dropout: float = 0.0
     normalization: Normalization = "none"
+    goals: int = 1
 
     @property
     def inputs(self) -> int:
@@ -84,12 +90,30 @@ class Network:
         source: its class, or `file.Class` in this package, imported when needed.
         first_order: whether the model adds the first-order term to the network's logits.
         options: the section `model.options` of the configuration.
+        goals: whether it has a logit for each of several goals, instead of one logit.
     """
 
     name: str
     source: type[nn.Module] | str
     first_order: bool = False
     options: type[Section] = NoOptions
+    goals: bool = False
+
+    def check_goals(self, goals: Collection[str]) -> None:
+        """Refuse data with several goals for a network of one, and the other way round."""
+        if self.goals == bool(goals):
+            return
+        fitting = ", ".join(n for n, other in sorted(_NETWORKS.items()) if other.goals)
+        if goals:
+            raise SettingsError(
+                f"model.name: found {self.name!r}, which has one logit, but the data have the "
+                f"goals {', '.join(goals)}; write one of {fitting}, or a schema with one label"
+            )
+        raise SettingsError(
+            f"model.name: found {self.name!r}, which is for several goals, but the data have one "
+            "label; write several in the schema, such as `label: {click: clicked, buy: bought}`, "
+            "or another network, such as deepfm"
+        )
 
     @property
     def module(self) -> type[nn.Module]:
@@ -143,10 +167,14 @@ _NETWORKS: dict[str, Network] = {
         Network("deepfm", "deepfm.DeepFM", first_order=True),
         Network("destine", "destine.DESTINE", first_order=True, options=DESTINEOptions),
         Network("dlrm", "dlrm.DLRM", options=DLRMOptions),
+        Network("esmm", "goals.ESMM", goals=True),
         Network("finalmlp", "finalmlp.FinalMLP", options=FinalMLPOptions),
         Network("fm", "deepfm.FM", first_order=True),
         Network("lr", "wide_deep.LogisticRegression", first_order=True),
         Network("masknet", "masknet.MaskNet", options=MaskNetOptions),
+        Network("mmoe", "goals.MMoE", options=MMoEOptions, goals=True),
+        Network("ple", "goals.PLE", options=PLEOptions, goals=True),
+        Network("shared_bottom", "goals.SharedBottom", options=SharedBottomOptions, goals=True),
         Network("wide_deep", "wide_deep.WideDeep", first_order=True),
         Network("wukong", "wukong.Wukong", options=WukongOptions),
         Network("xdeepfm", "xdeepfm.XDeepFM", first_order=True, options=XDeepFMOptions),
@@ -155,34 +183,45 @@ _NETWORKS: dict[str, Network] = {
 
 
 def register(
-    name: str, *, first_order: bool = False, options: type[Section] = NoOptions
+    name: str,
+    *,
+    first_order: bool = False,
+    options: type[Section] = NoOptions,
+    goals: bool = False,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Class decorator that makes a network available as `model.name`.
 
     The class is called with a `NetworkShape`, a `torch.Generator` for initial weights, and its
     options if it has any. The module maps embeddings `[batch, fields, dim]` and numbers
-    `[batch, numbers]` to logits `[batch]`. A global batch is divided among processes, and on a CPU
-    into tiles, so a sample's logit must not depend on other samples (batch norm would see tiles).
+    `[batch, numbers]` to logits `[batch]`, or with `goals` `[batch, shape.goals]`. A global batch
+    is divided among processes, and on a CPU into tiles, so a sample's logit must not depend on
+    other samples (batch norm would see tiles).
     The module must not change its inputs in place.
 
-    Two methods are optional. `l2_terms()` returns pairs of a parameter and a coefficient c, for
+    Other methods are optional. `l2_terms()` returns pairs of a parameter and a coefficient c, for
     `c * ||w||^2` in the loss. With `first_order`, `with_first_order(stored, dim, numbers,
     number_weights, scale)` returns `forward` plus the first-order term, `[batch]`, if it can
     compute both in fewer passes, from rows `[batch, fields, stored width]` (see `StoredColumns`)
     and weights `[1, numbers]` or None. The model then calls it instead of `forward`, unless the
     network or the layer of `number_weights` was hooked, replaced or compiled, or a subclass
-    overrides `forward`.
+    overrides `forward`. With `goals`, `combined(logits)` maps the logits with their biases to those
+    of the goals, and `separated(shares)` the goals' shares of clicks to the means that the biases
+    begin at, see `ESMM`.
 
     Args:
         name: a Python name that no other network has.
         first_order: whether the model adds the first-order term, a weight per id and number.
         options: the keys of `model.options`, as a `Section` with defaults and descriptions.
+        goals: whether the network is for several goals; the model then adds no first-order term.
 
     Raises:
         SettingsError: the name is taken or not a Python name.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingsError(f"register: found {name!r}; write a name: @register('my_network')")
+
+    if first_order and goals:
+        raise SettingsError(f"register({name!r}): found first_order and goals; write one of them")
 
     def add(network: type[nn.Module]) -> type[nn.Module]:
         taken = _NETWORKS.get(name)
@@ -192,7 +231,7 @@ def register(
                 f"register({name!r}): {taken.module.__module__} has a network of that name; "
                 "choose another"
             )
-        _NETWORKS[name] = Network(name, network, first_order, options)
+        _NETWORKS[name] = Network(name, network, first_order, options, goals)
         return network
 
     return add

@@ -324,7 +324,8 @@ def _sentence(error: ErrorDetails, root: type[BaseModel]) -> str:
             tag = parts.pop(0)
             kinds = {tag: kind for kind in variants for tag in _tags(kind, discriminator)}
             model, chosen = kinds[tag], f"{discriminator}: {tag}"
-    path = ".".join(keys)
+    # A single label stands for the one of its goals without a name.
+    path = ".".join(filter(None, keys))
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
         having = [tag for tag, section in kinds.items() if keys[-1] in section.model_fields]

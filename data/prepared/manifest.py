@@ -52,9 +52,10 @@ class ShardEntry(Section):
     """Some rows of a part, one `.npy` file per array.
 
     The arrays: `ids` `[rows, single-valued fields]`, `numbers` `[rows, numbers]`, `label` `[rows]`
-    uint8, or float32 with soft labels; if the data have them, `weight` `[rows]` float32, `time`
-    `[rows]` int64 seconds; for the multi-valued field number i (of those) `offsets_i` `[rows + 1]`
-    int64, from 0, into `values_i`.
+    uint8, or float32 with soft labels, or with several goals `[rows, goals]` float32, NaN where a
+    label is missing; if the data have them, `weight` `[rows]` float32, `time` `[rows]` int64
+    seconds; for the multi-valued field number i (of those) `offsets_i` `[rows + 1]` int64, from 0,
+    into `values_i`.
     """
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]
@@ -77,6 +78,7 @@ class Manifest(Section):
     version: str  # of stampede
     fields: list[FieldEntry]  # single-valued ones first, in the order of `ids`
     numbers: list[FieldName]  # in the order of the array
+    goals: list[FieldName] = Field([])  # in the order of the labels; empty for a single label
     ids_dtype: Literal["int32", "int64"] = "int32"  # also of `values_i`
     numbers_dtype: Literal["float32", "float16"] = "float32"
     has_weight: bool = False

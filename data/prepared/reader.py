@@ -70,6 +70,7 @@ def open_prepared(folder: Path) -> Dataset:
         multi=tuple(entry.name for entry in manifest.multi()),
         mean=tuple(entry.name for entry in manifest.multi() if entry.pooling == "mean"),
         shared={n: entry.table for n, entry in entries.items() if entry.table is not None},
+        goals=tuple(manifest.goals),
         has_weight=manifest.has_weight,
         unknown_rows={name: entry.unknown_rows for name, entry in entries.items()},
         unseen_rows={n: e.unseen_row for n, e in entries.items() if e.unseen_row is not None},
@@ -194,7 +195,7 @@ class ShardedPart:
         )
 
     def label(self, rows: Tensor) -> Tensor:
-        """Labels of rows, given as to `read`: `[n]` float32."""
+        """Labels of rows, given as to `read`: `[n]` or `[n, goals]` float32."""
         return self._gather(["label"], self._pieces(rows), len(rows))["label"]
 
     def weight(self, rows: Tensor) -> Tensor | None:

@@ -33,7 +33,7 @@ from stampede.data.prepared.manifest import (
 )
 from stampede.data.prepared.verify import record_verified
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import LABEL, TIME, WEIGHT, RawLog
+from stampede.data.raw.log import TIME, WEIGHT, RawLog, labels_of
 from stampede.data.raw.rows import BadRows
 from stampede.files import FileEntry, file_entry
 from stampede.settings import counted
@@ -68,7 +68,8 @@ def write_rows(
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
         arrays, bags = learned.encode(some.frame, options.numbers_dtype, some.distinct)
-        arrays["label"] = _stored_labels(some.frame[LABEL].to_numpy(), learned.soft_labels)
+        labels = labels_of(some.frame, learned.schema.goals)
+        arrays["label"] = _stored_labels(labels, learned.soft_labels or labels.ndim == 2)
         for name, column in (("weight", WEIGHT), ("time", TIME)):
             if column in some.frame.columns:
                 arrays[name] = some.frame[column].to_numpy()
@@ -95,9 +96,9 @@ def write_rows(
     return parts, {part: counts.shares() for part, counts in unknown.items() if parts[part]}
 
 
-def _stored_labels(labels: np.ndarray, are_soft: bool) -> np.ndarray:
-    """Labels as they are stored: float32 if any of the training's data is soft, else uint8."""
-    if are_soft:
+def _stored_labels(labels: np.ndarray, are_floats: bool) -> np.ndarray:
+    """Labels as they are stored, see `ShardEntry`."""
+    if are_floats:
         return labels
     stored = labels.astype(np.uint8)
     if (stored != labels).any():
@@ -131,6 +132,7 @@ def write_manifest(
         version=metadata.version("stampede"),
         fields=learned.fields,
         numbers=list(log.schema.numbers),
+        goals=learned.schema.goals,
         ids_dtype=learned.ids_dtype,
         numbers_dtype=options.numbers_dtype,
         has_weight=log.schema.weight is not None,

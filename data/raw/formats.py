@@ -78,12 +78,12 @@ class Delimited:
             rows += len(records.lines)
             yield rows, records.position
 
-    def names(self, path: Path, optional: str) -> list[str]:
-        """Names of a file's columns; without a header, line 1 decides whether `optional` is one."""
+    def names(self, path: Path, optional: Set[str]) -> list[str]:
+        """Names of a file's columns; without a header, line 1 decides if it has the `optional`."""
         first = next(read_blocks(path), None)
         if not self.columns:
             return [] if first is None else self._header(path, first)[0]
-        without = [name for name in self.columns if name != optional]
+        without = [name for name in self.columns if name not in optional]
         line = b"" if first is None else first.data.partition(b"\n")[0].rstrip(b"\r")
         cells = self._cells(line.decode("utf-8", "replace"))
         return without if len(cells) == len(without) else list(self.columns)
@@ -317,7 +317,7 @@ class Parquet:
         with open_parquet(path) as file:
             yield file.metadata.num_rows, os.path.getsize(path)
 
-    def names(self, path: Path, _: str) -> list[str]:
+    def names(self, path: Path, _: Set[str]) -> list[str]:
         """Names of a file's columns."""
         with open_parquet(path) as file:
             return file.schema_arrow.names

@@ -50,6 +50,22 @@ from stampede.data.schema.schema import (
 
 LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
 
+
+def label_column(goal: str) -> str:
+    """Name of the typed column of a goal's labels; a single label has the goal ""."""
+    return f"{LABEL}:{goal}" if goal else LABEL
+
+
+def labels_of(frame: pl.DataFrame, goals: Sequence[str]) -> np.ndarray:
+    """Labels of typed rows, `[n]` or, with several goals, `[n, goals]` float32, NaN if missing."""
+    if not goals:
+        return frame[LABEL].to_numpy()
+    missing = np.full(len(frame), np.nan, np.float32)
+    columns = [label_column(goal) for goal in goals]
+    found = [frame[one].to_numpy() if one in frame.columns else missing for one in columns]
+    return np.stack(found, 1)
+
+
 # The largest number that is finite as a float32, rounded down.
 LARGEST = 3.4e38
 
@@ -60,8 +76,8 @@ class Chunk:
 
     The frame has one column per id field and number of the schema, null where missing: ids of
     vocabularies and hashes String, raw integers Int64, lists of these where a cell holds several,
-    numbers Float64; `#label` and, if the log has them, `#weight` Float32, `#time` Int64 seconds
-    since 1970, `#split` String.
+    numbers Float64; `#label`, or `#label:GOAL` of each goal with nulls where it is missing, and, if
+    the log has them, `#weight` Float32, `#time` Int64 seconds since 1970, `#split` String.
     """
 
     frame: pl.DataFrame
@@ -148,7 +164,8 @@ class RawLog:
         Raises:
             DataError: a file cannot be used, or has a bad row and `bad_rows` refuses it.
         """
-        before, labels = 0, Labels(self.schema.label)
+        before = 0
+        labels = [Labels(goal, label) for goal, label in self.schema.label.items()]
         for number, file in enumerate(self.files):
             kind = _format_of(self.schema, file, self._split_column)
 
@@ -167,7 +184,9 @@ class RawLog:
                     bad_rows.whole += rows.whole
                     bad_rows.rounded += rows.rounded
                     bad_rows.report(rows.bad)
-                    frame = labels.checked(rows.frame, file)
+                    frame = rows.frame
+                    for one in labels:
+                        frame = one.checked(frame, file)
                     yield Chunk(frame, number, rows.numbers, before + rows.position)
             before += self._sizes[number]
 
@@ -193,7 +212,8 @@ class RawLog:
         first: dict[int, _Typed] = {}
         for column in checked:
             is_bad = found[f"?{column.name}"]
-            if self._bad_values_are_missing and column.name not in (LABEL, WEIGHT):
+            of_training = column.name == WEIGHT or column.name.startswith(LABEL)
+            if self._bad_values_are_missing and not of_training:
                 # A column that feeds several inputs counts once.
                 taken[column.column] = max(taken[column.column], is_bad.sum())
             elif is_bad.any():
@@ -274,13 +294,14 @@ def scoring_log(
         files: in order; the first one decides which columns the log has.
         with_label: whether to read label and weight if the log has them.
     """
-    columns = _format_of(schema, files[0]).names(files[0], schema.label.column)
+    used = {label.column for label in schema.label.values()}
+    columns = _format_of(schema, files[0]).names(files[0], used)
     wanted: Set[str] = set(columns) if with_label else set()
     is_timed = any(isinstance(field, TimePart) for field in schema.ids.values())
     meaning = schema.model_copy(
         update={
             "columns": list(columns) if schema.columns else [],
-            "label": schema.label if schema.label.column in wanted else None,
+            "label": {n: label for n, label in schema.label.items() if label.column in wanted},
             "weight": schema.weight if schema.weight in wanted else None,
             # Other times only divide a log into parts.
             "time": schema.time if is_timed else None,
@@ -338,8 +359,8 @@ class _Typed(NamedTuple):
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
     columns = []
-    if schema.label is not None:
-        columns.append(typed_label(schema.label, types, schema.rules))
+    for goal, label in schema.label.items():
+        columns.append(typed_label(label, types, schema.rules, goal))
     for name, field in schema.numbers.items():
         columns.append(_number(name, field.column or name, types, schema.rules))
     for name, field in schema.ids.items():
@@ -366,8 +387,11 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
 _YES, _NO = ["true", "yes", "t", "y"], ["false", "no", "f", "n"]
 
 
-def typed_label(label: Label, types: pl.Schema, rules: int) -> _Typed:
-    """The column `#label`: 0, 1, a soft label between them, or -1, which `Labels` turns into 0."""
+def typed_label(label: Label, types: pl.Schema, rules: int, goal: str = "") -> _Typed:
+    """A column of labels: 0, 1, a soft label between them, or -1, which `Labels` turns into 0.
+
+    An empty cell is bad, but that of one of several goals is null: its label is missing.
+    """
     column, kind = label.column, types[label.column]
     if label.positive:
         _check_type(column, kind, "a label", _is_text(kind))
@@ -389,7 +413,9 @@ def typed_label(label: Label, types: pl.Schema, rules: int) -> _Typed:
             value = pl.coalesce(value, is_word)
         bad = ~(value.is_between(0.0, 1.0) | (value == -1.0)).fill_null(False)
         remedy = partial(_remedy_of_label, column=column)
-    return _Typed(LABEL, column, value.cast(pl.Float32), bad, remedy)
+    if goal:
+        bad = bad & stripped(column, kind).is_not_null()
+    return _Typed(label_column(goal), column, value.cast(pl.Float32), bad, remedy)
 
 
 def _remedy_of_label(value: Any, column: str) -> str:
@@ -405,17 +431,17 @@ def _remedy_of_label(value: Any, column: str) -> str:
 
 
 class Labels:
-    """Turns labels -1 of a log into 0; refuses them beside labels other than 1."""
+    """Turns labels -1 of a goal into 0; refuses them beside labels other than 1."""
 
-    def __init__(self, label: Label | None) -> None:
-        self._label = label
+    def __init__(self, goal: str, label: Label) -> None:
+        self._name, self._label = label_column(goal), label
         self._has_minus, self._other = False, None
 
     def checked(self, frame: pl.DataFrame, file: Path) -> pl.DataFrame:
         """Rows with labels from 0 to 1."""
-        if self._label is None or self._label.positive or self._label.at_least is not None:
+        if self._label.positive or self._label.at_least is not None:
             return frame
-        label = frame[LABEL]
+        label = frame[self._name]
         is_minus = label == -1
         self._has_minus |= bool(is_minus.any())
         others = label.filter(~is_minus & (label != 1))

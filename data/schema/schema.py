@@ -13,12 +13,13 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    WrapSerializer,
     field_validator,
     model_serializer,
     model_validator,
 )
 
-from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences
+from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences, yaml_value
 
 # Names of fields and numbers become parts of the names of files, metrics and tables.
 _FIELD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
@@ -243,8 +244,40 @@ def _of_table(name: str, owner: str, given: dict[str, Any], known: dict[str, Any
     return of_table
 
 
-def _label(value: Any) -> Any:
-    return {"column": value} if isinstance(value, str) else value
+def _labels(value: Any) -> Any:
+    """The label or labels of a schema by goal; one label alone has the name ""."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"": {"column": value}}
+    if not isinstance(value, dict):
+        return value
+    keys = Label.model_fields.keys()
+    may_be_goals = all(isinstance(one, str | dict) for one in value.values())
+    if value.keys() & keys and (value.keys() <= keys or not may_be_goals):
+        return {"": value}
+    for name in value:
+        if name in keys:
+            raise ValueError(
+                f"found a goal called {name!r}, which is a key of a single label; rename the goal"
+            )
+        if not isinstance(name, str) or not re.fullmatch(_FIELD_NAME, name):
+            raise ValueError(f"goal {name!r}: write letters, digits, '_' and '-' only")
+    if len(value) == 1:
+        ((name, one),) = value.items()
+        raise ValueError(
+            f"found only the goal {name!r}; write `label: {yaml_value(one)}`, or several goals"
+        )
+    return {name: {"column": one} if isinstance(one, str) else one for name, one in value.items()}
+
+
+def _written_labels(labels: dict[str, Label], written: SerializerFunctionWrapHandler) -> Any:
+    """As the schema has them; folders of prepared data are named by this."""
+    values = written(labels)
+    return values.get("", values) or None
+
+
+_Labels = Annotated[dict[str, Label], BeforeValidator(_labels), WrapSerializer(_written_labels)]
 
 
 _Ids = Annotated[
@@ -266,7 +299,7 @@ class Schema(Section):
     quote: str = '"'
     columns: list[str] = Field([])
     missing: list[str] = Field(MISSING, min_length=1)
-    label: Annotated[Label | None, BeforeValidator(_label)]  # none only for a log to score
+    label: _Labels  # by goal; of one label, the name is ""; none only for a log to score
     ids: _Ids = Field(min_length=1)
     numbers: Annotated[dict[str, NumberField], BeforeValidator(_names_alone)] = Field({})
     weight: str | None = Field(None, min_length=1)
@@ -291,6 +324,14 @@ class Schema(Section):
             raise ValueError(
                 f"{twice[0]!r} is an id field and a number; rename one, with `column:`"
             )
+        goals = list(self.label.items())
+        for number, (name, label) in enumerate(goals):
+            for other, one in goals[:number]:
+                if label == one:
+                    raise ValueError(
+                        f"label: the goals {other!r} and {name!r} are the same rule for the column "
+                        f"{one.column!r}; leave one out, or name another column"
+                    )
         timed = [name for name, field in self.ids.items() if isinstance(field, TimePart)]
         if timed and self.time is None:
             raise ValueError(
@@ -305,24 +346,32 @@ class Schema(Section):
 
     def used_columns(self) -> set[str]:
         """Columns of the file that are read."""
-        others = (self.label and self.label.column, self.weight, self.time and self.time.column)
-        return {*self.sources().values(), *filter(None, others)}
+        labels = [label.column for label in self.label.values()]
+        others = (self.weight, self.time and self.time.column)
+        return {*self.sources().values(), *labels, *filter(None, others)}
 
     def numeric_columns(self) -> set[str]:
         """Columns of the file that are read as numbers only."""
         columns = self.sources()
         numbers = {columns[name] for name in self.numbers}
         texts = {columns[name] for name in columns if name in self.ids}
-        of_label = self.label and self.label.column
-        texts |= {of_label} if self.label and self.label.positive else set()
-        numbers |= {of_label, self.weight}
+        texts |= self._labels_of_texts()
+        numbers |= {label.column for label in self.label.values()} | {self.weight}
         return numbers - texts - {None, self.time and self.time.column}
 
     def id_columns(self) -> set[str]:
         """Columns of the file that are read as ids, or as a label of certain values."""
         columns = self.sources()
         found = {columns[n] for n in columns if not isinstance(self.ids.get(n), Quantiles | None)}
-        return found | ({self.label.column} if self.label and self.label.positive else set())
+        return found | self._labels_of_texts()
+
+    def _labels_of_texts(self) -> set[str]:
+        return {label.column for label in self.label.values() if label.positive}
+
+    @property
+    def goals(self) -> list[str]:
+        """Names of the goals, in order; none for a single label."""
+        return [name for name in self.label if name]
 
     def sources(self) -> dict[str, str]:
         """Column of each id field and number by name, except parts of the time."""
@@ -341,7 +390,7 @@ def load_schema(path: Path) -> Schema:
         schema = Schema.model_validate(values)
     except ValidationError as failure:
         raise SettingsError(f"{path}:\n" + "\n".join(sentences(failure, Schema))) from None
-    if schema.label is None:
+    if not schema.label:
         raise SettingsError(f"{path}:\n  label: not given; write the name of its column")
     return schema
 

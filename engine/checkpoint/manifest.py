@@ -137,6 +137,7 @@ class DataEntry(Section):
     vocabulary_sizes: dict[str, Count]
     shared: dict[str, str] = Field(default_factory=dict)
     mean: list[str] = Field(default_factory=list)
+    goals: list[str] = Field(default_factory=list)
     vocabulary_sha256: str
     numbers: Count
     train_rows: Count
@@ -173,6 +174,7 @@ def data_entry(dataset: Dataset) -> DataEntry:
         vocabulary_sizes=dict(dataset.vocabulary_sizes),
         shared=dict(dataset.shared),
         mean=list(dataset.mean),
+        goals=list(dataset.goals),
         vocabulary_sha256=dataset.vocabulary_sha256,
         numbers=dataset.numbers,
         train_rows=dataset.train.rows,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
 from stampede.engine.config.model import ModelSection, registered_networks, section_of
@@ -17,7 +18,7 @@ from stampede.engine.config.optim import (
     optim_section,
 )
 from stampede.engine.config.presets import Preset
-from stampede.models import Network
+from stampede.models import GoalWeighting, Network, network
 from stampede.optim.registry import CLIPS, RULES
 from stampede.settings import Section, Seed, SettingsError
 
@@ -106,6 +107,16 @@ class TrainSection(Section):
     epochs: int | None = Field(
         None, ge=1, description="passes over the training rows; null: by the recipe"
     )
+    goals: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {},
+        description="weights of the goals' mean losses in the loss, by goal; 1 for goals that are "
+        "not named",
+    )
+    goal_weighting: GoalWeighting = Field(
+        "fixed",
+        description="fixed: by the weights above; uncertainty: also by a factor for each goal "
+        "that training learns (Kendall et al., CVPR 2018)",
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "fp32",
         description="precision of the dense layers; tf32 is for GPUs, bf16 is used only if it is "
@@ -150,6 +161,10 @@ class TrainSection(Section):
     profile: ProfileSection = ProfileSection()
 
 
+def _one_goal(value: Any) -> Any:
+    return {value: 1.0} if isinstance(value, str) else value
+
+
 class EvaluateSection(Section):
     """Evaluation on the validation and test parts after every epoch."""
 
@@ -162,6 +177,13 @@ class EvaluateSection(Section):
         "validation",
         description="part that chooses the best epoch, stops early and reduces rates; test, as in "
         "the paper, keeps no rows for validation and makes best_auc optimistic",
+    )
+    select_goals: Annotated[
+        dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_one_goal)
+    ] = Field(
+        {},
+        description="with several goals, the goal whose AUC chooses, or weights of the mean of "
+        "their AUCs by goal; {}: the weights of train.goals",
     )
     patience: int | None = Field(
         None,
@@ -350,6 +372,43 @@ def _config_type(networks: tuple[Network, ...], rules: Any, clips: Any) -> type[
 def to_yaml(config: Config) -> str:
     """The whole configuration with defaults, as YAML for `load_config`."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def check_goals(config: Config, goals: Collection[str]) -> None:
+    """Check settings of goals against those of the data; none for a single label.
+
+    Raises:
+        SettingsError: the network or a setting does not fit them.
+    """
+    network(config.model.name).check_goals(goals)
+    for key, weights in (
+        ("train.goals", config.train.goals),
+        ("evaluate.select_goals", config.evaluate.select_goals),
+    ):
+        unknown = next((name for name in weights if name not in goals), None)
+        if unknown is not None:
+            which = f"goals are {', '.join(goals)}" if goals else "data have one label"
+            raise SettingsError(f"{key}: found {unknown!r}, but the {which}; write it as there")
+        if weights and not any(weights.get(goal, key == "train.goals") for goal in goals):
+            raise SettingsError(f"{key}: all weights are 0; write one above 0")
+    if config.train.goal_weighting != "fixed" and not goals:
+        raise SettingsError(
+            f"train.goal_weighting: found {config.train.goal_weighting!r}, but the data have one "
+            "label; leave it out"
+        )
+    if goals and config.evaluate.compare_with_lr is True:
+        raise SettingsError(
+            "evaluate.compare_with_lr: found true, but logistic regression is fitted to a single "
+            f"label, and the data have the goals {', '.join(goals)}; leave it out"
+        )
+
+
+def goal_weights(config: Config, goals: Sequence[str]) -> dict[str, float]:
+    """Weights of several goals in what chooses the best epoch; none for a single label."""
+    chosen, default = config.evaluate.select_goals, 0.0
+    if not chosen:
+        chosen, default = config.train.goals, 1.0
+    return {goal: chosen.get(goal, default) for goal in goals}
 
 
 def check_divides(config: Config, world_size: int, where: str = "") -> None:

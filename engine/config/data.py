@@ -147,6 +147,9 @@ class SizesSection(Section):
         {}, description="further fields, and the field of `tables` whose table each uses"
     )
     numbers: int = Field(0, ge=0, description="numeric inputs")
+    goals: list[FieldName] = Field(
+        [], description="goals, for networks of several; []: a single label"
+    )
     zipf: float | None = Field(
         None,
         gt=1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -76,7 +76,7 @@ class PlannedData:
     """What a plan needs to know about the data.
 
     Attributes:
-        vocabulary_sizes, numbers, shared, mean: as of a `Dataset`.
+        vocabulary_sizes, numbers, shared, mean, goals: as of a `Dataset`.
         tables: in the order of the fields.
         assumed: how often rows are looked up, in words.
         rows: of the training part; None if only table sizes are known.
@@ -90,6 +90,7 @@ class PlannedData:
     assumed: str
     rows: int | None = None
     mean: tuple[str, ...] = ()
+    goals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -342,7 +343,8 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     sizes = section.tables | {field: section.tables[of] for field, of in section.share.items()}
     id_bytes = 4 if max(sizes.values()) < 2**31 else 8
     ids, numbers = section.ids_per_sample, section.numbers
-    return _from_sizes(sizes, section.share, ids, section.zipf, numbers, id_bytes)
+    planned = _from_sizes(sizes, section.share, ids, section.zipf, numbers, id_bytes)
+    return replace(planned, goals=tuple(section.goals))
 
 
 def zipf(rows: int, exponent: float) -> Callable[[int], float]:
@@ -399,7 +401,7 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     assumed = f"as in {len(rows):,} rows of the training part"
     id_bytes, trained = samples.ids.element_size(), dataset.train.rows
     given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
-    return PlannedData(*given, mean=dataset.mean)
+    return PlannedData(*given, mean=dataset.mean, goals=dataset.goals)
 
 
 def sampled_rows(rows: int) -> np.ndarray:
