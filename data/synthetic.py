@@ -35,7 +35,11 @@ NUMBERS = 13
 # Rows drawn from one random stream; any row is reached by drawing its block.
 BLOCK_ROWS = 1024
 
-_TRAIN, _TEST, _TRUTH, _CALIBRATION, _DRIFT = range(5)
+_TRAIN, _TEST, _TRUTH, _CALIBRATION, _DRIFT, _CONVERSION = range(6)
+
+# Goals with conversions, and the mean logit of a conversion after a click.
+GOALS = ("click", "conversion")
+_CONVERSION_BIAS = -2.5
 
 # Fields of more ids than this have new ones in later files of a log.
 _STABLE = 1000
@@ -61,6 +65,9 @@ class SyntheticClicks:
         rank: width of the hidden vectors.
         numbers_std, first_order_std, interactions_std: spread of the logit's parts.
         bias: mean logit.
+        conversions: whether there is a second goal. Some clicks convert: the logit of a conversion
+            after a click is half the click's own, from the ids' weights, and a weight per id of its
+            own. So clicks tell much of conversions, which are rarer.
     """
 
     seed: int = 0
@@ -71,6 +78,7 @@ class SyntheticClicks:
     first_order_std: float = 1.0
     interactions_std: float = 1.1
     bias: float = -1.2
+    conversions: bool = False
 
     def cardinalities(self) -> tuple[int, ...]:
         """Ids of each field."""
@@ -89,12 +97,13 @@ class SyntheticClicks:
             train=Slice(train, 0, kept),
             validation=Slice(train, kept, train_rows) if validation_rows else None,
             test=_SyntheticPart(truth, _TEST, test_rows),
+            goals=GOALS if self.conversions else (),
             shuffle=False,
         )
 
 
 class _Drawn(NamedTuple):
-    """Independent samples: `Samples` in numpy."""
+    """Independent samples: `Samples` in numpy; with conversions, labels are `[n, 2]`."""
 
     ids: np.ndarray
     dense: np.ndarray
@@ -115,6 +124,9 @@ class _Truth:
         self.number_weights = draw.standard_normal(NUMBERS).astype(np.float32)
         self.weights = draw.standard_normal(total, dtype=np.float32)
         self.vectors = draw.standard_normal((total, clicks.rank), dtype=np.float32)
+        # Of conversions after a click.
+        draw = np.random.default_rng([clicks.seed, _CONVERSION])
+        self.own_weights = draw.standard_normal(total, dtype=np.float32)
         # Give each field's weights and vectors mean zero over its samples. The interactions then
         # have no first-order part: no sum over single fields explains them.
         exponent = 1.0 - clicks.zipf
@@ -126,6 +138,7 @@ class _Truth:
             )
             share = np.diff(below)
             self.weights[field] -= share @ self.weights[field]
+            self.own_weights[field] -= share @ self.own_weights[field]
             self.vectors[field] -= share @ self.vectors[field]
         # Scale the parts of the logit to the standard deviations asked for.
         draw = np.random.default_rng([clicks.seed, _CALIBRATION])
@@ -133,6 +146,7 @@ class _Truth:
         numbers, first_order, interactions = self.parts(ids, dense)
         self.number_weights *= clicks.numbers_std / numbers.std()
         self.weights *= clicks.first_order_std / first_order.std()
+        self.own_weights *= 0.5 / self.own_weights[ids + self.offsets].sum(1).std()
         self.vectors *= np.sqrt(clicks.interactions_std / interactions.std())
         self.number_mean = self.parts(ids, dense)[0].mean()
 
@@ -152,6 +166,7 @@ class _Truth:
         others = (ids + times * 7919) % sizes + starts
         after = copy(self)
         after.weights, after.vectors = self.weights[others], self.vectors[others]
+        after.own_weights = self.own_weights[others]
         return after, times
 
     def draw_inputs(self, draw: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -183,6 +198,12 @@ class _Truth:
         logit = self.clicks.bias + numbers - self.number_mean + first_order + interactions
         probability = (1.0 / (1.0 + np.exp(-logit))).astype(np.float32)
         label = draw.random(rows, dtype=np.float32) < probability
+        if self.clicks.conversions:
+            own = self.own_weights[ids + self.offsets].sum(1)
+            after = 1.0 / (1.0 + np.exp(-_CONVERSION_BIAS - 0.5 * first_order - own))
+            converted = label & (draw.random(rows, dtype=np.float32) < after)
+            label = np.stack([label, converted], 1)
+            probability = np.stack([probability, probability * after.astype(np.float32)], 1)
         return _Drawn(ids, dense, label.astype(np.uint8), probability)
 
 

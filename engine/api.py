@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stampede.engine.inference.trained import Trained
 
 # Keys of an evaluation's line that are not metrics.
-_NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples")
+_NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples", "goals")
 _FIRST_COLUMNS = ("epoch", "step", "train_seconds", "train_loss")
 
 
@@ -193,7 +193,8 @@ class Run:
 
         Columns: `epoch`, from 1, in or after which it was made; `step`; `train_seconds`, spent in
         training until then; `train_loss`, the mean of the losses logged since the evaluation
-        before; and each metric of each part, such as `validation_auc` and `test_logloss`.
+        before; and each metric of each part, such as `validation_auc` and `test_logloss`, and with
+        several goals of each goal, such as `test_click_auc`.
         Unknown values are NaN.
 
         Raises:
@@ -213,11 +214,13 @@ class Run:
                     seconds = line.get("train_seconds")
                     first = (epoch, line["step"], seconds, loss)
                     rows[line["step"]] = dict(zip(_FIRST_COLUMNS, first, strict=True))
-                rows[line["step"]] |= {
-                    f"{line['part']}_{name}": value
-                    for name, value in line.items()
-                    if name not in _NOT_METRICS and not isinstance(value, list)
-                }
+                of_goals = line.get("goals") or {}
+                for prefix, of_goal in {"": line, **of_goals}.items():
+                    rows[line["step"]] |= {
+                        f"{line['part']}_{prefix}{'_' * bool(prefix)}{name}": value
+                        for name, value in of_goal.items()
+                        if name not in _NOT_METRICS and not isinstance(value, list)
+                    }
         return pd.DataFrame(list(rows.values()), columns=None if rows else _FIRST_COLUMNS)
 
     @property
@@ -235,6 +238,8 @@ class Run:
         on_bad_value: OnBadValue = "error",
     ) -> np.ndarray:
         """Probabilities of a click, `[n]` float64, of all rows in order.
+
+        Of a model with several goals they are `[n, goals]`, in the order of `goals`.
 
         Args:
             data: a frame with the columns of the training log (the label is optional), names of raw
@@ -271,6 +276,11 @@ class Run:
             told = ", ".join(f"{count:,} of {column}" for column, count in missing.items())
             warnings.warn(f"bad values treated as missing: {told}", stacklevel=2)
         return scores
+
+    @property
+    def goals(self) -> list[str]:
+        """Names of the goals, in the order of the scores; none for a single label."""
+        return list(self._trained.data.goals)
 
     @property
     def fields(self) -> dict[str, int]:

@@ -53,10 +53,12 @@ def _predict(given: argparse.Namespace) -> None:
     if done.unknown is not None:
         rows += done.unknown.lines.items()
     if done.metrics:
-        rows.append(("AUC", readable_metric(done.metrics["auc"])))
-        logloss = done.metrics["logloss"]
-        # NaN if all weights are 0.
-        rows.append(("logloss", "undefined" if math.isnan(logloss) else f"{logloss:.4f}"))
+        for goal, found in done.metrics.get("goals", {"": done.metrics}).items():
+            of_goal, logloss = f" of {goal}" * bool(goal), found["logloss"]
+            rows.append((f"AUC{of_goal}", readable_metric(found["auc"])))
+            # NaN if all weights are 0.
+            undefined = math.isnan(logloss)
+            rows.append((f"logloss{of_goal}", "undefined" if undefined else f"{logloss:.4f}"))
     print(table(rows))
     for sentence in done.unknown.warnings if done.unknown is not None else ():
         print(f"warning: {sentence}", file=sys.stderr)
@@ -68,8 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Score rows with a trained model, in their order. The output has the "
         "columns\n  file    name of the input file, if there are files\n  row     number of "
         "the row in its file, or in its part, from 0; rows that are left out\n          are "
-        "counted too, so you can match scores to rows\n  score   probability of a click\n  "
-        "label, weight if the input has them",
+        "counted too, so you can match scores to rows\n  score   probability of a click; "
+        "with several goals, score_GOAL of each\n  label, weight if the input has them; with "
+        "several goals, label_GOAL of each",
         epilog="example:\n  stampede predict runs/criteo 'day_*.gz' scores.parquet",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

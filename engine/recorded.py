@@ -34,6 +34,7 @@ class _Metrics(_Recorded):
     gauc: Number = None
     attainable_auc: Number = None
     calibration_buckets: list[_Bucket] | None = None
+    goals: dict[str, _Metrics] | None = None
 
 
 class _Line(_Recorded):

@@ -153,6 +153,15 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     return f"{_metric_table(summary)}\n{table((name, text) for name, text in rows if text)}"
 
 
+def _metric_rows(columns: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for each metric: what it is called, and its values."""
+    return [
+        [shown, *(readable_metric(column.get(name)) for column in columns)]
+        for name, shown in METRICS.items()
+        if any(name in column for column in columns)
+    ]
+
+
 def _metric_table(summary: dict[str, Any]) -> str:
     """Metrics of the selected epoch, beside the last epoch's if it differs."""
     best, last = summary["best_epoch"], summary["last"]
@@ -163,7 +172,8 @@ def _metric_table(summary: dict[str, Any]) -> str:
         title = f"last evaluation, after step {summary['steps']:,}"
     else:
         part = summary["selected_on"]
-        title = f"epoch {best}: best AUC on the {part} part"
+        over = " over the goals" * ("goals" in blocks[0][part])
+        title = f"epoch {best}: best AUC{over} on the {part} part"
         if blocks[0][part]["auc"] is None:
             title = f"epoch {best}: the last one, as the AUC of the {part} part is undefined"
         elif part == "test":
@@ -175,13 +185,16 @@ def _metric_table(summary: dict[str, Any]) -> str:
     rows = [["", *parts * len(blocks)]]
     if len(blocks) > 1:
         rows.insert(0, ["", *(f"epoch {epoch}" for epoch in (best, last["epoch"]) for _ in parts)])
-    rows += [
-        [shown, *(readable_metric(block[part].get(name)) for block in blocks for part in parts)]
-        for name, shown in METRICS.items()
-        if name in blocks[0]["test"]
-    ]
+    columns = [block[part] for block in blocks for part in parts]
+    rows += _metric_rows(columns)
+    for goal in columns[0].get("goals", ()):
+        rows.append([f"of {goal}"])
+        found = [column["goals"][goal] for column in columns]
+        rows += [[f"  {name}", *cells] for name, *cells in _metric_rows(found)]
+    first = max(14, 2 + max(len(name) for name, *_ in rows))
     width = max(12, 2 + max(len(cell) for _, *cells in rows for cell in cells))
     lines = [
-        f"  {name:<14}" + "".join(f"{cell:>{width}}" for cell in cells) for name, *cells in rows
+        (f"  {name:<{first}}" + "".join(f"{cell:>{width}}" for cell in cells)).rstrip()
+        for name, *cells in rows
     ]
     return "\n".join([title, *lines])

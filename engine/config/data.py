@@ -61,6 +61,9 @@ class SyntheticSection(Section):
     interactions_std: float = Field(
         1.1, gt=0, description="standard deviation of the part from interactions between ids"
     )
+    conversions: bool = Field(
+        False, description="a second, rarer goal, conversion, that some clicks reach"
+    )
 
     def clicks(self) -> SyntheticClicks:
         """The hidden model."""

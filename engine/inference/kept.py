@@ -187,6 +187,9 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
             difference = f"the id fields are {', '.join(fields)}, but in {model} they are {names}"
         elif len(manifest.numbers) != data.numbers:
             difference = f"{len(manifest.numbers)} numbers, but {data.numbers} in {model}"
+        elif manifest.goals != data.goals:
+            here, there = (", ".join(goals) or "none" for goals in (manifest.goals, data.goals))
+            difference = f"the goals are {here}, but in {model} they are {there}"
     if difference:
         raise DataError(
             f"{folder}: {difference}. Score the raw files, or prepare them with `stampede apply`"

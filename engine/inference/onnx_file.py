@@ -26,6 +26,7 @@ from stampede.engine.inference.packaging import (
     exported,
     stored_rows,
 )
+from stampede.engine.inference.prediction import names_by_goal
 from stampede.engine.inference.trained import Trained, dense_model, new_output
 from stampede.engine.tables import read_stored_field
 from stampede.files import to_json
@@ -128,7 +129,7 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
         shape = [_SAMPLES, f"ids of {one['name']}"][: 1 + one["multi"]]
         kind = types.get(one["kind"], TensorProto.INT64)
         taken.append(helper.make_tensor_value_info(one["name"], kind, shape))
-    for value, name in zip(graph.output, (PROBABILITY, LOGIT), strict=True):
+    for value, name in zip(graph.output, _outputs(about), strict=True):
         nodes.append(helper.make_node("Identity", [value.name], [name]))
         given.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [_SAMPLES]))
     for part, values in {"node": nodes, "input": taken, "output": given, "value_info": []}.items():
@@ -157,7 +158,7 @@ def described_inputs(
         most_ids: see `export_onnx`.
     """
     inputs: dict[tuple[str, str, bool], dict[str, Any]] = {}
-    taken, names = {PROBABILITY, LOGIT}, []
+    taken, names = set(_outputs(about)), []
     wanted = [(field, _kind(field, most_ids)) for field in about["fields"]]
     for one, kind in [*wanted, *((number, "number") for number in about["numbers"])]:
         column, multi = one["column"] or about["time"]["column"], one.get("multi", False)
@@ -174,6 +175,11 @@ def described_inputs(
             inputs[key]["fields"].append(one["name"])
         names.append(inputs[key]["name"])
     return list(inputs.values()), names
+
+
+def _outputs(about: dict[str, Any]) -> list[str]:
+    """Names of the outputs, `[samples]` each."""
+    return [name for kind in (PROBABILITY, LOGIT) for name in names_by_goal(kind, about["goals"])]
 
 
 def _kind(field: dict[str, Any], most_ids: int) -> str:
@@ -219,11 +225,13 @@ class Scoring(nn.Module):
         self.numbers = Numbers(about["numbers"], dtype, about["rules"])
         self.dense = DensePart(model)
 
-    def forward(self, values: list[Tensor], numbers: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Probabilities and logits, `[samples]` float32."""
+    def forward(self, values: list[Tensor], numbers: list[Tensor]) -> tuple[Tensor, ...]:
+        """Probabilities, then logits, `[samples]` float32 of each goal."""
         rows = [field(value) for field, value in zip(self.fields, values, strict=True)]
         logits = self.dense(torch.stack(rows, 1), self.numbers(numbers, len(values[0]))).float()
-        return logits.sigmoid(), logits
+        if logits.ndim == 1:
+            return logits.sigmoid(), logits
+        return (*logits.sigmoid().unbind(1), *logits.unbind(1))
 
     def exported(self) -> ExportedProgram:
         """A program for any number of samples, and of ids in a sample."""

@@ -139,6 +139,7 @@ def described_model(
         "dim": trained.config.model.dim,
         "first_order_scale": trained.config.model.first_order_scale,
         "rows": rows,
+        "goals": data.goals,
         "fields": [_described(of_field) for of_field in meanings.values()],
         "numbers": [
             {
@@ -248,7 +249,7 @@ class DensePart(nn.Module):
         self.model = model
 
     def forward(self, rows: Tensor, numbers: Tensor) -> Tensor:
-        """Logits `[n]`.
+        """Logits `[n]`, or `[n, goals]`.
 
         Args:
             rows: `[n, fields, dim + 1]`, embedding and first-order weight of each field.

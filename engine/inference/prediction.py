@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,16 +26,17 @@ from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, 
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
-from stampede.data.raw.log import LABEL, WEIGHT, Chunk, scoring_log
+from stampede.data.raw.log import LABEL, WEIGHT, Chunk, labels_of, scoring_log
 from stampede.data.raw.rows import BadRows
 from stampede.data.samples import Slice
 from stampede.data.schema.schema import Quantiles, Schema, TimePart
+from stampede.engine.config import goal_weights
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.frames import Frame, columns_of
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, own_folder, remedy
 from stampede.engine.inference.trained import Scored, Trained, new_output, scored, whole_model
-from stampede.engine.metrics import PartMetrics, probability
+from stampede.engine.metrics import PartMetrics, over_goals, probability
 from stampede.engine.processes import choose_device
 from stampede.engine.reading import open_dataset
 from stampede.files import hidden, remove
@@ -89,8 +90,8 @@ def predict(
     """Score rows, in order, in bounded memory; the file appears once it is complete.
 
     Its columns: `file`, for rows of files; `row`, int64, see `Piece.rows`; `score`, double, as
-    floats cannot tell large logits apart; `label` and `weight`, float, if present. Rows left out
-    are listed beside it.
+    floats cannot tell large logits apart; `label` and `weight`, float, if present. With several
+    goals, `score_GOAL` and `label_GOAL` of each. Rows left out are listed beside it.
 
     Args:
         inputs: raw files or globs of them; one prepared folder; or `OWN_DATA`.
@@ -137,28 +138,48 @@ def _write(
     trained: Trained, model: CTRModel, rows: Rows, path: Path, batch_size: int
 ) -> tuple[int, dict[str, Any]]:
     """Write the scores, row group by row group; returns their number and the metrics."""
-    files = pyarrow.array(rows.files, pyarrow.string())
+    files, goals = pyarrow.array(rows.files, pyarrow.string()), trained.data.goals
     columns = [("file", pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))] * bool(rows.files)
-    columns += [("row", pyarrow.int64()), ("score", pyarrow.float64())]
-    columns += [("label", pyarrow.float32())] * rows.has_label
+    columns += [("row", pyarrow.int64())]
+    columns += [(name, pyarrow.float64()) for name in names_by_goal("score", goals)]
+    if rows.has_label:
+        columns += [(name, pyarrow.float32()) for name in names_by_goal("label", goals)]
     columns += [("weight", pyarrow.float32())] * rows.has_weight
     about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
     schema = pyarrow.schema(columns, metadata=about)
-    metrics, count = PartMetrics(()), 0
+    metrics, count = [PartMetrics(()) for _ in goals or [""]], 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for piece in _with_progress(rows):
             batches = zip(*scored(model, piece.part, batch_size), strict=True)
             found = Scored(*map(np.concatenate, batches))
-            values = {"row": piece.rows, "score": probability(found.logits), **found._asdict()}
+            logits, labels = (one.reshape(len(one), -1).T for one in found[:2])
+            values = {"row": piece.rows, "weight": found.weight}
+            values |= zip(names_by_goal("score", goals), probability(logits), strict=True)
+            values |= zip(names_by_goal("label", goals), labels, strict=True)
             if rows.files:
                 indices = np.full(len(piece.rows), piece.file, dtype=np.int32)
                 values["file"] = pyarrow.DictionaryArray.from_arrays(indices, files)
             if rows.has_label:
-                metrics.add(*found)
-            writer.write_table(pyarrow.table([values[n] for n in schema.names], schema=schema))
+                for of_goal, logit, label in zip(metrics, logits, labels, strict=True):
+                    known = ~np.isnan(label)
+                    of_goal.add(logit[known], label[known], found.weight[known])
+            # A missing label is NaN here, and null there.
+            arrays = [pyarrow.array(values[n], from_pandas=True) for n in schema.names]
+            writer.write_table(pyarrow.table(arrays, schema=schema))
             count += len(piece.rows)
-    return count, metrics.result() if rows.has_label and count else {}
+    if not rows.has_label or not count:
+        return count, {}
+    results = [of_goal.result() for of_goal in metrics]
+    if not goals:
+        return count, results[0]
+    weights = goal_weights(trained.config, goals)
+    return count, over_goals(dict(zip(goals, results, strict=True)), weights)
+
+
+def names_by_goal(name: str, goals: Sequence[str]) -> list[str]:
+    """Names of a column of each goal; of a single label, the name itself."""
+    return [f"{name}_{goal}" for goal in goals] or [name]
 
 
 def score(
@@ -169,6 +190,8 @@ def score(
     on_bad_value: OnBadValue = "error",
 ) -> tuple[np.ndarray, dict[str, int], Compared | None]:
     """Probabilities of a click, `[n]` float64, of all rows in order; labels are not read.
+
+    With several goals they are `[n, goals]`.
 
     Args:
         model: with its tables.
@@ -211,7 +234,7 @@ def _score_frame(
     if isinstance(frame, pd.DataFrame) and schema.rules == 1:
         _check_ids(frame, schema)
     if not len(frame):
-        return np.zeros(0), None
+        return _no_scores(model), None
     with tempfile.TemporaryDirectory(prefix="stampede-") as folder:
         file = Path(folder) / "frame.parquet"
         try:
@@ -290,7 +313,11 @@ def _with_progress(rows: Rows) -> Iterator[Piece]:
 def _probabilities(model: CTRModel, rows: Rows, batch_size: int) -> np.ndarray:
     pieces = _with_progress(rows)
     batches = (batch for piece in pieces for batch in scored(model, piece.part, batch_size))
-    return np.concatenate([np.zeros(0), *(probability(batch.logits) for batch in batches)])
+    return np.concatenate([_no_scores(model), *(probability(b.logits) for b in batches)])
+
+
+def _no_scores(model: CTRModel) -> np.ndarray:
+    return np.zeros(0 if model.goal_losses is None else (0, len(model.bias)))
 
 
 def _rows(
@@ -359,7 +386,7 @@ def _rows_of_files(
     encode = partial(_encoded, learned=learned, numbers_dtype=manifest.numbers_dtype)
     chunks = (chunk for chunk in log.chunks(bad_rows) if len(chunk.numbers))
     pieces = computed_ahead(encode, chunks, 2, threads=2)
-    has_label, has_weight = (one is not None for one in (log.schema.label, log.schema.weight))
+    has_label, has_weight = bool(log.schema.label), log.schema.weight is not None
     files, unknown = tuple(map(str, log.files)), UnknownIds(learned.fields)
     return Rows(pieces, log.bytes, files, has_label, has_weight, unknown, manifest.source)
 
@@ -369,8 +396,9 @@ def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> Piece:
     arrays, bags = learned.encode(frame, numbers_dtype)
     unknown = UnknownIds(learned.fields)
     unknown.add(arrays["ids"], bags)
-    has_label = LABEL in frame.columns
-    arrays["label"] = frame[LABEL].to_numpy() if has_label else np.zeros(rows, np.float32)
+    goals = learned.schema.goals
+    has_label = goals or LABEL in frame.columns
+    arrays["label"] = labels_of(frame, goals) if has_label else np.zeros(rows, np.float32)
     if WEIGHT in frame.columns:
         arrays["weight"] = frame[WEIGHT].to_numpy()
     for i, (lengths, values) in enumerate(bags):

@@ -139,7 +139,9 @@ def _read(trained: Trained, model: CTRModel, tables: bool) -> None:
 
 
 class Scored(NamedTuple):
-    """Samples in the order of their part, `[n]` float32 each."""
+    """Samples in the order of their part, `[n]` float32 each; with several goals, logits and
+    labels `[n, goals]`, NaN where a label is missing.
+    """
 
     logits: np.ndarray
     label: np.ndarray

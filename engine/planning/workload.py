@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from stampede.data import Dataset
 from stampede.data.prepared.reader import open_prepared
-from stampede.data.synthetic import NUMBERS
+from stampede.data.synthetic import GOALS, NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
 from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
@@ -315,7 +315,8 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     if isinstance(section, SyntheticSection):
         cardinalities = section.clicks().cardinalities()
         sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
-        return _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
+        planned = _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
+        return replace(planned, goals=GOALS if section.conversions else ())
     if not isinstance(section, SizesSection):
         return _from_sample(open_prepared(data_folder(config)) if dataset is None else dataset)
     if not section.tables:

@@ -181,7 +181,7 @@ def test_a_label_of_another_name(tmp_path, capsys):
     assert main(given) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "no column is named like a label; guessed 'bought', the only one with two values" in said
-    assert load_schema(out / "schema.yaml").label.column == "bought"
+    assert load_schema(out / "schema.yaml").label[""].column == "bought"
     frame["sex"] = np.where(np.arange(100) % 3, "f", "m")
     frame.to_csv(path, index=False)
     assert main(given) == 2
@@ -191,7 +191,7 @@ def test_a_label_of_another_name(tmp_path, capsys):
     assert main([*given, "--label", "sex"]) == 0
     schema = load_schema(out / "schema.yaml")
     # The rarer value.
-    assert (schema.label.column, schema.label.positive) == ("sex", ["m"])
+    assert (schema.label[""].column, schema.label[""].positive) == ("sex", ["m"])
     assert set(schema.ids) == {"user", "bought"} and set(schema.numbers) == {"price"}
     assert main([*given, "--label", "click"]) == 2
     assert "--label 'click': no such column; write one of 'user', " in capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch
 from stampede.engine.precision import DensePrecision
 from stampede.engine.processes import processes
 from support.jobs import small_config, train_an_epoch_in
-from support.networks import OURS, VARIANTS, variant_id
+from support.networks import OURS, VARIANTS, goals_of, variant_id
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -47,6 +47,7 @@ def train_networks(folder, variants, overrides, world_size=1):
                 small_config(
                     folder,
                     f"model.name={name}",
+                    f"data.conversions={bool(goals_of(name))}",
                     f"model.options={json.dumps({**_SMALLER.get(name, {}), **options})}",
                     *JOB,
                     *overrides,

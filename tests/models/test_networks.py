@@ -10,7 +10,7 @@ from stampede.models.dropout import sample_keys
 from stampede.models.mlp import hidden_layers
 from stampede.models.registry import _NETWORKS
 from stampede.settings import SettingsError
-from support.networks import VARIANTS, variant_id
+from support.networks import VARIANTS, goals_of, variant_id
 
 USES_REGISTRY = pytest.mark.usefixtures("registered")
 EVERY_VARIANT = pytest.mark.parametrize("name, options", VARIANTS, ids=variant_id)
@@ -19,7 +19,7 @@ SIZES = {"C1": 5, "C2": 7, "C3": 3}
 
 def model(name, options=None, numbers=2, sizes=SIZES, seed=0, hidden=(8, 6), **more):
     checked = network(name).options.model_validate(options or {})
-    return CTRModel(name, sizes, numbers, 4, hidden, seed, checked, **more)
+    return CTRModel(name, sizes, numbers, 4, hidden, seed, checked, goals=goals_of(name), **more)
 
 
 def samples_of(built, numbers=2):
@@ -36,7 +36,7 @@ def test_a_logit_depends_on_its_sample_alone(name, options, numbers):
     built = model(name, options, numbers)
     rows, dense = samples_of(built, numbers)
     together = built.logits(rows, dense)
-    assert together.shape == (5,) and together.std() > 0
+    assert together.shape == (5, 2)[: 1 + network(name).goals] and together.std() > 0
     alone = [built.logits(rows[i : i + 1], dense[i : i + 1]) for i in range(5)]
     torch.testing.assert_close(torch.cat(alone), together, rtol=1e-5, atol=1e-5)
 
@@ -138,7 +138,9 @@ def test_layer_norm_before_each_relu(name, options):
     weights = normed.state_dict()
     assert all(torch.equal(weights[key], was) for key, was in dense_weights(plain).items())
     new = {tuple(weights[key].shape) for key in weights.keys() - plain.state_dict().keys()}
-    assert new == {(8,), (6,)}
+    # The layers of towers and gates, too.
+    others = {(width,) for key in ("tower", "gate") for width in options.get(key, [])}
+    assert {(8,), (6,)} <= new <= {(8,), (6,), (64,), *others}
     rows, dense = samples_of(plain)
     assert not torch.allclose(normed.logits(rows, dense), plain.logits(rows, dense))
 

@@ -12,7 +12,7 @@ from stampede.engine.build import build
 from stampede.engine.checkpoint.manifest import DTYPES, read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.checkpoint.tensors import read_tensors
-from stampede.engine.config import Config
+from stampede.engine.config import Config, goal_weights
 from stampede.engine.config.load import load_config
 from stampede.engine.evaluate import evaluate
 from stampede.engine.processes import Processes, processes
@@ -80,7 +80,8 @@ def train_an_epoch_in(here: Processes, config: Config) -> Trained:
         train_step(job, sent, step, here).item()
         for step, sent in enumerate(prefetch(reader.training(), job.front, here.device), 1)
     ]
-    evaluation = evaluate(job.model, reader.evaluation(reader.dataset.test), here)
+    batches, goals = reader.evaluation(reader.dataset.test), goal_weights(config, dataset.goals)
+    evaluation = evaluate(job.model, batches, here, goals=goals)
     tables = {f: gather_field(job.model, f, config.model.dim, here) for f in dataset.tables}
     dense = {name: p.detach().clone() for name, p in job.dense_parameters.items()}
     plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}

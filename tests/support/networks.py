@@ -5,6 +5,7 @@ import json
 from stampede.models import network, network_names
 
 # Those of examples and of other tests are not ours.
+GOALS = ["click", "conversion"]
 OURS = [name for name in network_names() if network(name).module.__module__.startswith("stampede.")]
 VARIANTS = [
     *((name, {}) for name in OURS),
@@ -20,8 +21,15 @@ VARIANTS = [
     ("finalmlp", {"heads": 2, "second": [6], "gates": None}),
     ("finalmlp", {"gates": []}),
     ("masknet", {"structure": "serial", "reduction": 0.5}),
+    ("mmoe", {"experts": 3, "gate": [5], "tower": [4, 3]}),
+    ("ple", {"layers": 1, "goal_experts": 2, "shared_experts": 2, "gate": [5]}),
     ("wukong", {"bottom": None, "rank": None, "layers": 1}),
 ]
+
+
+def goals_of(name: str) -> list[str]:
+    """The goals of data that a network can be trained on; none for a single label."""
+    return GOALS if network(name).goals else []
 
 
 def variant_id(value: object) -> str:

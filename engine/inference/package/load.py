@@ -176,6 +176,7 @@ class Model:
         about: `package.json`.
         fields, numbers: names of the id fields and numbers, in the model's order.
         columns: the columns that they are made from.
+        goals: names of the goals, if there are several; then scores and logits are `[n, goals]`.
         bad_values: numbers of values that the last call treated as missing, by column.
     """
 
@@ -183,6 +184,8 @@ class Model:
         self.about = about
         self.fields = [field["name"] for field in about["fields"]]
         self.numbers = [number["name"] for number in about["numbers"]]
+        # Packages without goals are older than the key.
+        self.goals = list(about.get("goals", ()))
         self._encode = _sibling("encode")
         self._encoder = self._encode.Encoder(folder, about)
         self.columns = self._encoder.columns
@@ -285,7 +288,7 @@ class Model:
         bounds = [None if n is None else np.append(0, np.cumsum(n)) for n in encoded.lengths]
         is_mean = [field.get("pooling") == "mean" for field in self.about["fields"]]
         fields = list(zip(self._tables, is_mean, encoded.ids, bounds, strict=True))
-        found = [np.empty(0, np.float32)]
+        found = [np.empty((0, len(self.goals)) if self.goals else 0, np.float32)]
         for start in range(0, len(numbers), batch_size):
             batch = slice(start, start + batch_size)
             rows = torch.stack([self._looked_up(*field, batch) for field in fields], 1)

@@ -16,7 +16,7 @@ from stampede.engine.inference.package.dense import Dense
 from stampede.engine.inference.packaging import DensePart, describe, export_dense_part
 from stampede.models import CTRModel, network
 from support.jobs import run_small
-from support.networks import OURS
+from support.networks import OURS, goals_of
 from support.own_networks import NUMBERS_ONLY, own_network
 from support.packages import loaded, open_test_part
 from support.predicting import run_command, scores
@@ -66,7 +66,8 @@ def dense_in_onnx(program):
 )
 def test_every_network_is_exported_for_any_number_of_samples(name, numbers, options):
     chosen = network(name).options.model_validate(options)
-    model = CTRModel(name, {"a": 7, "b": 5, "c": 9}, numbers, 10, [8, 8], 0, chosen).eval()
+    sizes = {"a": 7, "b": 5, "c": 9}
+    model = CTRModel(name, sizes, numbers, 10, [8, 8], 0, chosen, goals=goals_of(name)).eval()
     # Zeros would hide what is left out. Softmaxes of scores of hundreds lose digits in torch, too.
     std = 0.1 if name in ("autoint", "destine") else 0.3
     generator = torch.Generator().manual_seed(1)

@@ -18,7 +18,7 @@ from stampede.optim import local_cowclip_tables
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.checkpoints import small_job
 from support.jobs import small_config
-from support.networks import OURS, VARIANTS, variant_id
+from support.networks import OURS, VARIANTS, goals_of, variant_id
 from support.planning import costs_of
 from support.ranks import run_ranks
 
@@ -28,7 +28,7 @@ SAMPLES, FIELDS, NUMBERS = 256, 12, 5
 def model_of(name, options):
     sizes = {f"C{field}": 10 for field in range(FIELDS)}
     checked = network(name).options.model_validate(options)
-    return CTRModel(name, sizes, NUMBERS, 8, [64, 48], 0, checked)
+    return CTRModel(name, sizes, NUMBERS, 8, [64, 48], 0, checked, goals=goals_of(name))
 
 
 def peak_memory(action):
@@ -102,7 +102,11 @@ def planned_and_real(folder, overrides, here):
         ["optim.embedding.rows=touched"],
         ["optim.embedding.optimizer=sgd", "optim.embedding.momentum=0.9"],
         ["optim.embedding.clip.granularity=none"],
-        *([f"model.name={name}", "data.scale=0.0001"] for name in OURS if name != "deepfm"),
+        *(
+            [f"model.name={name}", "data.scale=0.0001", f"data.conversions={bool(goals_of(name))}"]
+            for name in OURS
+            if name != "deepfm"
+        ),
     ],
     ids=" ".join,
 )
