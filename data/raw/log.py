@@ -412,21 +412,22 @@ def typed_label(label: Label, types: pl.Schema, rules: int, goal: str = "") -> _
             is_word = pl.when(word.is_in(_YES)).then(1.0).when(word.is_in(_NO)).then(0.0)
             value = pl.coalesce(value, is_word)
         bad = ~(value.is_between(0.0, 1.0) | (value == -1.0)).fill_null(False)
-        remedy = partial(_remedy_of_label, column=column)
+        remedy = partial(_remedy_of_label, column=column, goal=goal)
     if goal:
         bad = bad & stripped(column, kind).is_not_null()
     return _Typed(label_column(goal), column, value.cast(pl.Float32), bad, remedy)
 
 
-def _remedy_of_label(value: Any, column: str) -> str:
+def _remedy_of_label(value: Any, column: str, goal: str) -> str:
     """What to write instead of a bad label."""
     if value is None:
         return "write 0 or 1"
     is_text = isinstance(value, str)
     shown = json.dumps(value, ensure_ascii=False) if is_text else number_as_text(value)
-    rules = [f"`label: {{column: {column}, positive: [{shown}]}}` in the schema if it is a click"]
+    key = goal or "label"
+    rules = [f"`{key}: {{column: {column}, positive: [{shown}]}}` in the schema if it is a click"]
     if not isinstance(value, str):
-        rules.append(f"`label: {{column: {column}, at_least: {shown}}}`")
+        rules.append(f"`{key}: {{column: {column}, at_least: {shown}}}`")
     return f"write 0 or 1, or {', or '.join(rules)}"
 
 
