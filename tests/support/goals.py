@@ -16,7 +16,7 @@ JOB = (
     "preset=paper", "data.kind=table", "data.split=random", "data.test_fraction=0.2",
     "data.validation_fraction=0.1", "model.name=mmoe", "model.dim=4", "model.hidden=[8,6]",
     "model.options.tower=[5]", "train.epochs=1", "train.batch_size=64", "train.log_every=2",
-    "evaluate.batch_size=100", "optim.embedding.lr=1e-2", "optim.dense.lr=1e-2",
+    "evaluate.batch_size=128", "optim.embedding.lr=1e-2", "optim.dense.lr=1e-2",
 )  # fmt: skip
 
 
