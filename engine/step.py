@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +19,7 @@ from stampede.engine.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.models import EmbeddingFront
-from stampede.models.dropout import sample_keys
+from stampede.models.dropout import sample_keys, seed_of
 from stampede.models.embedding_front import SentIds
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 
@@ -235,10 +234,10 @@ def flush_tables(job: Job, step: int, device: torch.device) -> None:
 def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
     """Seed what a network of the user's draws: a continued run draws the same numbers.
 
-    Dropout does not depend on it, see `sample_keys`. Takes about 30 us. `place` is the number of
-    the samples' tile or rank.
+    Dropout does not depend on it, see `sample_keys`. `place` is the number of the samples' tile or
+    rank.
     """
-    drawn = int(np.random.SeedSequence([seed, step, place]).generate_state(1, np.uint64)[0])
+    drawn = seed_of(seed, step, place)
     torch.default_generator.manual_seed(drawn)
     # `torch.manual_seed` also seeds unused GPUs, which is far slower.
     if device.type == "cuda":
