@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +72,7 @@ def prefetch(
     # has no queued steps. Its small launches have priority over the steps.
     aside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
     while True:
-        with torch.cuda.stream(aside):
+        with nullcontext() if aside is None else torch.cuda.stream(aside):
             heartbeat.beat(READING)
             batch = next(source, None)
             heartbeat.beat("sending ids")
@@ -270,7 +270,8 @@ def _dense_pass(
             if number == 0 or batch.tiles:
                 place = processes.rank * max(batch.tiles, 1) + number
                 _seed_draws(job.seed, step, place, rows.device)
-                job.dense_optimizer.zero_grad(set_to_none=True)
+                for parameter in parameters:
+                    parameter.grad = None
             tile = slice(first, first + size)
             part, dense = rows[tile], batch.dense[tile]
             if batch.tiles:
