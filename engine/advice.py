@@ -92,10 +92,8 @@ def _one_class(name: str, part: Part, goals: Sequence[str]) -> Iterator[str]:
     for goal, label in zip(goals or ("",), only_labels(part), strict=True):
         if label is None:
             continue
-        of_goal = f" of the goal {goal!r}" if goal else ""
-        what = f"every label{of_goal} in the {name} part is {label:g}"
-        if math.isnan(label):
-            what = f"the {name} part has no label{of_goal}"
+        of = f"the goal {goal!r} in the {name} part" if goal else f"the {name} part"
+        what = f"no label of {of}" if math.isnan(label) else f"every label of {of} is {label:g}"
         yield f"{what} ({counted(part.rows, 'row')})"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stampede.data import DataError, GlobalBatches, Order, SyntheticClicks, click_share
+from stampede.data import DataError, GlobalBatches, Order, SyntheticClicks, click_shares
 from stampede.data import residence as places
 from stampede.data.order import BLOCK_ROWS
 from stampede.data.prepared.reader import open_prepared
@@ -54,9 +54,9 @@ def test_share_of_clicks(folder, monkeypatch):
     part = open_prepared(folder).train
     for start, stop in ((0, 50), (3, 40)):
         expected = np.average(arrays["label"][start:stop], weights=weight[start:stop])
-        assert click_share(Slice(part, start, stop)) == pytest.approx(expected, rel=1e-12)
+        assert click_shares(Slice(part, start, stop)) == pytest.approx([expected], rel=1e-12)
     monkeypatch.setattr(type(part), "weight", lambda _, rows: torch.zeros(len(rows)))
-    assert click_share(part) is None
+    assert click_shares(part) == [None]
 
 
 def test_a_damaged_file_is_named(folder):

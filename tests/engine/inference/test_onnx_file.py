@@ -289,7 +289,8 @@ def about(rows=10**6, **field):
         "column": "C1", "separator": None, "max_ids": None, "encode": "rows", "size": rows,
         "keep": "first", "pooling": "sum", "table": None,
     }  # fmt: skip
-    return {"fields": [{**entry, **field}], "numbers": [], "missing": [""], "dim": 4, "time": None}
+    fields = [{**entry, **field}]
+    return {"fields": fields, "numbers": [], "goals": [], "missing": [""], "dim": 4, "time": None}
 
 
 def test_a_bag_without_a_row_of_missing_values_is_a_sum():
