@@ -53,11 +53,13 @@ def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
     figure.subplots_adjust(0.075, 0.13, 0.985, 0.86, wspace=0.24)
     left, right = figure.subplots(1, 2)
     training = [line for line in lines if line["kind"] == "train"]
+    goals = any(line.get("goals") for line in lines)
     left.plot(
         [line["step"] for line in training],
         [line["loss"] for line in training],
         color="0.6",
-        label="training, global batches",
+        # The logloss of a part is the mean over several goals.
+        label="training, sum over the goals" if goals else "training, global batches",
     )
     aucs = []
     for part, style in (("validation", "o--"), ("test", "s-")):

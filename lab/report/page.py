@@ -194,12 +194,12 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
     def distinct(one: Setting, key: str) -> str:
         return ", ".join(dict.fromkeys(map(str, one.figures(key))))
 
-    def metrics(one: Setting, when: str) -> Row:
+    def metrics(one: Setting, when: str, goal: str = "") -> Row:
         return {
-            f"{part} {shown}": _mean(one.metric(part, name, when), ".4f")
+            f"{part} {shown}": _mean(one.metric(part, name, when, goal), ".4f")
             for name, shown in METRICS.items()
             for part in PARTS
-            if any(of.metric(part, name, when) for of in settings)
+            if any(of.metric(part, name, when, goal) for of in settings)
         }
 
     def differences(one: Setting) -> Row:
@@ -246,6 +246,9 @@ def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None
         Table("Results", note, [named(one) | selected(one) for one in settings]),
         Table("The last epoch", after, last),
     ]
+    for goal in dict.fromkeys(goal for one in settings for goal in one.goals):
+        rows = [named(one) | metrics(one, "selected", goal) for one in settings]
+        tables.insert(-1, Table(f"The goal {goal}", f"Metrics of {goal} in that epoch.", rows))
     if several:
         each = [
             {"run": run.label, "seed": readable(run.config.get("run.seed", ""))}

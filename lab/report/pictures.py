@@ -120,6 +120,7 @@ class Picture:
 def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[Picture]:
     """Every picture of runs on the same data; those `drawn` get curves."""
     settings = settings_of(drawn)
+    goals = list(dict.fromkeys(goal for run in drawn for goal in run.goals))
     styled = list(zip(settings, styles(len(settings)), strict=True))
     return [
         _lines(
@@ -134,6 +135,7 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             ("period", "AUC of each period"),
         ),
         *(_auc(styled, part) for part in PARTS),
+        *(_auc(styled, part, goal) for goal in goals for part in PARTS),
         _loss(styled),
         _lines(
             styled,
@@ -146,7 +148,7 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             ("seconds of training", "test AUC"),
         ),
         _batch_size(runs),
-        _calibration(styled),
+        *(_calibration(styled, goal) for goal in goals or [""]),
         _lines(
             styled,
             "clipped",
@@ -267,20 +269,25 @@ def _lines(
     return picture.finish()
 
 
-def _auc(styled: Styled, part: str) -> Picture:
-    caption = f"Exact AUC of the {part} part at every evaluation."
-    last = [line for one, _ in styled for run in one.runs for line in run.evaluations(part)[-1:]]
+def _auc(styled: Styled, part: str, goal: str = "") -> Picture:
+    """The AUC; with several goals their mean, or that of one of them."""
+    of = f" of {goal}" if goal else ""
+    caption = f"Exact AUC{of} of the {part} part at every evaluation."
+    if not goal and any(one.goals for one, _ in styled):
+        caption += " Of several goals, it is the mean that chooses the best epoch."
+    runs = [run for one, _ in styled for run in one.runs]
+    last = [line for run in runs for line in run.evaluations(part, goal)[-1:]]
     attainable = {line["attainable_auc"] for line in last if line.get("attainable_auc") is not None}
     # Not as a line, which would squeeze the curves below it.
     if len(attainable) == 1:
         caption += f" The true click probabilities would reach {attainable.pop():.4f}."
     return _lines(
         styled,
-        f"auc_{part}",
-        f"AUC on the {part} part",
+        f"auc_{part}{'_' * bool(goal)}{goal}",
+        f"AUC{of} on the {part} part",
         caption,
-        lambda run: _points(run.evaluations(part), "auc"),
-        f"no AUC of the {part} part was recorded",
+        lambda run: _points(run.evaluations(part, goal), "auc"),
+        f"no AUC{of} of the {part} part was recorded",
         (_SAMPLES, f"{part} AUC"),
     )
 
@@ -291,6 +298,8 @@ def _loss(styled: Styled) -> Picture:
         "the validation part at every evaluation (with markers; of the test part if there is no "
         "validation part). Where the curves part, the run overfits."
     )
+    if any(one.goals for one, _ in styled):
+        caption += " Of several goals, the loss is the weighted sum, and the logloss the mean."
     picture = Picture("loss", "Training and validation loss", caption)
 
     def training(run: RunRecord) -> Points:
@@ -373,11 +382,12 @@ def _along_batch_size(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     return found
 
 
-def _calibration(styled: Styled) -> Picture:
+def _calibration(styled: Styled, goal: str = "") -> Picture:
     def buckets(run: RunRecord) -> Points:
-        found = run.metric("test", "calibration_buckets")
-        if not run.summary and run.evaluations("test"):
-            found = run.evaluations("test")[-1].get("calibration_buckets")
+        found = run.metric("test", "calibration_buckets", goal=goal)
+        if not run.summary:
+            last = run.evaluations("test", goal)[-1:]
+            found = last[0].get("calibration_buckets") if last else None
         return dict(enumerate((one["mean_prediction"], one["mean_label"]) for one in found or ()))
 
     caption = (
@@ -385,7 +395,8 @@ def _calibration(styled: Styled) -> Picture:
         "the selected epoch (for unfinished runs, at the newest evaluation). On the dotted line "
         "predictions are right; below it they are too high."
     )
-    picture = Picture("calibration", "Calibration", caption)
+    name = f"calibration_{goal}" if goal else "calibration"
+    picture = Picture(name, f"Calibration of {goal}" if goal else "Calibration", caption)
     why = "no calibration_buckets were recorded (set evaluate.metrics)"
     found = _curves(styled, buckets, picture, why)
     if not found:

@@ -78,17 +78,28 @@ class RunRecord:
         """The lines of a kind."""
         return [line for line in self.lines if line["kind"] == kind]
 
-    def evaluations(self, part: str) -> list[dict[str, Any]]:
-        """Evaluations of a part, in order."""
-        return [line for line in self.of_kind("evaluation") if line["part"] == part]
+    @property
+    def goals(self) -> list[str]:
+        """Names of several goals; none of a single label."""
+        return list(next((line["goals"] for line in self.lines if line.get("goals")), ()))
 
-    def metric(self, part: str, name: str, when: str = "selected") -> float | None:
+    def evaluations(self, part: str, goal: str = "") -> list[dict[str, Any]]:
+        """Evaluations of a part, in order; with the metrics of one of several goals."""
+        found = [line for line in self.of_kind("evaluation") if line["part"] == part]
+        if not goal:
+            return found
+        return [{**line, **(line.get("goals") or {}).get(goal, {})} for line in found]
+
+    def metric(self, part: str, name: str, when: str = "selected", goal: str = "") -> Any:
         """A metric of a part after the `selected` or the `last` epoch; None if unknown."""
         if not self.summary:
             return None
+        found = self.summary if part == "test" else self.summary.get(part)
         if when == "last":
-            return self.summary["last"].get(part, {}).get(name)
-        return (self.summary if part == "test" else self.summary.get(part) or {}).get(name)
+            found = self.summary["last"].get(part)
+        if goal:
+            found = ((found or {}).get("goals") or {}).get(goal)
+        return (found or {}).get(name)
 
     def open(self) -> Run:
         """The run, whose tables can be read."""
@@ -116,9 +127,14 @@ class Setting:
     label: str
     runs: tuple[RunRecord, ...]
 
-    def metric(self, part: str, name: str, when: str = "selected") -> list[float]:
+    @property
+    def goals(self) -> list[str]:
+        """See `RunRecord.goals`."""
+        return self.runs[0].goals
+
+    def metric(self, part: str, name: str, when: str = "selected", goal: str = "") -> list[float]:
         """A metric of each run that has it; see `RunRecord.metric`."""
-        found = [run.metric(part, name, when) for run in self.runs]
+        found = [run.metric(part, name, when, goal) for run in self.runs]
         return [value for value in found if value is not None]
 
     def figures(self, key: str) -> list[Any]:
