@@ -355,6 +355,11 @@ class _Periods:
             names = [prefix + name for prefix in ("", NEW_IDS) for name in _METRICS]
             # All ids of the first are new: their scores say nothing, even after a warm start.
             is_first = period.number == 1
+
+            def metrics(of: Mapping[str, Any]) -> dict[str, Any]:
+                return {n: None if is_first else of[n] for n in names if n in of}
+
+            goals = {goal: metrics(of_goal) for goal, of_goal in scored.get("goals", {}).items()}
             line = {
                 "kind": "period",
                 "period": period.number,
@@ -362,7 +367,8 @@ class _Periods:
                 "file": period.file,
                 "rows": summary["rows"]["train"],
                 "ids": summary["ids"],
-                **{n: None if is_first else scored[n] for n in names if n in scored},
+                **metrics(scored),
+                **({"goals": goals} if goals else {}),
                 "train_seconds": summary["train_seconds"],
                 "seconds": sum(seconds.values()),
                 "part_seconds": dict(seconds),
