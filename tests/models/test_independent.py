@@ -30,7 +30,10 @@ def test_logits(path):
     sizes, options = {f"C{field}": rows for field in range(fields)}, settings["options"]
     checked = network(settings["name"]).options.model_validate(options)
     hidden = settings["hidden"]
-    model = CTRModel(settings["name"], sizes, numbers.shape[1], width - 1, hidden, 0, checked)
+    model = CTRModel(
+        settings["name"], sizes, numbers.shape[1], width - 1, hidden, 0, checked,
+        goals=settings.get("goals", []),
+    )  # fmt: skip
     weights = {key.removeprefix("w/"): w for key, w in arrays.items() if key.startswith("w/")}
     missing, unknown = model.load_state_dict(weights, strict=False)
     assert not unknown and all(name.startswith("front.") for name in missing)
