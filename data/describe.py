@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
@@ -23,7 +24,7 @@ from stampede.data.options import Split
 from stampede.data.prepared.manifest import BAD_ROWS, PARTS, missing_marks_sentence
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
-from stampede.data.raw.log import LABEL, TIME
+from stampede.data.raw.log import LABEL, TIME, label_column
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.data.sources import TEST, TRAIN, Kind, Source, open_source
@@ -126,13 +127,15 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
     columns = [described_column(rows, name, kind) for name, kind in kinds.items()]
     more = len(options.path) - 1
     title = options.path[0] + f" and {more} more" * (more > 0)
-    parts = parts_of(rows)
+    goals = source.log.schema.goals or [""]
+    parts = {goal: parts_of(rows, label_column(goal)) for goal in goals}
     blocks = [
         [*_wrapped(title, ""), *_indented([*notes, *said])],
-        _parts_table(parts),
+        *(_parts_table(of_goal, goal) for goal, of_goal in parts.items()),
         _columns_table(columns),
     ]
-    if advice := [*_about_parts(parts), *_about_columns(columns)]:
+    about = (_about_parts(of_goal, goal) for goal, of_goal in parts.items())
+    if advice := [*chain.from_iterable(about), *_about_columns(columns)]:
         blocks.append(["advice", *_indented(advice)])
     text = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
     (made / TEXT).write_text(text, encoding="utf-8")
@@ -148,8 +151,9 @@ def read_rows(
         limit: read only this many rows, bad ones included; None: all.
 
     Returns:
-        Ids, numbers, `#label`, `#time` if the schema has one, and `#part`, an index into `PARTS`;
-        null is missing. And sentences on how they were read.
+        Ids, numbers, labels of all goals, `#label`, with several goals that of the first, `#time`
+        if the schema has one, and `#part`, an index into `PARTS`; null is missing. And sentences on
+        how they were read.
 
     Raises:
         DataError: the log has no good row, or has a bad row and `bad_rows` refuses it.
@@ -160,7 +164,8 @@ def read_rows(
     with RowProgress("describing", log.bytes) as progress:
         for read in log.chunks(bad_rows):
             chunk = read.take(read.numbers < counts[read.file]) if limit else read
-            frame = chunk.frame.with_columns(pl.Series(_PART, assignment.parts(chunk)))
+            label = pl.col(label_column(next(iter(log.schema.label)))).alias(LABEL)
+            frame = chunk.frame.with_columns(pl.Series(_PART, assignment.parts(chunk)), label)
             if len(frame):
                 frame.write_parquet(folder / f"{rows:015d}.parquet", compression="lz4")
             rows += len(frame)
@@ -178,6 +183,8 @@ def read_rows(
         f"left out {counted(bad_rows.count, 'bad row')}, listed in a file" * bool(bad_rows.count),
         missing_marks_sentence(bad_rows.marks_by_column()),
     ]
+    if log.schema.goals:
+        notes.append(f"clicks of the columns are those of the first goal, {log.schema.goals[0]!r}")
     if log.schema.time is not None:
         first, last = pl.from_epoch(TIME).min(), pl.from_epoch(TIME).max()
         span = frame.select(first=first, last=last).collect().row(0)
@@ -269,17 +276,18 @@ def _alone(counts: pl.DataFrame) -> float | None:
     return float(roc_auc_score(labels, pl.concat([rate, rate]), sample_weight=weights))
 
 
-def parts_of(frame: pl.LazyFrame) -> list[tuple[int, int]]:
-    """Rows and clicks of each of `PARTS`."""
-    every = frame.group_by(_PART).agg(pl.len(), (pl.col(LABEL) >= 0.5).sum())
+def parts_of(frame: pl.LazyFrame, label: str = LABEL) -> list[tuple[int, int]]:
+    """Rows with that label, and clicks, of each of `PARTS`."""
+    every = frame.group_by(_PART).agg(pl.col(label).count(), clicks=(pl.col(label) >= 0.5).sum())
     found = {part: counts for part, *counts in every.collect(engine="streaming").iter_rows()}
     return [tuple(found.get(part, (0, 0))) for part in range(len(PARTS))]
 
 
-def _about_parts(parts: Sequence[tuple[int, int]]) -> Iterator[str]:
+def _about_parts(parts: Sequence[tuple[int, int]], goal: str) -> Iterator[str]:
+    of_goal = f" of the goal {goal!r}" if goal else ""
     for part, (count, clicks) in zip(PARTS, parts, strict=True):
         if count and clicks in (0, count):
-            found = "only clicks" if clicks else "no clicks"
+            found = f"{'only' if clicks else 'no'} clicks{of_goal}"
             yield f"the {part} part has {found}, so it has no AUC; choose another split"
 
 
@@ -332,12 +340,13 @@ def _short(name: str, most: int) -> str:
     return name if len(name) <= most else name[: most - 2] + ".."
 
 
-def _parts_table(parts: Sequence[tuple[int, int]]) -> Iterator[str]:
-    yield f"{'part':<34}{'rows':>16}{'share':>10}{'clicks':>16}{'click rate':>12}"
+def _parts_table(parts: Sequence[tuple[int, int]], goal: str) -> Iterator[str]:
+    title = f"part, of {_short(goal, 20)}" if goal else "part"
+    yield f"{title:<34}{'rows':>16}{'share':>10}{'clicks':>16}{'click rate':>12}"
     rows, clicks = map(sum, zip(*parts, strict=True))
     for name, (count, clicked) in zip((*PARTS, "all"), (*parts, (rows, clicks)), strict=True):
         rate = f"{clicked / count:.4f}" if count else "-"
-        yield f"{name:<34}{count:>16,}{count / rows:>10.2%}{clicked:>16,}{rate:>12}"
+        yield f"{name:<34}{count:>16,}{count / max(rows, 1):>10.2%}{clicked:>16,}{rate:>12}"
 
 
 def _columns_table(columns: Sequence[Column]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stampede.data import GlobalBatches, click_shares, only_labels, open_prepared
+from stampede.data.describe import main as describe
 from stampede.data.raw.log import labels_of, scoring_log
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema, load_schema
@@ -131,6 +132,28 @@ def test_batches(tmp_path, weighted):
         assert torch.cat([batch.weight for batch in both])[len(rows) :].tolist() == [0.0] * padding
         start += alone.global_samples
     assert start == part.rows
+
+
+def test_a_description_has_the_parts_of_each_goal(tmp_path, capsys):
+    frame = goal_log()
+    # In the first, the test part, nothing was bought.
+    frame.loc[:399, "price_paid"] = np.where(frame["price_paid"][:400].isna(), np.nan, 0)
+    frame["day"] = np.repeat(["a", "b"], [400, 600])
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    given = [str(tmp_path / "log.csv"), "--schema", str(tmp_path / "schema.yaml")]
+    split = ["split=by_column", "split_column=day", "test_values=[a]", "validation_fraction=0"]
+    for one in split:
+        given += ["--set", one]
+    assert describe([*given, "--out", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for goal, label in zip(("click", "buy"), expected_labels(frame).T, strict=True):
+        test, known = label[:400], ~np.isnan(label)
+        rows, clicks = (~np.isnan(test)).sum(), np.nansum(test)
+        table = said[said.index(f"part, of {goal} rows") :]
+        assert f"test {rows} {rows / known.sum():.2%} {clicks:.0f} {clicks / rows:.4f}" in table
+    assert "the test part has no clicks of the goal 'buy', so it has no AUC" in said
+    assert "clicks of the columns are those of the first goal, 'click'" in said
 
 
 def test_bad_labels_of_a_goal_are_reported(tmp_path):
