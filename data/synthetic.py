@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from stampede.data.errors import DataError, exit_status
@@ -244,9 +245,9 @@ def write_criteo_log(
 ) -> None:
     """Write a file of a log in Criteo's layout, tab separated without a header, atomically.
 
-    Label, 13 whole numbers, 26 ids of 8 hexadecimal digits; some are missing. Rows follow those of
-    files with a smaller `number`, from 0; `drift` is the share of the ids of large fields that are
-    replaced by new ones from file to file.
+    Label, 13 whole numbers, 26 ids of 8 hexadecimal digits; some are missing. With conversions, a
+    label of these at the end. Rows follow those of files with a smaller `number`, from 0; `drift`
+    is the share of the ids of large fields that are replaced by new ones from file to file.
     """
     import polars as pl
     from tqdm import tqdm
@@ -258,15 +259,32 @@ def write_criteo_log(
         for start in tqdm(starts, desc=f"writing {path.name}", mininterval=10, disable=None):
             read = part.read(torch.arange(start, min(start + _CHUNK, part.rows)))
             draw = np.random.default_rng([clicks.seed, start])
-            columns = {"label": read.label.numpy().astype(np.int8)}
+            click, *others = read.label.reshape(len(read.label), -1).numpy().astype(np.int8).T
+            columns = {"label": click}
             for i, values in enumerate(read.dense.numpy().T):
                 whole = (values * 10.0 ** (i % 4 + 1)).astype(np.int64)
                 columns[f"I{i + 1}"] = _with_missing(pl.Series(whole), draw, i)
             for i, ids in enumerate(read.ids.numpy().T):
                 ids = ids + truth.sizes[i] * times[truth.offsets[i] + ids]
                 columns[f"C{i + 1}"] = _with_missing(_hex(ids, i), draw, i)
+            columns |= dict(zip(GOALS[1:], others, strict=False))
             frame = pl.DataFrame(columns)
             frame.write_csv(file, separator="\t", include_header=False, null_value="")
+
+
+def conversions_schema() -> dict[str, Any]:
+    """The schema of such a log with conversions."""
+    from stampede.data.schema.schema import CRITEO
+
+    goals = dict(zip(GOALS, ("label", GOALS[1]), strict=True))
+    return {
+        "separator": CRITEO.separator,
+        "quote": CRITEO.quote,
+        "columns": [*CRITEO.columns, GOALS[1]],
+        "label": goals,
+        "numbers": list(CRITEO.numbers),
+        "ids": list(CRITEO.ids),
+    }
 
 
 def _with_missing(values: pl.Series, draw: np.random.Generator, column: int) -> pl.Series:
@@ -307,6 +325,8 @@ def _parser() -> argparse.ArgumentParser:
     drift = "share of the ids that are new each day, in fields of more than 1000; default 0.05"
     add("--drift", type=float, default=0.05, metavar="X", help=drift)
     add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
+    conversions = "also a second, rarer label, conversion, and schema.yaml with both goals"
+    add("--conversions", action="store_true", help=conversions)
     add("--seed", type=int, default=0, help="seed of the hidden model and the rows; default 0")
     return parser
 
@@ -324,9 +344,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{given.scale:g} --seed {given.seed}; write --files and --rows of 1 or more, "
                 "--drift and --seed of 0 or more, and --scale above 0 and at most 1"
             )
-        clicks = SyntheticClicks(seed=given.seed, scale=given.scale)
+        clicks = SyntheticClicks(seed=given.seed, scale=given.scale, conversions=given.conversions)
         try:
             given.folder.mkdir(parents=True, exist_ok=True)
+            if given.conversions:
+                text = yaml.safe_dump(conversions_schema(), sort_keys=False)
+                (given.folder / "schema.yaml").write_text(text, encoding="utf-8")
             for number in range(given.files):
                 path = given.folder / f"day_{number + 1}.tsv"
                 if not path.exists():

@@ -1,5 +1,6 @@
 """Synthetic clicks: reproducible row by row, and worth learning."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,11 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from stampede.data import SyntheticClicks, synthetic
+from stampede.data import SyntheticClicks, open_prepared, synthetic
+from stampede.data.options import PreparationOptions
+from stampede.data.prepare import prepare
+from stampede.data.sources import open_source
+from stampede.data.synthetic import main
 from stampede.engine.config.load import load_config
 from stampede.engine.reading import open_dataset
 from support.paths import ROOT
@@ -102,3 +107,38 @@ def test_a_log_whose_ids_drift(tmp_path, capsys):
     assert synthetic.main([str(tmp_path / "none"), "--files", "0"]) == 2
     said = capsys.readouterr().err
     assert "found --files 0 --rows 20000" in said and "write --files and --rows of 1" in said
+
+
+def test_conversions_are_clicks_and_their_probabilities_are_known():
+    clicks = SyntheticClicks(scale=0.0005)
+    parts = [replace(clicks, conversions=more).dataset(40_000, 100).train for more in (False, True)]
+    alone, both = (part.read(torch.arange(40_000)) for part in parts)
+    # The clicks are those of a single label.
+    assert torch.equal(both.label[:, 0], alone.label) and torch.equal(both.ids, alone.ids)
+    assert torch.equal(both.true_probability[:, 0], alone.true_probability)
+    label, truth = both.label.numpy().astype(float), both.true_probability.numpy()
+    assert (label[:, 1] <= label[:, 0]).all() and (truth[:, 1] < truth[:, 0]).all()
+    shares = label.mean(0)
+    assert 0.01 < shares[1] < 0.1 < shares[0]
+    # Where many conversions are predicted, there are as many.
+    for goal in (0, 1):
+        order = np.argsort(truth[:, goal])
+        for rows in np.array_split(order, 5):
+            error = np.sqrt((truth[rows, goal] * (1 - truth[rows, goal])).sum())
+            assert abs(label[rows, goal].sum() - truth[rows, goal].sum()) < 4 * error
+    assert roc_auc_score(label[:, 1], truth[:, 1]) > 0.75
+
+
+def test_a_log_with_conversions_is_read_by_its_schema(tmp_path):
+    assert main([str(tmp_path), "--files", "1", "--rows", "3000", "--conversions"]) == 0
+    options = PreparationOptions(split="random", test_fraction=0.5)
+    schema, folder = str(tmp_path / "schema.yaml"), tmp_path / "prepared"
+    source = open_source("table", str(tmp_path / "day_1.tsv"), options, schema=schema)
+    prepare(source, options, folder)
+    dataset = open_prepared(folder)
+    assert dataset.goals == ("click", "conversion")
+    assert len(dataset.vocabulary_sizes) >= 26 and dataset.numbers == 13
+    drawn = replace(SyntheticClicks(), conversions=True).dataset(3000, 100).train
+    expected = drawn.label(torch.arange(3000)).double().mean(0)
+    found = [part.label(torch.arange(part.rows)).double() for part in dataset.parts().values()]
+    torch.testing.assert_close(torch.cat(found).mean(0), expected)
