@@ -20,7 +20,7 @@ from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
 from stampede.engine.planning.workload import sampled_rows
 from stampede.engine.processes import Processes
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
 from stampede.files import read_json
 from stampede.settings import DAMAGE, SettingsError, counted
 

@@ -61,7 +61,7 @@ class Progress:
         best_score: that AUC; None if it is undefined.
         best_auc: AUC on the test part in that epoch.
         waited: evaluations since then without a better AUC.
-        plateau, table_plateau: see `stampede.engine.evaluate.Plateau`.
+        plateau, table_plateau: see `stampede.engine.training.evaluate.Plateau`.
         selected, last: evaluations of the best epoch and the newest ones, by part.
         evaluated_step: the step of the newest ones.
         metrics_lines: lines of `metrics.jsonl` so far.

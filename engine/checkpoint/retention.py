@@ -19,7 +19,7 @@ from stampede.engine.checkpoint.manifest import (
 )
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
 from stampede.files import check_files, delete_folder, hidden, recover_folders, remove
 
 

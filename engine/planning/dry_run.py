@@ -20,10 +20,11 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from stampede.engine.config import Config
 from stampede.engine.config.optim import OptimSection
 from stampede.engine.config.presets import with_preset
+from stampede.engine.config.recipe import LARGE_LOG, with_recipe
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.job import build_model
-from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
+from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.planning.planner import Cluster, search_plan, sharding_types
 from stampede.engine.planning.workload import (
     FLOAT,
@@ -35,7 +36,6 @@ from stampede.engine.planning.workload import (
     planned_data,
     workload,
 )
-from stampede.engine.recipe import LARGE_LOG, with_recipe
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError

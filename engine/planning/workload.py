@@ -21,7 +21,7 @@ from stampede.data.prepared.reader import open_prepared
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
-from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
+from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
 from stampede.models.embedding_front import fields_of_tables

@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 
-from stampede.engine import trainer
 from stampede.engine.checkpoint.manifest import Progress, read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError, TrainingStoppedError
-from stampede.engine.trainer import check_loss
+from stampede.engine.training import trainer
+from stampede.engine.training.trainer import check_loss
 from support.jobs import lines, run_small, same_end
 from support.stopping import kill, poisoned, run_disturbed
 

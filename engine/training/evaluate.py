@@ -22,7 +22,7 @@ from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.metrics import PARTS, PartMetrics
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
-from stampede.engine.training_run import TrainingRun
+from stampede.engine.training.training_run import TrainingRun
 
 # Prefix of metrics over samples with new ids.
 NEW_IDS = "new_ids_"

@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.plots import draw_curve
 from stampede.engine.processes import launched_by
-from stampede.engine.recorded import check_line, check_summary
+from stampede.engine.results.plots import draw_curve
+from stampede.engine.results.recorded import check_line, check_summary
 from stampede.files import (
     MOST_MANIFEST,
     append,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from stampede.engine.config import Config
-from stampede.engine.precision import DensePrecision
+from stampede.engine.job.precision import DensePrecision
 from stampede.models import CTRModel, EmbeddingFront
 from stampede.optim import BackwardUpdate, DenseAdam, Scaled
 from stampede.settings import SettingsError

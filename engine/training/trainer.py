@@ -16,17 +16,17 @@ from tqdm.auto import tqdm
 from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.clip_watch import clip_statistics
 from stampede.engine.config import DivergenceSection
 from stampede.engine.console import progress_bar, readable_metric
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
-from stampede.engine.evaluate import Plateau, evaluate_run
-from stampede.engine.monitor import Monitor
-from stampede.engine.optimizers import learning_rates
+from stampede.engine.job.optimizers import learning_rates
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
-from stampede.engine.stop import Agreement, StopRequestedError
-from stampede.engine.training_run import TrainingRun, clipped_share
+from stampede.engine.training.evaluate import Plateau, evaluate_run
+from stampede.engine.training.training_run import TrainingRun, clipped_share
+from stampede.engine.watching.clip_statistics import clip_statistics
+from stampede.engine.watching.monitor import Monitor
+from stampede.engine.watching.stop import Agreement, StopRequestedError
 
 # After this many non-finite losses in a row, single batches are not the cause.
 _MOST_SKIPPED = 10

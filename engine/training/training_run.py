@@ -17,7 +17,7 @@ from stampede.engine.console import readable_bytes, readable_metric, table
 from stampede.engine.job import Job
 from stampede.engine.metrics import METRICS, PARTS, selected_metrics
 from stampede.engine.processes import Processes, peak_memory_bytes
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
 from stampede.optim import local_cowclip_tables
 
 
