@@ -24,8 +24,9 @@ from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.results.summary import describe, summarize
 from stampede.engine.training.trainer import Trainer
-from stampede.engine.training.training_run import TrainingRun, describe, summarize
+from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.hang import watched
 
 

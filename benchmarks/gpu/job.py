@@ -15,13 +15,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
-from stampede.engine.job import (
-    Job,
-    ModelInputs,
-    build_model,
-    compile_network,
-    move_dense,
-)
+from stampede.engine.job import Job, ModelInputs, build_model, move_dense
+from stampede.engine.job.compile import compile_network
 from stampede.engine.job.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
 from stampede.engine.job.precision import choose_precision
 from stampede.models import CTRModel, table_name

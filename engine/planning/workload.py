@@ -18,6 +18,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from stampede.data import Dataset
 from stampede.data.prepared.reader import open_prepared
+from stampede.data.samples import sampled_rows
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
@@ -37,9 +38,6 @@ INT = 4
 # Bytes per looked-up id, besides the id itself: its row, its bag, and a sort with its order (see
 # `sum_by_row`), all int64.
 _SORTING = 5 * LONG
-
-# A sample of a part: this many runs of this many rows.
-_RUNS, _RUN_ROWS = 64, 1024
 
 # int32, see `optim/waiting_rows.py`.
 _STEP_COUNTER = 4
@@ -400,14 +398,6 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     id_bytes, trained = samples.ids.element_size(), dataset.train.rows
     given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
     return PlannedData(*given, mean=dataset.mean)
-
-
-def sampled_rows(rows: int) -> np.ndarray:
-    """A sample of a part: evenly spaced runs of rows; all rows of a small part."""
-    if rows <= _RUNS * _RUN_ROWS:
-        return np.arange(rows)
-    starts = np.linspace(0, rows - _RUN_ROWS, _RUNS).astype(np.int64)
-    return (starts[:, None] + np.arange(_RUN_ROWS)).ravel()
 
 
 def activation_bytes_per_sample(model: CTRModel) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import stampede.engine.training.evaluate as made_by
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.metrics import PARTS
-from stampede.engine.training.evaluate import Plateau
+from stampede.engine.training.plateau import Plateau
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, without_times
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from stampede.data import SyntheticClicks
+from stampede.data.samples import sampled_rows
 from stampede.engine.planning.dry_run import plan_costs
-from stampede.engine.planning.workload import PlacedShard, sampled, sampled_rows, zipf
+from stampede.engine.planning.workload import PlacedShard, sampled, zipf
 from support.planning import planned_config, work_of
 
 # 4 ranks, 16 samples of each; 12 columns; ids are int32.
