@@ -1,3 +1,4 @@
+# pyright: basic
 """Adam for the dense layers, with epsilon placed as in the authors' code."""
 
 from __future__ import annotations
@@ -62,14 +63,15 @@ class DenseAdam(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             rule = Adam(as_setting(group["betas"]), group["eps"], group["eps_placement"])
-            by_step: dict[int, list[Tensor]] = {}
+            by_step: dict[int, list[tuple[Tensor, Tensor]]] = {}
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 state = self.state[param]
                 state["step"] += 1
-                by_step.setdefault(int(state["step"]), []).append(param)
-            for step, params in by_step.items():
+                by_step.setdefault(int(state["step"]), []).append((param, param.grad))
+            for step, found in by_step.items():
+                params = [param for param, _ in found]
                 keep: float | Tensor = 1.0 - float(group["lr"]) * group["weight_decay"]
                 if keep != 1.0:
                     if found_inf is not None:
@@ -78,7 +80,7 @@ class DenseAdam(torch.optim.Optimizer):
                     torch._foreach_mul_(params, keep)
                 rule.update_(
                     params,
-                    [param.grad for param in params],
+                    [grad for _, grad in found],
                     [self.state[param]["exp_avg"] for param in params],
                     [self.state[param]["exp_avg_sq"] for param in params],
                     float(group["lr"]),
