@@ -163,7 +163,6 @@ class Workload:
         states: of the tables' optimizer.
         dense_bytes_per_sample: activations of the dense layers.
         batch_size: global.
-        bytes_on_the_way: bytes of a number of an embedding, and of its gradient, as sent.
         reproducible: whether the bits may not depend on the number of ranks.
     """
 
@@ -174,7 +173,6 @@ class Workload:
     dense_bytes_per_sample: int
     batch_size: int
     world_size: int
-    bytes_on_the_way: tuple[int, int] = (FLOAT, FLOAT)
     reproducible: bool = False
 
     @property
@@ -283,7 +281,7 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
     Args:
         model: built from it, its tables on `meta`.
     """
-    columns, communication = model.front.columns, config.sharding.communication
+    columns = model.front.columns
     of_tables = {id(parameter) for parameter in model.front.ebc.parameters()}
     return Workload(
         data,
@@ -293,10 +291,6 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         activation_bytes_per_sample(model),
         config.train.batch_size,
         world_size,
-        tuple(
-            FLOAT if precision == "fp32" else FLOAT // 2
-            for precision in (communication.forward, communication.backward)
-        ),
         config.train.reproducible,
     )
 
