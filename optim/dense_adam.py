@@ -63,15 +63,14 @@ class DenseAdam(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             rule = Adam(as_setting(group["betas"]), group["eps"], group["eps_placement"])
-            by_step: dict[int, list[tuple[Tensor, Tensor]]] = {}
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                state = self.state[param]
-                state["step"] += 1
-                by_step.setdefault(int(state["step"]), []).append((param, param.grad))
-            for step, found in by_step.items():
-                params = [param for param, _ in found]
+            with_grad = [param for param in group["params"] if param.grad is not None]
+            steps = [self.state[param]["step"] for param in with_grad]
+            if steps:
+                torch._foreach_add_(steps, 1)
+            by_step: dict[int, list[Tensor]] = {}
+            for step, param in zip(steps, with_grad, strict=True):
+                by_step.setdefault(int(step), []).append(param)
+            for step, params in by_step.items():
                 keep: float | Tensor = 1.0 - float(group["lr"]) * group["weight_decay"]
                 if keep != 1.0:
                     if found_inf is not None:
@@ -80,7 +79,7 @@ class DenseAdam(torch.optim.Optimizer):
                     torch._foreach_mul_(params, keep)
                 rule.update_(
                     params,
-                    [grad for _, grad in found],
+                    [param.grad for param in params if param.grad is not None],
                     [self.state[param]["exp_avg"] for param in params],
                     [self.state[param]["exp_avg_sq"] for param in params],
                     float(group["lr"]),

@@ -119,22 +119,43 @@ def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
     return scaled(_filled(name, field), field.transform, *statistics).alias(name)
 
 
-def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
-    """The inner `buckets`-quantiles: exact, equal ones merged.
+def _frequent(rows: np.ndarray, buckets: int) -> np.ndarray:
+    """Which values, that occur in `rows` each, are more than a bucket of the others; `[n]` bool."""
+    by_rows = np.argsort(-rows, kind="stable")
+    # What is left without the h most frequent values, and the buckets for it.
+    left = rows.sum() - np.concatenate([[0], np.cumsum(rows[by_rows])])
+    most = (buckets - 1) // 2
+    found = np.zeros(len(rows), dtype=bool)
+    for h in range(min(most, len(rows) - 1)):
+        if rows[by_rows[h]] * (buckets - 2 * h) <= left[h]:
+            break
+        found[by_rows[h]] = True
+    return found
 
-    The j-th is the smallest value v such that a share of at least j / buckets of all values is at
-    most v. It is the largest value of its bucket.
+
+def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
+    """The largest value of each bucket but the last, of at most `buckets`.
+
+    Up to `buckets` distinct values have a bucket each. Of more, a value that is too frequent for a
+    bucket has its own, and the others are divided by their quantiles: exact, equal ones merged. Of
+    k, the j-th is the smallest value v such that a share of at least j / k of them is at most v.
     """
     tables = [table for table in counts if len(table)]
     if not tables:
         return []
     table = pl.concat(tables).sort(VALUE)
-    values = table[VALUE].to_numpy()
-    cumulative = np.cumsum(table[COUNT].to_numpy().astype(np.int64))
-    total = int(cumulative[-1])
-    # ceil(j * total / buckets), in integers.
-    needed = np.array([-(-j * total // buckets) for j in range(1, buckets)], dtype=np.int64)
-    found = np.unique(values[np.searchsorted(cumulative, needed)])
+    values, rows = table[VALUE].to_numpy(), table[COUNT].to_numpy().astype(np.int64)
+    if len(values) <= buckets:
+        return [float(edge) for edge in values[:-1]]
+    frequent = _frequent(rows, buckets)
+    # Each may also cut a bucket of others in two.
+    k = buckets - 2 * int(frequent.sum())
+    others, cumulative = values[~frequent], np.cumsum(rows[~frequent])
+    # ceil(j * total / k), in integers.
+    needed = np.array([-(-j * int(cumulative[-1]) // k) for j in range(1, k)], dtype=np.int64)
+    own = np.flatnonzero(frequent)
+    edges = others[np.searchsorted(cumulative, needed)], values[own], values[own[own > 0] - 1]
+    found = np.unique(np.concatenate(edges))
     return [float(edge) for edge in found if edge < values[-1]]
 
 

@@ -72,10 +72,11 @@ class Agreement:
         """
         if number % self._interval:
             return False
-        asked = torch.tensor([self._received, wish and self._processes.is_main])
+        received = self._received
         if self._processes.world_size > 1:
+            asked = torch.tensor([received, wish and self._processes.is_main])
             dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-        received, wish = asked.tolist()
+            received, wish = asked.tolist()
         if received:
             raise StopRequestedError(received)
         return bool(wish)
