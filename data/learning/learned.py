@@ -119,18 +119,19 @@ def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
     return scaled(_filled(name, field), field.transform, *statistics).alias(name)
 
 
-def _frequent(rows: np.ndarray, buckets: int) -> np.ndarray:
-    """Which values, that occur in `rows` each, are more than a bucket of the others; `[n]` bool."""
-    by_rows = np.argsort(-rows, kind="stable")
-    # What is left without the h most frequent values, and the buckets for it.
-    left = rows.sum() - np.concatenate([[0], np.cumsum(rows[by_rows])])
-    most = (buckets - 1) // 2
-    found = np.zeros(len(rows), dtype=bool)
-    for h in range(min(most, len(rows) - 1)):
-        if rows[by_rows[h]] * (buckets - 2 * h) <= left[h]:
+def _frequent(rows: np.ndarray, buckets: int) -> tuple[list[int], set[int]]:
+    """The places of values that are more than a bucket of the others, and of the edges around them.
+
+    `rows`: `[n]`, in how many rows each value occurs, in the order of the values.
+    """
+    frequent, edges, left = [], set(), int(rows.sum())
+    for place in np.argsort(-rows, kind="stable")[:buckets].tolist():
+        around = edges | {place, place - 1}
+        if rows[place] * (buckets - len(edges)) <= left or len(around - {-1}) >= buckets:
             break
-        found[by_rows[h]] = True
-    return found
+        frequent.append(place)
+        edges, left = around - {-1}, left - int(rows[place])
+    return frequent, edges
 
 
 def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
@@ -147,15 +148,12 @@ def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[flo
     values, rows = table[VALUE].to_numpy(), table[COUNT].to_numpy().astype(np.int64)
     if len(values) <= buckets:
         return [float(edge) for edge in values[:-1]]
-    frequent = _frequent(rows, buckets)
-    # Each may also cut a bucket of others in two.
-    k = buckets - 2 * int(frequent.sum())
-    others, cumulative = values[~frequent], np.cumsum(rows[~frequent])
+    frequent, own = _frequent(rows, buckets)
+    others, cumulative = np.delete(values, frequent), np.cumsum(np.delete(rows, frequent))
+    k = buckets - len(own)
     # ceil(j * total / k), in integers.
     needed = np.array([-(-j * int(cumulative[-1]) // k) for j in range(1, k)], dtype=np.int64)
-    own = np.flatnonzero(frequent)
-    edges = others[np.searchsorted(cumulative, needed)], values[own], values[own[own > 0] - 1]
-    found = np.unique(np.concatenate(edges))
+    found = np.union1d(others[np.searchsorted(cumulative, needed)], values[list(own)])
     return [float(edge) for edge in found if edge < values[-1]]
 
 

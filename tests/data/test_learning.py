@@ -177,18 +177,18 @@ def test_edges_of_quantiles_against_python(values, frequent, buckets):
         assert edges == sorted(counted)[:-1]
     else:
         # The most frequent one is set aside while it is more than a bucket of the rest.
-        rest, alone = sorted(map(float, values)), []
-        while len(alone) < (buckets - 1) // 2:
+        rest, known, own = sorted(map(float, values)), sorted(counted), set()
+        while True:
             most = max(Counter(rest).values())
-            if most * (buckets - 2 * len(alone)) <= len(rest):
-                break
             # Of equally frequent ones the smallest.
-            alone.append(min(value for value, n in Counter(rest).items() if n == most))
-            rest = [value for value in rest if value != alone[-1]]
-        left, known = buckets - 2 * len(alone), sorted(counted)
+            value = min(value for value, n in Counter(rest).items() if n == most)
+            around = own | {value, known[max(known.index(value) - 1, 0)]}
+            if most * (buckets - len(own)) <= len(rest) or len(around) >= buckets:
+                break
+            rest, own = [one for one in rest if one != value], around
+        left = buckets - len(own)
         # Fractions, so that j / left * n is not rounded up.
-        expected = {rest[-(-j * len(rest) // left) - 1] for j in range(1, left)} | {*alone}
-        expected |= {known[known.index(value) - 1] for value in alone if value != known[0]}
+        expected = {rest[-(-j * len(rest) // left) - 1] for j in range(1, left)} | own
         assert edges == sorted(expected - {max(values)})
     rows = bucket_rows(pl.Series([None, *map(float, values)], dtype=pl.Float64), edges)
     assert rows[0] == 0
