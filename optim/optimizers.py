@@ -30,9 +30,9 @@ from stampede.optim.rules import (
     as_setting,
     check_number,
 )
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import PendingUpdate, TableArray, TableShard
 from stampede.optim.update import update_
+from stampede.optim.update_settings import UpdateSettings
 
 _Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
 

@@ -26,8 +26,8 @@ from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimiz
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
 from stampede.models.embedding_front import fields_of_tables
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.update_settings import UpdateSettings
 from stampede.optim.waiting_rows import is_replayable
 from stampede.settings import SettingsError
 

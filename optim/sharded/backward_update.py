@@ -24,7 +24,6 @@ from stampede.optim import triton
 from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
 from stampede.optim.rows import RowGradients, merge_rows
-from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.model_optimizers import (
     ModelOptimizers,
     check_scale,
@@ -34,6 +33,7 @@ from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import PendingUpdate
 from stampede.optim.update import Reduction, update_
+from stampede.optim.update_settings import Kernels, UpdateSettings
 
 _LOG = logging.getLogger("stampede.optim")
 

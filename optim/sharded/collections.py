@@ -25,7 +25,6 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.backends import choose_backend
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.delta_tracker import check_tracking
 from stampede.optim.sharded.id_check import CheckBeforeSending, Use
@@ -42,6 +41,7 @@ from stampede.optim.sharded.torchrec_optimizer import (
 )
 from stampede.optim.sharded.variable_batch import repeat_bags
 from stampede.optim.table_init import TableInit, fill_shard_
+from stampede.optim.update_settings import UpdateSettings
 
 _Fused = BatchedFusedEmbeddingBag | BatchedFusedEmbedding
 # Typed so, since a mixin uses attributes of the class that it is mixed into.

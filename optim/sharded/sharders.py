@@ -44,7 +44,6 @@ from torchrec.modules.mc_embedding_modules import (
 
 from stampede.optim.optimizers import CowClipOptimizer
 from stampede.optim.rules import Rule
-from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import (
     CowClipCollection,
@@ -59,6 +58,7 @@ from stampede.optim.sharded.supported import (
     compute_kernel,
 )
 from stampede.optim.table_init import TableInit
+from stampede.optim.update_settings import Kernels, UpdateSettings
 
 _LOG = logging.getLogger("stampede.optim")
 

@@ -24,10 +24,10 @@ from stampede.optim import triton
 from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.rows import RowGradients
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.id_check import Use, refuse_no_id
 from stampede.optim.sharded.parameters import CurrentParameter, kept_current
 from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.update_settings import UpdateSettings
 
 # A table of FBGEMM: rows, columns, place.
 _Spec = tuple[int, int, EmbeddingLocation, ComputeDevice]
