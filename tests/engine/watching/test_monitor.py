@@ -12,15 +12,15 @@ import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.heartbeat import PHASES, Heartbeat
-from stampede.engine.monitor import (
+from stampede.engine.processes import processes
+from stampede.engine.watching.heartbeat import PHASES, Heartbeat
+from stampede.engine.watching.monitor import (
     Monitor,
     PhaseTimes,
     over_ranks,
     sentence_of,
     waits_counted,
 )
-from stampede.engine.processes import processes
 from support.full_disk import files_of_at_most
 from support.jobs import lines, run_small, small_config, without_times
 from support.monitored import logged

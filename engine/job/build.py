@@ -12,11 +12,12 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.data import Dataset
 from stampede.engine.config import Config
-from stampede.engine.job import Job, build_model, compile_network, move_dense
-from stampede.engine.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
+from stampede.engine.job import Job, build_model, move_dense
+from stampede.engine.job.compile import compile_network
+from stampede.engine.job.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
+from stampede.engine.job.precision import choose_precision
 from stampede.engine.planning.planner import make_plan, sharding_types
 from stampede.engine.planning.workload import planned_data, workload
-from stampede.engine.precision import choose_precision
 from stampede.engine.processes import Processes
 from stampede.models import cpu
 from stampede.optim import TableInit, cowclip_sharders, table_update

@@ -1,4 +1,4 @@
-"""Stop on a signal and save by the clock, as all ranks agree."""
+"""Stops all ranks on a signal to any of them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,14 @@ class StopRequestedError(Exception):
 
 
 class Agreement:
-    """Agreement of all ranks, at the same points, on whether to stop and whether to save.
+    """Agreement of all ranks, at the same points, on whether to stop and on rank 0's wish.
 
-    A signal to any rank asks to stop; rank 0's clock decides on saves, every so many `minutes` (0:
-    none).
+    A signal to any rank asks to stop.
     """
 
-    def __init__(self, processes: Processes, minutes: float = 0.0) -> None:
+    def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._seconds = 60 * minutes
         self._interval = _GPU_INTERVAL if processes.device.type == "cuda" else 1
-        self._saved = time.monotonic()
         # The first signal and its time.
         self._received, self._since = 0, 0.0
 
@@ -67,24 +64,19 @@ class Agreement:
         elif time.monotonic() - self._since > _ONE_REQUEST_SECONDS:
             sys.exit(128 + number)
 
-    def after(self, number: int) -> bool:
-        """Whether a save is due after step or batch `number`.
+    def after(self, number: int, wish: bool = False) -> bool:
+        """Rank 0's wish after step or batch `number`; on a GPU only every few steps.
 
         Raises:
             StopRequestedError: on all ranks, if any was asked to stop.
         """
         if number % self._interval:
             return False
-        due = bool(self._seconds) and time.monotonic() - self._saved >= self._seconds
         received = self._received
         if self._processes.world_size > 1:
-            asked = torch.tensor([received, due and self._processes.is_main])
+            asked = torch.tensor([received, wish and self._processes.is_main])
             dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-            received, due = asked.tolist()
+            received, wish = asked.tolist()
         if received:
             raise StopRequestedError(received)
-        return bool(due)
-
-    def saved(self) -> None:
-        """Restart the clock after a save."""
-        self._saved = time.monotonic()
+        return bool(wish)

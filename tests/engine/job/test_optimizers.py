@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stampede.engine.optimizers import table_optimizer
+from stampede.engine.job.optimizers import table_optimizer
 from stampede.optim import CowClip, Hyperparameters, Schedule, learning_rate
 from support.checkpoints import small_job
 from support.jobs import lines, run_small, small_config

@@ -1,8 +1,7 @@
-"""A run in training: what its parts share, and its result for machines and for people."""
+"""The result of a run: `summary.json`, and the table that is printed at its end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -10,47 +9,11 @@ import torch
 import torch.distributed as dist
 
 import stampede
-from stampede.data import Dataset
-from stampede.engine.checkpoint.manifest import Progress
-from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes, readable_metric, table
-from stampede.engine.job import Job
 from stampede.engine.metrics import METRICS, PARTS, selected_metrics
-from stampede.engine.processes import Processes, peak_memory_bytes
-from stampede.engine.run_folder import RunFolder
-from stampede.optim import local_cowclip_tables
-
-
-@dataclass
-class TrainingRun:
-    """A run in training, as seen by this process; rank 0 writes its folder."""
-
-    config: Config
-    processes: Processes
-    folder: RunFolder
-    dataset: Dataset
-    job: Job
-    progress: Progress
-
-    def log(self, line: dict[str, object]) -> None:
-        """Append a line to `metrics.jsonl`; all ranks must call it."""
-        self.processes.on_main(lambda: self.folder.log(line))
-        self.progress.metrics_lines = self.folder.metrics_lines
-
-    def add_row_counts(self) -> None:
-        """Add the rows touched, clipped and skipped since the last call to the progress.
-
-        All ranks must call it.
-        """
-        counts = torch.zeros(3, dtype=torch.int64, device=self.processes.device)
-        for tables in local_cowclip_tables(self.job.model):
-            counts += tables.row_counts
-            tables.row_counts.zero_()
-        dist.all_reduce(counts)
-        touched, clipped, skipped = counts.tolist()
-        self.progress.touched_rows += touched
-        self.progress.clipped_rows += clipped
-        self.progress.skipped_rows += skipped
+from stampede.engine.processes import peak_memory_bytes
+from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training.training_run import TrainingRun
 
 
 def summarize(run: TrainingRun) -> dict[str, Any]:
@@ -85,7 +48,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "selected_on": config.evaluate.select_on,
         "last": {"epoch": progress.epoch, **last},
         "stopped_early": progress.epoch < config.train.epochs,
-        "clipped_share": clipped_share(progress),
+        "clipped_share": progress.clipped_share,
         "skipped_rows": progress.skipped_rows,
         "skipped_batches": progress.skipped_batches,
         "samples_per_second": progress.samples / progress.train_seconds,
@@ -107,13 +70,6 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "version": stampede.__version__,
         "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-def clipped_share(progress: Progress) -> float | None:
-    """Share of the batches' rows that were clipped; None if the optimizer does not count."""
-    if not progress.touched_rows:
-        return None
-    return progress.clipped_rows / progress.touched_rows
 
 
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:

@@ -11,30 +11,26 @@ import torch
 import torch.distributed as dist
 
 from stampede.data import Dataset, click_share
-from stampede.engine.checkpoint.manifest import (
-    Manifest,
-    Progress,
-    data_entry,
-    read_manifest,
-)
+from stampede.engine.checkpoint.manifest import Manifest, data_entry, read_manifest
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.tensors import check_same_network, read_tensors
-from stampede.engine.config import Config
-from stampede.engine.config.load import with_defaults
-from stampede.engine.config.presets import flat_keys
-from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.kept import check_executed
-from stampede.engine.job import Job
-from stampede.engine.processes import Processes
-from stampede.engine.recipe import open_keys
-from stampede.engine.run_folder import RunFolder
-from stampede.engine.warm_start import (
+from stampede.engine.checkpoint.warm_start import (
     LoadReport,
     Source,
     draw_rows_of_new_ids,
     load_matching,
     open_source,
 )
+from stampede.engine.config import Config
+from stampede.engine.config.load import with_defaults
+from stampede.engine.config.presets import flat_keys
+from stampede.engine.config.recipe import open_keys
+from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.kept import check_executed
+from stampede.engine.job import Job
+from stampede.engine.processes import Processes
+from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training.progress import Progress
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
 _FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embedding.schedule.",

@@ -71,7 +71,7 @@ def watched(processes: Processes, settings: RunSection, folder: Path) -> Iterato
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Where a rank is, as published to the other ranks, see `stampede.engine.heartbeat.Heartbeat`.
+    """Where a rank is, as published to the other ranks, see `Heartbeat`.
 
     Attributes:
         published: number of this message.

@@ -8,15 +8,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from tqdm.auto import tqdm
 
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.plots import draw_curve
 from stampede.engine.processes import launched_by
-from stampede.engine.recorded import check_line, check_summary
+from stampede.engine.results.plots import draw_curve
+from stampede.engine.results.recorded import check_line, check_summary
+from stampede.engine.results.tensorboard import Events
 from stampede.files import (
     MOST_MANIFEST,
     append,
@@ -31,9 +32,6 @@ from stampede.files import (
     write_file,
 )
 from stampede.settings import reason_of
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 # File of a run folder of `stampede incremental`, which holds a run folder for each period.
 PERIODS = "periods.json"
@@ -61,14 +59,14 @@ class RunFolder:
         self._lock_file = path.with_name(f".{path.name}.lock")
         self._lock: BinaryIO | None = None
         self._made_parent = self._continued = False
-        self._events: SummaryWriter | None = None
+        self._events = Events(path / "tensorboard")
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Release the folder."""
-        self._close_events()
+        self._events.close()
         if self._lock is not None:
             # If the folder is no longer writable, the file stays; it locks nothing.
             with suppress(OSError):
@@ -185,16 +183,7 @@ class RunFolder:
         with self.writing():
             append(self.path, self.metrics.name, f"{to_json(line)}\n".encode())
             self.metrics_lines += 1
-            if self._events is None:
-                # Imported here: only rank 0 logs, and the import takes a tenth of a second.
-                from torch.utils.tensorboard import SummaryWriter
-
-                # Events of repeated steps replace the old ones.
-                folder = self.path / "tensorboard"
-                self._events = SummaryWriter(str(folder), purge_step=line["step"])
-            group = line.get("part", line["kind"])
-            for name, value in _numbers(line):
-                self._events.add_scalar(f"{group}/{name}", value, line["step"])
+            self._events.add(line)
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines of `metrics.jsonl`; an OSError or ValueError if it is damaged."""
@@ -214,7 +203,7 @@ class RunFolder:
         """Keep the first lines, by default all whole ones; a continued run repeats later steps."""
         with self.writing():
             # The next writer replaces the events of repeated steps.
-            self._close_events()
+            self._events.close()
             lines = self._whole_lines()[:count]
             write_file(self.metrics, b"".join(lines))
         if count is not None and len(lines) < count:
@@ -249,15 +238,6 @@ class RunFolder:
             except (ValueError, LookupError, TypeError) as failure:
                 tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
 
-    def _close_events(self) -> None:
-        writer, self._events = self._events, None
-        if writer is not None:
-            try:
-                writer.close()
-            except OSError as failure:
-                reason = failure.strerror or failure
-                tqdm.write(f"{writer.log_dir}: the last events cannot be written ({reason})")
-
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Turn an error of writing into a `TrainingStoppedError` of one sentence."""
@@ -270,15 +250,6 @@ class RunFolder:
                 f"{self.path}: results cannot be written ({failure.strerror or failure}); {remedy} "
                 "and continue with checkpoint.resume=auto"
             ) from None
-
-
-def _numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a line other than counts, named `section/name`."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
-        elif isinstance(value, float):
-            yield name, value
 
 
 def _cannot_write(path: Path, failure: OSError) -> str:

@@ -11,11 +11,11 @@ import torch
 from stampede.data import DataError
 from stampede.data.prepared.manifest import read_manifest as read_prepared
 from stampede.engine.checkpoint.retention import delete_all, newest
+from stampede.engine.checkpoint.warm_start import open_source
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.reading import data_folder
 from stampede.engine.tables import read_field
-from stampede.engine.warm_start import open_source
 from support.checkpoints import sign, values_of
 from support.jobs import run_small, tensors_of, without_times
 from support.movie_runs import job, train_on_movies

@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
-from stampede.engine import evaluate as evaluation
-from stampede.engine import stop
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.processes import processes
-from stampede.engine.stop import Agreement, StopRequestedError
+from stampede.engine.training import evaluate as evaluation
+from stampede.engine.watching import stop
+from stampede.engine.watching.stop import Agreement, StopRequestedError
 from support.jobs import run_small, same_end, without_times
 from support.stopping import ask_to_stop, kill, run_disturbed
 

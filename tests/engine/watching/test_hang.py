@@ -12,11 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stampede.engine import hang
 from stampede.engine.config import RunSection
 from stampede.engine.errors import exit_status
-from stampede.engine.hang import RankStatus, Watchdog, stuck_ranks, waits_for_others, watched
 from stampede.engine.processes import Processes, processes
+from stampede.engine.watching import hang
+from stampede.engine.watching.hang import (
+    RankStatus,
+    Watchdog,
+    stuck_ranks,
+    waits_for_others,
+    watched,
+)
 from support.forked import START_METHOD
 from support.waiting import HANG, wait_for
 

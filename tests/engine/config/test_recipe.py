@@ -3,7 +3,7 @@
 import pytest
 
 from stampede.engine.config.load import load_config
-from stampede.engine.recipe import open_keys, with_recipe
+from stampede.engine.config.recipe import open_keys, with_recipe
 from stampede.engine.run import run
 from stampede.settings import SettingsError
 from support.jobs import SMALL

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stampede.engine.evaluate as made_by
+import stampede.engine.training.evaluate as made_by
 from stampede.engine.config.optim import PlateauSection
-from stampede.engine.evaluate import Plateau
 from stampede.engine.metrics import PARTS
+from stampede.engine.training.plateau import Plateau
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, without_times
 

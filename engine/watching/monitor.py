@@ -26,8 +26,8 @@ from stampede.engine.checkpoint.manifest import versions
 from stampede.engine.config import Config, ProfileSection
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import InterruptedRunError
-from stampede.engine.heartbeat import EXCHANGES, LOOKING_UP, PHASES, READING
 from stampede.engine.processes import Processes, peak_memory_bytes, restarts
+from stampede.engine.watching.heartbeat import EXCHANGES, LOOKING_UP, PHASES, READING
 from stampede.files import append, to_json
 
 # Steps by which a GPU may be behind when their events are read; it is never that far.

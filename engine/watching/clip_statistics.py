@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stampede.data import Batch
-from stampede.engine.training_run import TrainingRun
+from stampede.engine.training.training_run import TrainingRun
 
 _ABSENT, _SEVERAL = -1, -2
 

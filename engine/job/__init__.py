@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from stampede.engine.config import Config
-from stampede.engine.precision import DensePrecision
+from stampede.engine.job.precision import DensePrecision
 from stampede.models import CTRModel, EmbeddingFront
 from stampede.optim import BackwardUpdate, DenseAdam, Scaled
-from stampede.settings import SettingsError
 
 
 @dataclass
@@ -109,20 +108,3 @@ def move_dense(model: CTRModel, device: torch.device) -> None:
         if child is not model.front:
             child.to(device)
     model.bias.data = model.bias.data.to(device)
-
-
-def compile_network(network: nn.Module, how: str, device: torch.device) -> None:
-    """Compile a network's forward and backward with `torch.compile` at its first call.
-
-    Every batch size is compiled separately, up to 8: there are few (full and last batches of
-    training and evaluation), and an epoch's last batch must not slow down the others.
-    `cuda_graphs` also records each size's launches as one graph.
-    """
-    if how == "none":
-        return
-    if how == "cuda_graphs" and device.type != "cuda":
-        raise SettingsError(
-            "train.compile: found 'cuda_graphs', but this run is on the CPU; write "
-            "train.compile=default or none"
-        )
-    network.compile(dynamic=False, mode="reduce-overhead" if how == "cuda_graphs" else None)

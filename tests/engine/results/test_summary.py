@@ -1,6 +1,6 @@
 """The table of metrics at the end of a run."""
 
-from stampede.engine.training_run import _metric_table
+from stampede.engine.results.summary import _metric_table
 
 
 def test_large_values_keep_apart():

@@ -6,8 +6,8 @@ import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from stampede.engine.errors import exit_status
-from stampede.engine.job import compile_network
-from stampede.engine.precision import _speed_of_bf16, choose_precision
+from stampede.engine.job.compile import compile_network
+from stampede.engine.job.precision import _speed_of_bf16, choose_precision
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small
 
@@ -67,7 +67,7 @@ def test_cuda_graphs_are_for_gpus():
 @pytest.mark.parametrize("asked", ["auto", "bf16"])
 @pytest.mark.parametrize("speed, is_bf16", [(2.5, True), (0.4, False)])
 def test_bf16_is_taken_where_it_is_faster(monkeypatch, asked, speed, is_bf16):
-    monkeypatch.setattr("stampede.engine.precision._speed_of_bf16", lambda: speed)
+    monkeypatch.setattr("stampede.engine.job.precision._speed_of_bf16", lambda: speed)
     chosen = choose_precision(asked, CPU)
     assert chosen.is_bf16 == is_bf16
     assert "2.5 times" in chosen.reason

@@ -1,10 +1,9 @@
-"""Evaluates the parts over all ranks, and reduces rates that no longer help."""
+"""Evaluates the parts over all ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -16,13 +15,13 @@ from tqdm.auto import tqdm
 from stampede.data import Batch, GlobalBatches
 from stampede.data.samples import aligned
 from stampede.engine.config import EvaluateSection
-from stampede.engine.config.optim import PlateauSection
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.metrics import PARTS, PartMetrics
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
-from stampede.engine.training_run import TrainingRun
+from stampede.engine.training.plateau import reduce_rates
+from stampede.engine.training.training_run import TrainingRun
 
 # Prefix of metrics over samples with new ids.
 NEW_IDS = "new_ids_"
@@ -221,45 +220,8 @@ def evaluate_run(
     progress.evaluated_step = progress.step
     progress.metrics_lines = run.folder.metrics_lines
     # Periods have no validation part.
-    _reduce_rates(run, results.get(settings.select_on, results["test"])["auc"])
+    score = results.get(settings.select_on, results["test"])["auc"]
+    lines = reduce_rates(progress, run.config, score)
+    if lines and run.processes.is_main:
+        tqdm.write("\n".join(lines))
     return results
-
-
-def _reduce_rates(run: TrainingRun, score: float | None) -> None:
-    progress, optim = run.progress, run.config.optim
-    for what, name, settings in (
-        ("dense layers", "plateau", optim.dense.plateau),
-        ("tables", "table_plateau", optim.embedding.plateau),
-    ):
-        before = Plateau(**getattr(progress, name))
-        after = before.after(score, settings)
-        setattr(progress, name, asdict(after))
-        if after.fraction < before.fraction and run.processes.is_main:
-            tqdm.write(
-                f"step {progress.step}: no better AUC on the {run.config.evaluate.select_on} "
-                f"part, the {what} continue with {after.fraction:.3g} of their scheduled rate"
-            )
-
-
-@dataclass(frozen=True)
-class Plateau:
-    """State of a rate that is reduced when the AUC no longer rises.
-
-    Like torch's `ReduceLROnPlateau` with `mode="max"` and `threshold_mode="abs"`, but for a
-    fraction of the rate, which itself follows a schedule.
-    """
-
-    best: float | None = None
-    waited: int = 0
-    fraction: float = 1.0
-
-    def after(self, score: float | None, settings: PlateauSection) -> Plateau:
-        """The state after an evaluation; an undefined AUC changes nothing."""
-        if score is None:
-            return self
-        if self.best is None or score > self.best + settings.threshold:
-            return Plateau(score, 0, self.fraction)
-        if self.waited < settings.patience:
-            return Plateau(self.best, self.waited + 1, self.fraction)
-        reduced = max(self.fraction * settings.factor, settings.least)
-        return Plateau(self.best, 0, min(reduced, self.fraction))

@@ -6,12 +6,13 @@ import re
 import pytest
 import torch
 
-from stampede.engine import trainer
-from stampede.engine.checkpoint.manifest import Progress, read_manifest
+from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError, TrainingStoppedError
-from stampede.engine.trainer import check_loss
+from stampede.engine.training import trainer
+from stampede.engine.training.diverging_loss import check_loss
+from stampede.engine.training.progress import Progress
 from support.jobs import lines, run_small, same_end
 from support.stopping import kill, poisoned, run_disturbed
 

@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from stampede.engine import run_folder
 from stampede.engine.errors import TrainingStoppedError
+from stampede.engine.results import run_folder
 from support.jobs import run_small, same_end
 from support.ranks import run_ranks
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,23 +11,21 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from stampede.engine.advice import on_first_epoch, on_last_epoch, tell
-from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.checkpoint.due import CheckpointDue
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.clip_watch import clip_statistics
-from stampede.engine.config import DivergenceSection
-from stampede.engine.console import progress_bar, readable_metric
+from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
-from stampede.engine.evaluate import Plateau, evaluate_run
-from stampede.engine.monitor import Monitor
-from stampede.engine.optimizers import learning_rates
+from stampede.engine.job.optimizers import learning_rates
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
-from stampede.engine.stop import Agreement, StopRequestedError
-from stampede.engine.training_run import TrainingRun, clipped_share
-
-# After this many non-finite losses in a row, single batches are not the cause.
-_MOST_SKIPPED = 10
+from stampede.engine.training.diverging_loss import check_loss, count_if_skipped
+from stampede.engine.training.epoch_end import finish_epoch, is_evaluated, stops_early
+from stampede.engine.training.evaluate import evaluate_run
+from stampede.engine.training.plateau import Plateau
+from stampede.engine.training.training_run import TrainingRun
+from stampede.engine.watching.clip_statistics import clip_statistics
+from stampede.engine.watching.monitor import Monitor
+from stampede.engine.watching.stop import Agreement, StopRequestedError
 
 
 class Trainer:
@@ -43,7 +39,8 @@ class Trainer:
         if progress.reader:
             self._reader.load_state_dict(self._batches, progress.reader)
         self._clock = _TrainingClock(run)
-        self._agreement = Agreement(processes, config.checkpoint.every_minutes)
+        self._agreement = Agreement(processes)
+        self._due = CheckpointDue(config.checkpoint, self._agreement)
         self._monitor = Monitor(config, processes, run.folder.path, progress.step)
         self._checkpoints = Checkpoints(
             run.folder.checkpoints, run.job, config, run.dataset, processes
@@ -80,10 +77,16 @@ class Trainer:
             # Once, before these rows are trained on.
             self._evaluate()
         for epoch in range(progress.epoch, epochs):
-            if self._stops_early():
+            if stops_early(progress, self._config):
                 break
             self._train_epoch(epoch, bar)
-            self._finish_epoch(epoch + 1)
+            if not is_evaluated(epoch + 1, self._config):
+                # The next epoch follows at once, without bringing rows up to date.
+                progress.epoch = epoch + 1
+                continue
+            self._clock.pause()
+            finish_epoch(self._run, epoch + 1, self._evaluate)
+            self._save()
         if not progress.last:
             # A continued run with fewer epochs than already trained has not evaluated yet.
             self._evaluate()
@@ -91,7 +94,7 @@ class Trainer:
     def _train_epoch(self, epoch: int, bar: tqdm) -> None:
         """Train the steps that are left of an epoch; evaluate and save between them."""
         run, progress, config = self._run, self._progress, self._config
-        if self._has_ended(epoch):
+        if progress.has_ended(epoch):
             return
         # Repeat an evaluation during which the run was stopped.
         self._evaluate_if_due()
@@ -108,16 +111,12 @@ class Trainer:
             # Reading a loss on a GPU waits for the GPU.
             if self._unchecked is None or not loss.is_cuda:
                 bar.set_postfix({"loss": f"{loss.item():.4f}", "epoch": epoch + 1}, refresh=False)
-            if self._has_ended(epoch) and self._is_evaluated(epoch + 1):
+            if progress.has_ended(epoch) and is_evaluated(epoch + 1, config):
                 # The end of the epoch evaluates and saves.
                 continue
             self._evaluate_if_due()
-            every = config.checkpoint.every_steps
-            if self._agreement.after(progress.step) or (every and progress.step % every == 0):
+            if self._due.after(progress.step):
                 self._save()
-
-    def _has_ended(self, epoch: int) -> bool:
-        return self._progress.reader.get("epoch", epoch) > epoch
 
     def _step(self, sent: SentBatch, epoch: int) -> Tensor:
         """Take a step, log what is due, and return the loss."""
@@ -149,7 +148,7 @@ class Trainer:
             run.log({"kind": "skipped_batch", "step": step, "loss": loss.item()})
         elif is_watched:
             run.log({"kind": "clipping", "step": step, **clipping})
-        ended, self._unchecked = self._has_ended(epoch), loss
+        ended, self._unchecked = progress.has_ended(epoch), loss
         if step % train.log_every == 0 or ended:
             self._unchecked = None
             run.add_row_counts()
@@ -161,7 +160,7 @@ class Trainer:
                     "loss": loss.item(),
                     "dense_lr": dense_lr,
                     "embedding_lr": embedding_lr,
-                    "clipped_share": clipped_share(progress),
+                    "clipped_share": progress.clipped_share,
                     "skipped_rows": progress.skipped_rows,
                     "samples_per_second": self._clock.samples_per_second(),
                 }
@@ -181,60 +180,6 @@ class Trainer:
     def _evaluate(self) -> dict[str, dict[str, Any]]:
         return evaluate_run(self._run, self._reader, self._agreement.after)
 
-    def _is_evaluated(self, epoch: int) -> bool:
-        """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
-        epochs = self._config.train.epochs
-        return epoch % self._config.evaluate.every_epochs == 0 or epoch == epochs
-
-    def _stops_early(self) -> bool:
-        """Whether training should stop, as the last epochs brought no improvement."""
-        return 0 < self._config.evaluate.patience <= self._progress.waited
-
-    def _finish_epoch(self, epoch: int) -> None:
-        """Evaluate and save after an epoch, counted from 1, if that is due."""
-        run, progress, selecting = self._run, self._progress, self._config.evaluate.select_on
-        if not self._is_evaluated(epoch):
-            # The next epoch follows at once, without bringing rows up to date.
-            progress.epoch = epoch
-            return
-        self._clock.pause()
-        if run.dataset.period:
-            progress.epoch = epoch
-            self._save()
-            return
-        # Evaluate before saving: weights may have diverged in the last step.
-        results = self._evaluate()
-        progress.epoch = epoch
-        score, best = results[selecting]["auc"], progress.best_score
-        # If the part has only one class, its AUC is undefined and the last epoch is the best.
-        if best is None or score > best:
-            progress.best_epoch, progress.best_score = epoch, score
-            progress.best_auc, progress.selected = results["test"]["auc"], results
-            progress.waited = 0
-        else:
-            progress.waited += 1
-        said = [
-            f"{part} AUC {readable_metric(found['auc'])} logloss {found['logloss']:.4f}"
-            for part, found in results.items()
-        ]
-        said = [f"epoch {epoch}: {', '.join(said)}"]
-        if self._stops_early() and epoch < self._config.train.epochs:
-            said.append(
-                f"stopping early: no better AUC on the {selecting} part since epoch "
-                f"{progress.best_epoch}"
-            )
-        if run.processes.is_main:
-            tqdm.write("\n".join(said))
-        epochs, advice = self._config.train.epochs, []
-        if epoch == min(self._config.evaluate.every_epochs, epochs):
-            advice += on_first_epoch(selecting, score, epoch)
-        if epoch == epochs:
-            advice += on_last_epoch(selecting, score, best, epochs)
-        if advice:
-            tell(advice, progress.step, run.folder, run.processes)
-            progress.metrics_lines = run.folder.metrics_lines
-        self._save()
-
     def _save(self) -> None:
         run, heartbeat = self._run, self._run.processes.heartbeat
         with self._clock.paused():
@@ -246,7 +191,7 @@ class Trainer:
             # The previous save may still be running.
             with heartbeat.slowly("saving"):
                 self._checkpoints.save(self._progress)
-            self._agreement.saved()
+            self._due.saved()
 
     def _stop(self, request: StopRequestedError) -> None:
         saved = "saved; checkpoint.resume=auto continues from there"
@@ -305,40 +250,3 @@ class _TrainingClock:
         since, samples = self._since_rate
         self._since_rate = now, trained = time.perf_counter(), self._run.progress.samples
         return (trained - samples) / (now - since)
-
-
-def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
-    """Count the newest batch as skipped if its loss is not finite; return whether it is."""
-    if math.isfinite(loss):
-        progress.skipped_in_a_row = 0
-        return False
-    progress.skipped_batches += 1
-    progress.skipped_in_a_row += 1
-    if progress.skipped_in_a_row >= _MOST_SKIPPED:
-        raise DivergedError(
-            f"the losses of {_MOST_SKIPPED} steps in a row, up to step {progress.step}, are not "
-            "finite; none of these steps changed the weights",
-            progress.step,
-        )
-    return True
-
-
-def check_loss(
-    loss: Tensor | float, progress: Progress, settings: DivergenceSection, remember: bool = False
-) -> None:
-    """Compare a loss with earlier logged ones, and perhaps remember it; all ranks have the same."""
-    # A loss is read from a GPU only if it is compared. The step checks that it is finite.
-    if not settings.loss_factor or not math.isfinite(loss):
-        return
-    before = progress.logged_losses[-settings.window :]
-    usual = statistics.median(before) if len(before) == settings.window else 0.0
-    # Batches without weight have a loss of 0, which is not a reference.
-    if usual and loss > settings.loss_factor * usual:
-        raise DivergedError(
-            f"the loss {loss:.4g} of step {progress.step} is more than {settings.loss_factor:g} "
-            f"times {usual:.4g}, the median of the {settings.window} losses logged before it "
-            "(train.on_divergence.loss_factor)",
-            progress.step,
-        )
-    if remember:
-        progress.logged_losses = [*before, loss][-settings.window :]
