@@ -18,15 +18,16 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from stampede.data import Dataset
 from stampede.data.prepared.reader import open_prepared
+from stampede.data.samples import sampled_rows
 from stampede.data.synthetic import GOALS, NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
-from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
+from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
 from stampede.models.embedding_front import fields_of_tables
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.update_settings import UpdateSettings
 from stampede.optim.waiting_rows import is_replayable
 from stampede.settings import SettingsError
 
@@ -37,9 +38,6 @@ INT = 4
 # Bytes per looked-up id, besides the id itself: its row, its bag, and a sort with its order (see
 # `sum_by_row`), all int64.
 _SORTING = 5 * LONG
-
-# A sample of a part: this many runs of this many rows.
-_RUNS, _RUN_ROWS = 64, 1024
 
 # int32, see `optim/waiting_rows.py`.
 _STEP_COUNTER = 4
@@ -166,7 +164,6 @@ class Workload:
         states: of the tables' optimizer.
         dense_bytes_per_sample: activations of the dense layers.
         batch_size: global.
-        bytes_on_the_way: bytes of a number of an embedding, and of its gradient, as sent.
         reproducible: whether the bits may not depend on the number of ranks.
     """
 
@@ -177,7 +174,6 @@ class Workload:
     dense_bytes_per_sample: int
     batch_size: int
     world_size: int
-    bytes_on_the_way: tuple[int, int] = (FLOAT, FLOAT)
     reproducible: bool = False
 
     @property
@@ -286,7 +282,7 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
     Args:
         model: built from it, its tables on `meta`.
     """
-    columns, communication = model.front.columns, config.sharding.communication
+    columns = model.front.columns
     of_tables = {id(parameter) for parameter in model.front.ebc.parameters()}
     return Workload(
         data,
@@ -296,10 +292,6 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         activation_bytes_per_sample(model),
         config.train.batch_size,
         world_size,
-        tuple(
-            FLOAT if precision == "fp32" else FLOAT // 2
-            for precision in (communication.forward, communication.backward)
-        ),
         config.train.reproducible,
     )
 
@@ -403,14 +395,6 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     id_bytes, trained = samples.ids.element_size(), dataset.train.rows
     given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
     return PlannedData(*given, mean=dataset.mean, goals=dataset.goals)
-
-
-def sampled_rows(rows: int) -> np.ndarray:
-    """A sample of a part: evenly spaced runs of rows; all rows of a small part."""
-    if rows <= _RUNS * _RUN_ROWS:
-        return np.arange(rows)
-    starts = np.linspace(0, rows - _RUN_ROWS, _RUNS).astype(np.int64)
-    return (starts[:, None] + np.arange(_RUN_ROWS)).ravel()
 
 
 def activation_bytes_per_sample(model: CTRModel) -> int:

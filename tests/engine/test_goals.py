@@ -11,14 +11,14 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from stampede import open_run
 from stampede.data import DataError
-from stampede.engine.build import build
 from stampede.engine.config import goal_weights
-from stampede.engine.evaluate import evaluate
-from stampede.engine.export import main as export
+from stampede.engine.inference.export_command import main as export
+from stampede.engine.job.build import build
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, check_files, open_dataset
 from stampede.engine.run import run
 from stampede.engine.step import prefetch, train_step
+from stampede.engine.training.evaluate import evaluate
 from stampede.settings import SettingsError
 from support.goals import SCHEMA, goal_config, goal_log, write_goals
 from support.jobs import lines
