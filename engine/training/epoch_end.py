@@ -58,11 +58,11 @@ def finish_epoch(
         )
     if run.processes.is_main:
         tqdm.write("\n".join(said))
-    epochs, advice = config.train.epochs, []
+    epochs = config.train.epochs
     if epoch == min(config.evaluate.every_epochs, epochs):
-        advice += on_first_epoch(selecting, score, epoch)
-    if epoch == epochs:
-        advice += on_last_epoch(selecting, score, best, epochs)
-    if advice:
-        tell(advice, progress.step, run.folder, run.processes)
+        tell(on_first_epoch(selecting, score, epoch), progress.step, run.folder, run.processes)
         progress.metrics_lines = run.folder.metrics_lines
+    if epoch == epochs:
+        # Not of the checkpoint's lines: a run that is continued with more epochs forgets it.
+        advice = on_last_epoch(selecting, score, best, epochs)
+        tell(advice, progress.step, run.folder, run.processes)
