@@ -26,15 +26,15 @@ def stops_early(progress: Progress, config: Config) -> bool:
 
 def finish_epoch(
     run: TrainingRun, epoch: int, evaluate: Callable[[], dict[str, dict[str, Any]]]
-) -> None:
+) -> list[str]:
     """Evaluate after an epoch, counted from 1, note whether it is the best one, and say so.
 
-    A period is scored before its only epoch instead.
+    A period is scored before its only epoch instead. Returns advice on the last epoch.
     """
     progress, config = run.progress, run.config
     if run.dataset.period:
         progress.epoch = epoch
-        return
+        return []
     # Evaluate before saving: weights may have diverged in the last step.
     results, selecting = evaluate(), config.evaluate.select_on
     progress.epoch = epoch
@@ -58,11 +58,8 @@ def finish_epoch(
         )
     if run.processes.is_main:
         tqdm.write("\n".join(said))
-    epochs, advice = config.train.epochs, []
+    epochs = config.train.epochs
     if epoch == min(config.evaluate.every_epochs, epochs):
-        advice += on_first_epoch(selecting, score, epoch)
-    if epoch == epochs:
-        advice += on_last_epoch(selecting, score, best, epochs)
-    if advice:
-        tell(advice, progress.step, run.folder, run.processes)
+        tell(on_first_epoch(selecting, score, epoch), progress.step, run.folder, run.processes)
         progress.metrics_lines = run.folder.metrics_lines
+    return on_last_epoch(selecting, score, best, epochs) if epoch == epochs else []

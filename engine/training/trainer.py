@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from stampede.engine.advice import tell
 from stampede.engine.checkpoint.due import CheckpointDue
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.console import progress_bar
@@ -85,8 +86,10 @@ class Trainer:
                 progress.epoch = epoch + 1
                 continue
             self._clock.pause()
-            finish_epoch(self._run, epoch + 1, self._evaluate)
+            advice = finish_epoch(self._run, epoch + 1, self._evaluate)
             self._save()
+            # After the checkpoint: a run that continues with more epochs drops it.
+            tell(advice, progress.step, self._run.folder, self._run.processes)
         if not progress.last:
             # A continued run with fewer epochs than already trained has not evaluated yet.
             self._evaluate()
