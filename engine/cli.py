@@ -45,6 +45,7 @@ _COMMANDS = {
         "stampede.lab.sweep",
         "run a grid or a search, write tables and pictures",
     ),
+    "tune": ("stampede.lab.tune", "search for better settings in some minutes"),
 }
 
 _OVERVIEW = """\

@@ -40,6 +40,10 @@ OVERRIDES = [
     ),
     ("data.validation_fraction=0", ["evaluate.select_on", "data.validation_fraction"]),
     (
+        "data.kind=table data.path=a.csv data.schema_file=b.yaml data.validation_fraction=0",
+        ["evaluate.select_on", "data.validation_fraction"],
+    ),
+    (
         "optim.dense.betas=[0.9,1.0]",
         ["optim.dense: betas is (0.9, 1.0); write two numbers"],
     ),
