@@ -23,6 +23,7 @@ from stampede.data.learning.vocabulary import (
 )
 from stampede.data.options import GrowthOptions
 from stampede.data.schema.schema import NumberField, Schema, Vocabulary
+from support.quantiles import edges_by_hand
 
 TEXT = st.text(max_size=20)
 CHUNKS = st.lists(st.lists(st.none() | TEXT, max_size=30), max_size=6)
@@ -173,23 +174,7 @@ def test_edges_of_quantiles_against_python(values, frequent, buckets):
     ]
     edges = learned.edges_of_quantiles(tables, buckets)
     assert len(edges) < buckets
-    if len(counted) <= buckets:
-        assert edges == sorted(counted)[:-1]
-    else:
-        # The most frequent one is set aside while it is more than a bucket of the rest.
-        rest, known, own = sorted(map(float, values)), sorted(counted), set()
-        while True:
-            most = max(Counter(rest).values())
-            # Of equally frequent ones the smallest.
-            value = min(value for value, n in Counter(rest).items() if n == most)
-            around = own | {value, known[max(known.index(value) - 1, 0)]}
-            if most * (buckets - len(own)) <= len(rest) or len(around) >= buckets:
-                break
-            rest, own = [one for one in rest if one != value], around
-        left = buckets - len(own)
-        # Fractions, so that j / left * n is not rounded up.
-        expected = {rest[-(-j * len(rest) // left) - 1] for j in range(1, left)} | own
-        assert edges == sorted(expected - {max(values)})
+    assert edges == edges_by_hand(list(map(float, values)), buckets)
     rows = bucket_rows(pl.Series([None, *map(float, values)], dtype=pl.Float64), edges)
     assert rows[0] == 0
     assert rows[1:].tolist() == [1 + sum(edge < value for edge in edges) for value in values]
