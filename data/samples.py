@@ -92,6 +92,8 @@ class Dataset:
         validation: part that the best epoch is chosen on, or None.
         multi: names of the multi-valued fields.
         mean: names of the multi-valued fields whose embeddings are averaged, not summed.
+        attention, sequences: the query of each multi-valued field that the model attends to, or
+            whose embeddings the network takes one by one.
         shared: the field whose table a field uses, by field; others have tables of their own.
         has_weight: whether samples have weights.
         unknown_rows: by field name, the rows of its table that belong to no single id: the row
@@ -115,6 +117,8 @@ class Dataset:
     test: Part
     multi: tuple[str, ...] = ()
     mean: tuple[str, ...] = ()
+    attention: Mapping[str, str] = field(default_factory=dict)
+    sequences: Mapping[str, str] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
     has_weight: bool = False
     unknown_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

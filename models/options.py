@@ -16,6 +16,21 @@ class NoOptions(Section):
     """No options."""
 
 
+Activation = Literal["prelu", "relu"]
+
+
+class AttentionOptions(Section):
+    """The unit of fields with `pooling: attention`."""
+
+    hidden: _Widths = Field(
+        [64], min_length=1, description="widths of the hidden layers that give an id its weight"
+    )
+    activation: Activation = Field("prelu", description="of the hidden layers")
+    softmax: bool = Field(
+        False, description="weights of a history add up to 1; DIN's paper has none"
+    )
+
+
 class AutoIntOptions(Section):
     """Options of AutoInt."""
 
@@ -71,6 +86,12 @@ class DESTINEOptions(Section):
         0.0, ge=0, lt=1, description="share of the attention weights that training leaves out"
     )
     deep: bool = Field(False, description="add an MLP of all embeddings")
+
+
+class DINOptions(Section):
+    """Options of DIN."""
+
+    activation: Activation = Field("prelu", description="of the hidden layers")
 
 
 class DLRMOptions(Section):

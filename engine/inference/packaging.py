@@ -244,7 +244,7 @@ class DensePart(nn.Module):
         super().__init__()
         columns = model.front.columns
         self.padding = columns.stored - columns.dim - 1
-        model.front.ebc = nn.Module()
+        model.front.ebc = model.front.ec = None
         self.model = model
 
     def forward(self, rows: Tensor, numbers: Tensor) -> Tensor:

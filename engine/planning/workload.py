@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -76,7 +76,7 @@ class PlannedData:
     """What a plan needs to know about the data.
 
     Attributes:
-        vocabulary_sizes, numbers, shared, mean: as of a `Dataset`.
+        vocabulary_sizes, numbers, shared, mean, attention, sequences: as of a `Dataset`.
         tables: in the order of the fields.
         assumed: how often rows are looked up, in words.
         rows: of the training part; None if only table sizes are known.
@@ -90,6 +90,8 @@ class PlannedData:
     assumed: str
     rows: int | None = None
     mean: tuple[str, ...] = ()
+    attention: Mapping[str, str] = field(default_factory=dict)
+    sequences: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,7 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         model: built from it, its tables on `meta`.
     """
     columns, communication = model.front.columns, config.sharding.communication
-    of_tables = {id(parameter) for parameter in model.front.ebc.parameters()}
+    of_tables = {id(parameter) for parameter in model.front.parameters()}
     return Workload(
         data,
         columns.stored,
@@ -399,7 +401,8 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     assumed = f"as in {len(rows):,} rows of the training part"
     id_bytes, trained = samples.ids.element_size(), dataset.train.rows
     given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
-    return PlannedData(*given, mean=dataset.mean)
+    kinds = {"attention": dataset.attention, "sequences": dataset.sequences}
+    return PlannedData(*given, mean=dataset.mean, **kinds)
 
 
 def sampled_rows(rows: int) -> np.ndarray:
