@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import nn
 
 from stampede.models.mlp import HiddenLayers
@@ -14,10 +16,14 @@ def activate(hidden: HiddenLayers, activation: Activation) -> None:
     if activation == "relu":
         return
     for layer in hidden._mlp:
-        other = nn.PReLU(layer._linear.out_features)
         found = layer._activation_fn
-        if isinstance(found, nn.Sequential):
-            parts = [other if isinstance(one, nn.ReLU) else one for one in found]
-            layer._activation_fn = nn.Sequential(*parts)
-        else:
-            layer._activation_fn = other
+        parts = found.named_children() if isinstance(found, nn.Sequential) else [("", nn.ReLU())]
+        # Of one name, whether the layer has a norm and dropout or not.
+        layer._activation_fn = nn.Sequential(
+            OrderedDict(
+                ("activation", nn.PReLU(layer._linear.out_features))
+                if isinstance(part, nn.ReLU)
+                else (name, part)
+                for name, part in parts
+            )
+        )

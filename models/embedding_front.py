@@ -154,7 +154,6 @@ class EmbeddingFront(nn.Module):
         self.columns = StoredColumns(dim)
         # TorchRec sums, and the front divides: so one table may serve sums and means, on any plan.
         self.mean = list(mean)
-        apart = {*self.attention, *self.sequences}
         # Any: sharding replaces them.
         self.ebc: Any = None
         self.ec: Any = None
@@ -166,7 +165,7 @@ class EmbeddingFront(nn.Module):
                 "num_embeddings": vocabulary_sizes[table],
                 "feature_names": fields,
             }
-            if apart.intersection(fields):
+            if self.has_rows_apart(table):
                 sequences_of.append(EmbeddingConfig(**about))
             else:
                 bags.append(EmbeddingBagConfig(**about))
@@ -175,13 +174,18 @@ class EmbeddingFront(nn.Module):
         if sequences_of:
             self.ec = EmbeddingCollection(tables=sequences_of, device=torch.device("meta"))
 
+    @property
+    def histories(self) -> list[str]:
+        """Fields whose rows stay apart, in the order of the fields."""
+        return [f for f in self.fields if f in self.attention or f in self.sequences]
+
     def place(self, field: str) -> int:
         """Number of a pooled field, in the order of the embeddings."""
         return self.pooled.index(field)
 
     def has_rows_apart(self, table: str) -> bool:
         """Whether a table has a field whose rows are not pooled."""
-        return any(f in self.attention or f in self.sequences for f in self.tables[table])
+        return not set(self.histories).isdisjoint(self.tables[table])
 
     def lookup(self, sparse: KeyedJaggedTensor) -> LookedUp:
         """Rows of a batch as they are stored.
@@ -222,20 +226,18 @@ class EmbeddingFront(nn.Module):
             name: Jagged(one.values(), one.lengths())
             for name, one in cast(Mapping[str, JaggedTensor], found[-1]).items()
         }
-        rows, histories = {}, {}
+        rows = {}
         if self.ebc is not None:
             names = [name for name in self.pooled if name not in of_ids]
             width = self.columns.stored
             rows = dict(zip(names, _in_order(found[0], names).split(width, 1), strict=True))
         for name, one in of_ids.items():
-            if name in self.attention or name in self.sequences:
-                histories[name] = one
-            else:
+            if name not in self.histories:
                 rows[name] = one.sums(one.values)
         first = next(iter(of_ids.values()))
         empty = first.values.new_zeros(len(first.lengths), self.columns.stored)
         together = torch.cat([rows.get(name, empty) for name in self.pooled], 1)
-        return LookedUp(_divided(together, divisors), histories)
+        return LookedUp(_divided(together, divisors), {n: of_ids[n] for n in self.histories})
 
     def stored(self, rows: Tensor) -> Tensor:
         """Rows as `[batch, fields, stored width]`; see `lookup`."""

@@ -20,11 +20,9 @@ class History(Protocol):
 
     Attributes:
         values: `[ids, width]`, or with padding `[batch, most, width]`.
-        lengths: `[batch]` integer, the ids of each sample.
     """
 
     values: Tensor
-    lengths: Tensor
 
     def columns(self, first: int, last: int) -> History:
         """The same ids with some columns of their vectors."""
@@ -43,13 +41,17 @@ class History(Protocol):
         ...
 
     def padded(self) -> Padded:
-        """The values at the start of equally long rows."""
+        """The values in equally long rows."""
         ...
 
 
 @dataclass(frozen=True)
 class Jagged:
-    """A history whose ids follow each other, sample by sample; see `History`."""
+    """A history whose ids follow each other, sample by sample; see `History`.
+
+    Attributes:
+        lengths: `[batch]` integer, the ids of each sample.
+    """
 
     values: Tensor
     lengths: Tensor
@@ -76,7 +78,7 @@ class Jagged:
         values = self.values.new_zeros(len(self.lengths), most, self.values.shape[1])
         is_id = torch.arange(most, device=self.lengths.device) < self.lengths.unsqueeze(1)
         place = is_id.unsqueeze(2).expand_as(values)
-        return Padded(values.masked_scatter(place, self.values), self.lengths)
+        return Padded(values.masked_scatter(place, self.values), is_id)
 
     def bounds(self, first: int, last: int) -> tuple[int, int]:
         """Where the ids of samples begin and end."""
@@ -87,20 +89,18 @@ class Jagged:
 
 @dataclass(frozen=True)
 class Padded:
-    """A history with as many places for each sample; see `History`. Programs are exported so."""
+    """A history with as many places for each sample, as in exported programs; see `History`.
+
+    Attributes:
+        is_id: `[batch, most]` bool, which places hold ids.
+    """
 
     values: Tensor
-    lengths: Tensor
-
-    @property
-    def is_id(self) -> Tensor:
-        """Which places hold ids, `[batch, most]` bool."""
-        places = torch.arange(self.values.shape[1], device=self.lengths.device)
-        return places < self.lengths.unsqueeze(1)
+    is_id: Tensor
 
     def columns(self, first: int, last: int) -> Padded:
         """See `History`."""
-        return Padded(self.values[..., first:last], self.lengths)
+        return Padded(self.values[..., first:last], self.is_id)
 
     def each(self, of_samples: Tensor) -> Tensor:
         """See `History`."""

@@ -82,7 +82,7 @@ def layers_of(layers, prefix):
     found = []
     while f"{prefix}.hidden._mlp.{len(found)}._linear.weight" in layers:
         at = f"{prefix}.hidden._mlp.{len(found)}"
-        names = ("_linear.weight", "_linear.bias", "_activation_fn.weight")
+        names = ("_linear.weight", "_linear.bias", "_activation_fn.activation.weight")
         found.append([layers[f"{at}.{name}"] for name in names])
     return found
 
