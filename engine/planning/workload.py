@@ -25,6 +25,7 @@ from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
 from stampede.models.embedding_front import fields_of_tables
+from stampede.models.histories import Jagged
 from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.waiting_rows import is_replayable
@@ -92,6 +93,21 @@ class PlannedData:
     mean: tuple[str, ...] = ()
     attention: Mapping[str, str] = field(default_factory=dict)
     sequences: Mapping[str, str] = field(default_factory=dict)
+
+    def ids_of_histories(self) -> dict[str, float]:
+        """Mean ids per sample of the fields whose rows are looked up one by one."""
+        fields = fields_of_tables(self.vocabulary_sizes, self.shared)
+        ids = {
+            field: mean
+            for table in self.tables
+            for field, mean in zip(fields[table.field], table.ids_of_fields, strict=True)
+        }
+        return {field: ids[field] for field in (*self.attention, *self.sequences)}
+
+    def has_rows_apart(self, table: str) -> bool:
+        """Whether the rows of a table are looked up one by one."""
+        histories = (*self.attention, *self.sequences)
+        return any(self.shared.get(field, field) == table for field in histories)
 
 
 @dataclass(frozen=True)
@@ -234,8 +250,9 @@ class Workload:
         # Ids and lengths as they arrive, and again in the order of the tables.
         received = 0 if shard.is_replicated else 2 * (lookups * self.data.id_bytes + samples * INT)
         row = shard.columns * FLOAT
-        # With its gradient.
-        output = 2 * samples * row
+        # Of each bag, or of each id, with its gradient.
+        is_apart = self.data.has_rows_apart(self.tables[shard.table].field)
+        output = 2 * (lookups if is_apart else samples) * row
         # Gradient, weights and states of the rows.
         of_rows = 2 * row + states.per_row(shard.columns, shard.column_offset)
         of_rows += 2 * LONG + states.values_per_row * FLOAT
@@ -254,6 +271,8 @@ class Workload:
         pooled = 3 * batch * fields * self.columns * FLOAT
         # And both again, divided by the number of ids.
         pooled += 2 * batch * fields * self.columns * FLOAT if data.mean else 0
+        # Of each id of a history as it arrives, as the model reads it, and its gradient.
+        pooled += 3 * batch * sum(data.ids_of_histories().values()) * self.columns * FLOAT
         layers = batch * self.dense_bytes_per_sample
         # Gradients, and the buckets that they are summed in.
         gradients = 2 * self.dense_weight_bytes()
@@ -294,7 +313,7 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         columns.stored,
         TableStates.of(config, columns.dim, columns.stored),
         sum(p.numel() for p in model.parameters() if id(p) not in of_tables),
-        activation_bytes_per_sample(model),
+        activation_bytes_per_sample(model, data.ids_of_histories()),
         config.train.batch_size,
         world_size,
         tuple(
@@ -413,7 +432,7 @@ def sampled_rows(rows: int) -> np.ndarray:
     return (starts[:, None] + np.arange(_RUN_ROWS)).ravel()
 
 
-def activation_bytes_per_sample(model: CTRModel) -> int:
+def activation_bytes_per_sample(model: CTRModel, ids: Mapping[str, float] | None = None) -> int:
     """Peak memory of forward and backward in bytes per sample.
 
     Runs a few samples on the CPU in float32. Counts the gradient of the looked-up rows, but not the
@@ -421,6 +440,7 @@ def activation_bytes_per_sample(model: CTRModel) -> int:
 
     Args:
         model: with dense layers on the CPU and tables on `meta`; it does not change.
+        ids: mean ids per sample of each history.
     """
     front, count = model.front, len(model.front.fields)
     # A copy of all but the tables, so that running means and the like do not change.
@@ -431,11 +451,23 @@ def activation_bytes_per_sample(model: CTRModel) -> int:
             rows = torch.randn(samples, count * front.columns.stored, requires_grad=True)
             inputs = torch.randn(samples, model.numbers)
             tracker = MemTracker()
-            tracker.track_external(rows, inputs, dense)
+            histories = {
+                name: _drawn_history(samples, mean, front.columns.stored)
+                for name, mean in (ids or {}).items()
+            }
+            held = [rows, *(one.values for one in histories.values())]
+            tracker.track_external(*held, inputs, dense)
             with tracker:
-                logits = dense.logits(rows, inputs)
+                logits = dense.logits(rows, inputs, histories=histories)
                 # A network need not use its embeddings.
-                torch.autograd.grad(logits.sum(), rows, allow_unused=True)
+                torch.autograd.grad(logits.sum(), held, allow_unused=True)
             peak = tracker.get_tracker_snapshot("peak")[rows.device]["Total"]
-            peaks.append(peak - rows.nbytes - inputs.nbytes)
+            peaks.append(peak - sum(one.nbytes for one in (*held, inputs)))
     return -(-(peaks[1] - peaks[0]) // (_SAMPLES[1] - _SAMPLES[0]))
+
+
+def _drawn_history(samples: int, mean: float, columns: int) -> Jagged:
+    """Rows of ids, about `mean` for a sample."""
+    ends = (torch.arange(samples + 1) * mean).round().long()
+    lengths = ends.diff()
+    return Jagged(torch.randn(int(ends[-1]), columns, requires_grad=True), lengths)

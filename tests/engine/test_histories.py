@@ -1,6 +1,7 @@
-"""Runs with histories that a query attends to: every place where they are read, stored and scored."""
+"""Runs with histories that a query attends to: wherever they are read, stored and scored."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -60,7 +61,9 @@ def test_empty_cells_stay_empty(trained):
     cells = frame["history"].str.split("|")
     expected = [min(len(cell), 4) if cell != [""] else 0 for cell in cells]
     shard = next(trained.parent.glob("cache/*/"))
-    found = np.concatenate([np.diff(np.load(one)) for one in sorted(shard.glob("train*offsets_0*"))])
+    found = np.concatenate(
+        [np.diff(np.load(one)) for one in sorted(shard.glob("train*offsets_0*"))]
+    )
     assert found.tolist() == expected and 0 in expected
 
 
@@ -74,3 +77,92 @@ def test_packages_score_as_the_run(trained, rows_to_score, tmp_path):
     model = loaded(tmp_path / "package")
     one_by_one = [model.score({n: [v[i]] for n, v in columns.items()})[0] for i in range(40)]
     np.testing.assert_allclose(one_by_one, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_onnx_file_scores_as_the_run(trained, rows_to_score, tmp_path):
+    expected = open_run(trained).score(rows_to_score)
+    file = tmp_path / "model.onnx"
+    assert export.main([str(trained), str(file), "--format", "onnx"]) == 0
+    session = onnxruntime.InferenceSession(file.read_bytes())
+    inputs = {}
+    for one in json.loads(session.get_modelmeta().custom_metadata_map["inputs"]):
+        values = rows_to_score[one["column"]].tolist()
+        if one["kind"] == "row":
+            package = tmp_path / "package"
+            export.main([str(trained), str(package)])
+            columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
+            values = loaded(package)._encoder.rows(columns, ["town"])["town"]
+        elif one["kind"] == "number":
+            values = np.array(values, float)
+        elif one["multi"]:
+            split = json.loads if one["column"] == "towns" else lambda cell: cell.split("|")
+            cells = [split(cell) if cell else [] for cell in values]
+            most = max(map(len, cells))
+            values = np.array([[""] * (most - len(cell)) + cell for cell in cells], object)
+        else:
+            values = np.array(values, object)
+        inputs[one["name"]] = values
+    (found,) = session.run(["probability"], inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_plan_counts_a_row_for_each_id(trained):
+    done = dry_run(load_config(trained / "config.yaml"), Cluster(2, 2, "cpu", 10**10))
+    frame = pd.read_csv(trained.parent / "log.csv", dtype=str, keep_default_na=False)[:432]
+    ids = [min(len(cell.split("|")), 4) if cell else 0 for cell in frame["history"]]
+    work = done.work
+    assert work.tables["t_item"].ids_of_fields == pytest.approx((1.0, 1.0, np.mean(ids)))
+    longer = replace(work.tables["t_item"], ids_of_fields=(1.0, 1.0, np.mean(ids) + 2))
+    others = [table for table in work.data.tables if table.field != "item"]
+    other = replace(work, data=replace(work.data, tables=(*others, longer)))
+    # A row of each id and its gradient, besides what its update needs.
+    for shard in work.placed_shards(done.plan):
+        if shard.table == "t_item":
+            more = other.activation_bytes(shard) - work.activation_bytes(shard)
+            assert more >= 2 * (other.lookups(shard) - work.lookups(shard)) * shard.columns * 4
+    more = other.common_activation_bytes() - work.common_activation_bytes()
+    assert more >= 3 * 2 * work.local_batch_size * work.columns * 4
+
+
+@pytest.mark.slow
+def test_fields_that_are_attended_to_start_from_pooled_ones_and_back(tmp_path):
+    plain = write_shop(tmp_path / "plain")
+    pooled, folder = train_on_shop(plain), write_shop(tmp_path / "attends", ATTENDS)
+    path, _, report = begun(folder, [f"checkpoint.init_from={pooled}", *OPTIONS])
+    fields = {one["field"]: one for one in report["fields"]}
+    assert fields["item"]["loaded"] > 5 and fields["item"]["new"] == 0
+    found, saved = tensors_of(path), tensors_of(newest(pooled / "checkpoints"))
+    item = saved["model.front.ebc.embedding_bags.t_item.weight"]
+    assert torch.equal(found["model.front.ec.embeddings.t_item.weight"], item)
+    assert any(name.startswith("model.attention.of_history") for name in report["new"])
+    attending = train_on_shop(folder, *OPTIONS)
+    back = write_shop(tmp_path / "back")
+    path, _, _ = begun(back, [f"checkpoint.init_from={attending}"])
+    found, saved = tensors_of(path), tensors_of(newest(attending / "checkpoints"))
+    item = saved["model.front.ec.embeddings.t_item.weight"]
+    assert torch.equal(found["model.front.ebc.embedding_bags.t_item.weight"], item)
+
+
+@pytest.mark.slow
+def test_histories_grow_from_period_to_period(tmp_path):
+    for number, first in enumerate((0, 20), 1):
+        shop(300, first, seed=number).to_csv(tmp_path / f"log{number}.csv", index=False)
+    (tmp_path / "schema.yaml").write_text(ATTENDS)
+    (tmp_path / "ads.yaml").write_text(
+        f"data: {{kind: table, schema_file: {tmp_path}/schema.yaml, path: '{tmp_path}/log*.csv'}}\n"
+        f"run: {{dir: {tmp_path}/runs}}\n"
+        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0, attention: {hidden: [6]}}\n"
+        "train: {batch_size: 64}\n"
+        "optim: {embedding: {lr: 1e-2, rows: all}}\n"
+    )
+    train(tmp_path / "ads.yaml", ["checkpoint.keep=9"])
+    files = [period(tmp_path, number) / "inputs/learned/item.parquet" for number in (1, 2)]
+    ids = [pl.read_parquet(file)["value"].to_list() for file in files]
+    for then, now in pairwise(ids):
+        assert now[: len(then)] == then and len(now) > len(then)
+    scores = torch.from_numpy(open_run(period(tmp_path, 1)).score(tmp_path / "log2.csv"))
+    labels = torch.tensor(pd.read_csv(tmp_path / "log2.csv")["clicked"].to_numpy(float))
+    logloss = float(torch.nn.functional.binary_cross_entropy(scores, labels))
+    line = [line for line in lines(tmp_path / "runs/ads") if line["kind"] == "period"][1]
+    assert line["logloss"] == pytest.approx(logloss, rel=1e-5)
