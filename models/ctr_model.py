@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from stampede.models.dropout import draw_by_sample
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
-from stampede.models.histories import History, TargetAttention, tiles
+from stampede.models.histories import History, Jagged, TargetAttention, tiles
 from stampede.models.mlp import is_plain, is_plain_column, linear
 from stampede.models.options import AttentionOptions
 from stampede.models.registry import NetworkShape, Normalization, network
@@ -91,6 +92,16 @@ class CTRModel(nn.Module):
         shape = NetworkShape(
             len(self.front.pooled), dim, numbers, tuple(hidden), dropout, normalization
         )
+        if self.front.sequences and not registered.histories:
+            raise SettingsError(
+                f"model.name: the network {name!r} cannot read the ids of "
+                f"{', '.join(self.front.sequences)} one by one (pooling: none); write pooling: "
+                "attention in the schema, or choose a network that can, such as bst"
+            )
+        # Fields of the network, in the order of its histories.
+        self.sequences = list(self.front.sequences) if registered.histories else None
+        queries = tuple(map(self.front.place, self.front.sequences.values()))
+        shape = replace(shape, histories=queries)
         self.bias = nn.Parameter(torch.zeros(1))
         self.number_weights: nn.Linear | None = None
         self.first_order = registered.first_order
@@ -173,7 +184,11 @@ class CTRModel(nn.Module):
             network: Any = self.network
             return network.with_first_order(stored, dim, dense, weights, scale) + self.bias
         embeddings, id_weights = self.front.split(rows)
-        logits = self.network(embeddings, dense) + self.bias
+        given = [embeddings, dense]
+        if self.sequences is not None:
+            dim = self.front.columns.dim
+            given.append([histories[field].columns(0, dim) for field in self.sequences])
+        logits = self.network(*given) + self.bias
         if self.first_order:
             logits = logits + scaled(id_weights.sum(1), scale)
         if self.number_weights is not None:
@@ -220,6 +235,9 @@ class CTRModel(nn.Module):
                 # torch counts changes: changed zeros may still be zeros.
                 before = [tensor._version for tensor in inputs]
                 given = (inputs[0], columns.dim, inputs[1], *more) if more else inputs
+                if self.sequences is not None:
+                    ids = Jagged(torch.zeros(3, columns.dim), torch.tensor([3, 0]))
+                    given = (*given, [ids] * len(self.sequences))
                 try:
                     # Without our kernels, as the model may be for a GPU.
                     with torch.no_grad(), switched_off():

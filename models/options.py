@@ -40,6 +40,22 @@ class AutoIntOptions(Section):
     deep: bool = Field(False, description="add an MLP of all embeddings (AutoInt+)")
 
 
+class BSTOptions(Section):
+    """Options of BST."""
+
+    layers: int = Field(1, ge=1, description="transformer blocks")
+    heads: int = Field(2, ge=1, description="attention heads of a block")
+    positions: int = Field(
+        51,
+        ge=2,
+        description="vectors of positions: the target's, then from the most recent id back; older "
+        "ids share the last",
+    )
+    pooling: Literal["mean", "sum", "target"] = Field(
+        "mean", description="of the transformer's outputs; target: that of the target alone"
+    )
+
+
 class CrossOptions(Section):
     """Options of cross layers."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stampede.models.options import (
     AutoIntOptions,
+    BSTOptions,
     CrossOptions,
     DCNv2Options,
     DESTINEOptions,
@@ -43,6 +44,7 @@ class NetworkShape:
         hidden: widths of the MLP's hidden layers.
         dropout: share of each hidden layer's outputs that training leaves out, in [0, 1).
         normalization: `layer` for layer norm before the ReLU of each hidden layer.
+        histories: of each field of `pooling: none`, the number of its query among the id fields.
     """
 
     fields: int
@@ -51,6 +53,7 @@ class NetworkShape:
     hidden: tuple[int, ...]
     dropout: float = 0.0
     normalization: Normalization = "none"
+    histories: tuple[int, ...] = ()
 
     @property
     def inputs(self) -> int:
@@ -85,12 +88,14 @@ class Network:
         source: its class, or `file.Class` in this package, imported when needed.
         first_order: whether the model adds the first-order term to the network's logits.
         options: the section `model.options` of the configuration.
+        histories: whether its `forward` takes histories.
     """
 
     name: str
     source: type[nn.Module] | str
     first_order: bool = False
     options: type[Section] = NoOptions
+    histories: bool = False
 
     @property
     def module(self) -> type[nn.Module]:
@@ -139,6 +144,7 @@ _NETWORKS: dict[str, Network] = {
     network.name: network
     for network in (
         Network("autoint", "autoint.AutoInt", options=AutoIntOptions),
+        Network("bst", "bst.BST", options=BSTOptions, histories=True),
         Network("dcn", "dcn.DCN", first_order=True, options=CrossOptions),
         Network("dcnv2", "dcn.DCNv2", first_order=True, options=DCNv2Options),
         Network("deepfm", "deepfm.DeepFM", first_order=True),
@@ -157,7 +163,11 @@ _NETWORKS: dict[str, Network] = {
 
 
 def register(
-    name: str, *, first_order: bool = False, options: type[Section] = NoOptions
+    name: str,
+    *,
+    first_order: bool = False,
+    options: type[Section] = NoOptions,
+    histories: bool = False,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Class decorator that makes a network available as `model.name`.
 
@@ -179,6 +189,8 @@ def register(
         name: a Python name that no other network has.
         first_order: whether the model adds the first-order term, a weight per id and number.
         options: the keys of `model.options`, as a `Section` with defaults and descriptions.
+        histories: whether `forward` takes a third argument, the fields of `pooling: none`: a list
+            of `stampede.models.histories.History`, in the order of `shape.histories`.
 
     Raises:
         SettingsError: the name is taken or not a Python name.
@@ -194,7 +206,7 @@ def register(
                 f"register({name!r}): {taken.module.__module__} has a network of that name; "
                 "choose another"
             )
-        _NETWORKS[name] = Network(name, network, first_order, options)
+        _NETWORKS[name] = Network(name, network, first_order, options, histories)
         return network
 
     return add

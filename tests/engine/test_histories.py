@@ -27,12 +27,27 @@ from support.warm_starts import begun
 ATTENDS = SHOP.replace("pooling: mean", "pooling: attention, query: item").replace(
     "{separator: json, share: town}", "{separator: json, pooling: attention, query: town}"
 )
+# Read one by one by the network.
+ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
 OPTIONS = ["model.attention.hidden=[6]", "train.epochs=2"]
+
+
+BST = ["model.name=bst", "model.options.positions=4", "train.epochs=2"]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def trained_bst(tmp_path_factory):
+    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ONE_BY_ONE), *BST)
+
+
+@pytest.fixture(params=["attention", "bst"])
+def either(request):
+    return request.getfixturevalue("trained_bst" if request.param == "bst" else "trained")
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +82,10 @@ def test_empty_cells_stay_empty(trained):
     assert found.tolist() == expected and 0 in expected
 
 
-def test_packages_score_as_the_run(trained, rows_to_score, tmp_path):
-    expected = open_run(trained).score(rows_to_score)
+def test_packages_score_as_the_run(either, rows_to_score, tmp_path):
+    expected = open_run(either).score(rows_to_score)
     assert expected.std() > 0.02
-    assert export.main([str(trained), str(tmp_path / "package")]) == 0
+    assert export.main([str(either), str(tmp_path / "package")]) == 0
     columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
     (found,) = logits_alone(tmp_path / "package", [columns], tmp_path)
     np.testing.assert_allclose(1 / (1 + np.exp(-np.array(found))), expected, atol=1e-6)
@@ -80,17 +95,17 @@ def test_packages_score_as_the_run(trained, rows_to_score, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_onnx_file_scores_as_the_run(trained, rows_to_score, tmp_path):
-    expected = open_run(trained).score(rows_to_score)
+def test_an_onnx_file_scores_as_the_run(either, rows_to_score, tmp_path):
+    expected = open_run(either).score(rows_to_score)
     file = tmp_path / "model.onnx"
-    assert export.main([str(trained), str(file), "--format", "onnx"]) == 0
+    assert export.main([str(either), str(file), "--format", "onnx"]) == 0
     session = onnxruntime.InferenceSession(file.read_bytes())
     inputs = {}
     for one in json.loads(session.get_modelmeta().custom_metadata_map["inputs"]):
         values = rows_to_score[one["column"]].tolist()
         if one["kind"] == "row":
             package = tmp_path / "package"
-            export.main([str(trained), str(package)])
+            export.main([str(either), str(package)])
             columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
             values = loaded(package)._encoder.rows(columns, ["town"])["town"]
         elif one["kind"] == "number":
