@@ -442,7 +442,7 @@ def activation_bytes_per_sample(model: CTRModel, ids: Mapping[str, float] | None
         model: with dense layers on the CPU and tables on `meta`; it does not change.
         ids: mean ids per sample of each history.
     """
-    front, count = model.front, len(model.front.fields)
+    front, count = model.front, len(model.front.pooled)
     # A copy of all but the tables, so that running means and the like do not change.
     dense = copy.deepcopy(model, {id(front): front})
     peaks = []
