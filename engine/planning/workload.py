@@ -332,6 +332,8 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
         DataError: a file cannot be used.
     """
     section = config.data
+    if isinstance(section, SyntheticSection) and section.histories:
+        return _from_sample(section.clicks().dataset(section.rows, section.test_rows))
     if isinstance(section, SyntheticSection):
         cardinalities = section.clicks().cardinalities()
         sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
