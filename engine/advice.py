@@ -31,6 +31,8 @@ _WRAPPER = textwrap.TextWrapper(
 
 _FEWEST_STEPS = 50
 _LEAST_AUC = 0.55
+# Rates that fall to 0 make the last epoch the best, by less than this.
+_STILL_RISING = 0.001
 _LARGEST_LOSS_TO_LR = 0.002
 # As many as the recipe gives a log that is small enough for the comparison.
 _ENOUGH_EPOCHS = 6
@@ -162,6 +164,16 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
     return [
         f"the {part} AUC is {score:.4f} after epoch {epoch}, hardly above chance: check labels and "
         "columns, or try higher rates"
+    ]
+
+
+def on_last_epoch(part: str, score: float | None, before: float | None, epochs: int) -> list[str]:
+    """Advice if the last epoch still raised the best AUC of a part."""
+    if score is None or before is None or score - before < _STILL_RISING:
+        return []
+    return [
+        f"the last epoch raised the best {part} AUC from {before:.4f} to {score:.4f}: more epochs "
+        f"may gain more (train.epochs={2 * epochs})"
     ]
 
 

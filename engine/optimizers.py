@@ -78,6 +78,6 @@ def learning_rates(
     """The tables' and the dense layers' rate after `step` steps, as fractions of `full`."""
     optim, where = config.optim, (step, steps_per_epoch, total_steps)
     return (
-        learning_rate(optim.embedding.schedule.as_schedule(), full.embedding_lr, *where),
-        learning_rate(optim.dense.schedule.as_schedule(), full.dense_lr, *where),
+        learning_rate(optim.embedding.schedule.as_schedule, full.embedding_lr, *where),
+        learning_rate(optim.dense.schedule.as_schedule, full.dense_lr, *where),
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +19,7 @@ from stampede.engine.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.models import EmbeddingFront
-from stampede.models.dropout import sample_keys
+from stampede.models.dropout import sample_keys, seed_of
 from stampede.models.embedding_front import LookedUp, SentIds
 from stampede.models.histories import tile as tile_of
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables
@@ -74,7 +73,7 @@ def prefetch(
     # has no queued steps. Its small launches have priority over the steps.
     aside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
     while True:
-        with torch.cuda.stream(aside):
+        with nullcontext() if aside is None else torch.cuda.stream(aside):
             heartbeat.beat(READING)
             batch = next(source, None)
             heartbeat.beat("sending ids")
@@ -236,10 +235,10 @@ def flush_tables(job: Job, step: int, device: torch.device) -> None:
 def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
     """Seed what a network of the user's draws: a continued run draws the same numbers.
 
-    Dropout does not depend on it, see `sample_keys`. Takes about 30 us. `place` is the number of
-    the samples' tile or rank.
+    Dropout does not depend on it, see `sample_keys`. `place` is the number of the samples' tile or
+    rank.
     """
-    drawn = int(np.random.SeedSequence([seed, step, place]).generate_state(1, np.uint64)[0])
+    drawn = seed_of(seed, step, place)
     torch.default_generator.manual_seed(drawn)
     # `torch.manual_seed` also seeds unused GPUs, which is far slower.
     if device.type == "cuda":
@@ -278,7 +277,8 @@ def _dense_pass(
             if number == 0 or batch.tiles:
                 place = processes.rank * max(batch.tiles, 1) + number
                 _seed_draws(job.seed, step, place, rows.device)
-                job.dense_optimizer.zero_grad(set_to_none=True)
+                for parameter in parameters:
+                    parameter.grad = None
             tile = slice(first, first + size)
             part, dense = rows[tile], batch.dense[tile]
             if batch.tiles:

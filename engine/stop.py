@@ -76,10 +76,11 @@ class Agreement:
         if number % self._interval:
             return False
         due = bool(self._seconds) and time.monotonic() - self._saved >= self._seconds
-        asked = torch.tensor([self._received, due and self._processes.is_main])
+        received = self._received
         if self._processes.world_size > 1:
+            asked = torch.tensor([received, due and self._processes.is_main])
             dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-        received, due = asked.tolist()
+            received, due = asked.tolist()
         if received:
             raise StopRequestedError(received)
         return bool(due)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from stampede.engine.advice import on_first_epoch, tell
+from stampede.engine.advice import on_first_epoch, on_last_epoch, tell
 from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.clip_watch import clip_statistics
@@ -225,8 +225,13 @@ class Trainer:
             )
         if run.processes.is_main:
             tqdm.write("\n".join(said))
-        if epoch == min(self._config.evaluate.every_epochs, self._config.train.epochs):
-            tell(on_first_epoch(selecting, score, epoch), progress.step, run.folder, run.processes)
+        epochs, advice = self._config.train.epochs, []
+        if epoch == min(self._config.evaluate.every_epochs, epochs):
+            advice += on_first_epoch(selecting, score, epoch)
+        if epoch == epochs:
+            advice += on_last_epoch(selecting, score, best, epochs)
+        if advice:
+            tell(advice, progress.step, run.folder, run.processes)
             progress.metrics_lines = run.folder.metrics_lines
         self._save()
 

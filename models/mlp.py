@@ -231,17 +231,14 @@ class _ReluLayers(torch.autograd.Function):
         of_output, last = None, activations[-1]
         if output is None:
             # The last activations belong to the caller.
-            grad = _scaled(grad, ctx.scales[-1]).to(last.dtype).contiguous()
-            grad, of_bias = _OPS.relu_backward(grad, last, False)
+            grad = grad.to(last.dtype).contiguous()
+            grad, of_bias = _OPS.relu_backward(grad, last, False, ctx.scales[-1])
         else:
             if in_place:
                 # Before the change, so that torch knows of it even if it fails.
                 increment_version(last)
             grad, of_bias, of_output = _OPS.single_output_backward(
-                grad.float().contiguous(),
-                last,
-                _scaled(output, ctx.scales[-1]).contiguous(),
-                in_place,
+                grad.float().contiguous(), last, output.contiguous(), in_place, ctx.scales[-1]
             )
         found: list[Tensor | None] = [None] * (2 * layers)
         for layer in reversed(range(lowest, layers)):
@@ -252,15 +249,12 @@ class _ReluLayers(torch.autograd.Function):
             if layer > lowest:
                 if in_place:
                     increment_version(below)
+                scale = ctx.scales[layer - 1]
                 grad, of_bias = cpu.masked_inputs_gradient(
-                    grad, _scaled(weights[layer], ctx.scales[layer - 1]), below, into_mask=in_place
+                    grad, weights[layer], below, into_mask=in_place, scale=scale
                 )
         of_inputs = cpu.inputs_gradient(grad, weights[0]) if of_inputs_is_needed else None
         return of_inputs, of_output if of_output_is_needed else None, None, None, *found
-
-
-def _scaled(values: Tensor, scale: float) -> Tensor:
-    return values if scale == 1.0 else values * scale
 
 
 def _is_batch(grad: Tensor) -> bool:

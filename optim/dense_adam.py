@@ -62,13 +62,13 @@ class DenseAdam(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             rule = Adam(as_setting(group["betas"]), group["eps"], group["eps_placement"])
+            with_grad = [param for param in group["params"] if param.grad is not None]
+            steps = [self.state[param]["step"] for param in with_grad]
+            if steps:
+                torch._foreach_add_(steps, 1)
             by_step: dict[int, list[Tensor]] = {}
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                state = self.state[param]
-                state["step"] += 1
-                by_step.setdefault(int(state["step"]), []).append(param)
+            for step, param in zip(steps, with_grad, strict=True):
+                by_step.setdefault(int(step), []).append(param)
             for step, params in by_step.items():
                 keep: float | Tensor = 1.0 - float(group["lr"]) * group["weight_decay"]
                 if keep != 1.0:

@@ -116,7 +116,7 @@ class Adam(Rule):
 
     def __post_init__(self) -> None:
         is_pair = isinstance(self.betas, tuple) and len(self.betas) == 2
-        is_number = is_pair and all(isinstance(beta, SupportsFloat) for beta in self.betas)
+        is_number = is_pair and all(_is_number(beta) for beta in self.betas)
         if not (is_number and all(0.0 <= beta < 1.0 for beta in self.betas)):
             raise ValueError(
                 f"betas is {self.betas!r}; write two numbers in [0, 1), such as (0.9, 0.999)"
@@ -284,10 +284,15 @@ def as_setting(given: Any) -> Any:
         return given
 
 
+def _is_number(value: Any) -> bool:
+    # A protocol is slow to check, and each step makes a rule.
+    return isinstance(value, float | int | SupportsFloat)
+
+
 def check_number(name: str, value: float, least: str = "of at least 0") -> None:
     """Raise ValueError unless a setting is finite and `of at least 0`, or `above 0`."""
     # YAML reads `1e-4`, which has no point, as text.
-    is_number = isinstance(value, SupportsFloat) and 0 <= value < math.inf
+    is_number = _is_number(value) and 0 <= value < math.inf
     if not is_number or (value == 0 and least == "above 0"):
         raise ValueError(f"{name} is {value!r}; write a number {least}")
 

@@ -120,22 +120,41 @@ def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
     return scaled(_filled(name, field), field.transform, *statistics).alias(name)
 
 
-def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
-    """The inner `buckets`-quantiles: exact, equal ones merged.
+def _frequent(rows: np.ndarray, buckets: int) -> tuple[list[int], set[int]]:
+    """The places of values that are more than a bucket of the others, and of the edges around them.
 
-    The j-th is the smallest value v such that a share of at least j / buckets of all values is at
-    most v. It is the largest value of its bucket.
+    `rows`: `[n]`, in how many rows each value occurs, in the order of the values.
+    """
+    frequent, edges, left = [], set(), int(rows.sum())
+    for place in np.argsort(-rows, kind="stable")[:buckets].tolist():
+        around = edges | {place, place - 1}
+        if rows[place] * (buckets - len(edges)) <= left or len(around - {-1}) >= buckets:
+            break
+        frequent.append(place)
+        edges, left = around - {-1}, left - int(rows[place])
+    return frequent, edges
+
+
+def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
+    """The largest value of each bucket but the last, of at most `buckets`.
+
+    Up to `buckets` distinct values have a bucket each. Of more, a value that is too frequent for a
+    bucket has its own, and the others are divided by their quantiles: exact, equal ones merged. Of
+    k, the j-th is the smallest value v such that a share of at least j / k of them is at most v.
     """
     tables = [table for table in counts if len(table)]
     if not tables:
         return []
     table = pl.concat(tables).sort(VALUE)
-    values = table[VALUE].to_numpy()
-    cumulative = np.cumsum(table[COUNT].to_numpy().astype(np.int64))
-    total = int(cumulative[-1])
-    # ceil(j * total / buckets), in integers.
-    needed = np.array([-(-j * total // buckets) for j in range(1, buckets)], dtype=np.int64)
-    found = np.unique(values[np.searchsorted(cumulative, needed)])
+    values, rows = table[VALUE].to_numpy(), table[COUNT].to_numpy().astype(np.int64)
+    if len(values) <= buckets:
+        return [float(edge) for edge in values[:-1]]
+    frequent, own = _frequent(rows, buckets)
+    others, cumulative = np.delete(values, frequent), np.cumsum(np.delete(rows, frequent))
+    k = buckets - len(own)
+    # ceil(j * total / k), in integers.
+    needed = np.array([-(-j * int(cumulative[-1]) // k) for j in range(1, k)], dtype=np.int64)
+    found = np.union1d(others[np.searchsorted(cumulative, needed)], values[list(own)])
     return [float(edge) for edge in found if edge < values[-1]]
 
 

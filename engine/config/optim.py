@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -66,11 +67,12 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _check_keys_together(self) -> ScheduleSection:
         try:
-            self.as_schedule()
+            _ = self.as_schedule
         except ValueError as failure:
             raise ValueError(str(failure).removeprefix("Schedule: ")) from None
         return self
 
+    @functools.cached_property
     def as_schedule(self) -> Schedule:
         """The schedule for the rate formulas; null becomes no warm-up and a constant rate."""
         null = {"warmup": self.warmup or 0.0, "decay": self.decay or "constant"}

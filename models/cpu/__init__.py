@@ -142,16 +142,17 @@ def inputs_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def masked_inputs_gradient(
-    grad: Tensor, weight: Tensor, mask: Tensor, *, into_mask: bool = False
+    grad: Tensor, weight: Tensor, mask: Tensor, *, into_mask: bool = False, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """`grad @ weight` where the mask is above 0, else 0, and the float32 sums of its columns.
+    """`scale * grad @ weight` where the mask is above 0, else 0, and the float32 sums of columns.
 
     `into_mask`: the result overwrites the mask, which saves memory traffic.
     """
     if has_tiles():
         operator = torch.ops.stampede_dense.masked_inputs_gradient
-        return operator(grad, weight.contiguous(), mask, into_mask)
-    return torch.ops.stampede_dense.relu_backward(inputs_gradient(grad, weight), mask, into_mask)
+        return operator(grad, weight.contiguous(), mask, into_mask, scale)
+    operator = torch.ops.stampede_dense.relu_backward
+    return operator(inputs_gradient(grad, weight), mask, into_mask, scale)
 
 
 def transposed_product(a: Tensor, b: Tensor) -> Tensor:

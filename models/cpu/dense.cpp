@@ -13,35 +13,36 @@ using at::Tensor;
 
 template <typename Value>
 void relu_backward_of(const Value* grad, const Value* output, int64_t rows, int64_t columns,
-                      Value* masked, float* sums, float* sum) {
+                      float scale, Value* masked, float* sums, float* sum) {
+  const Lanes factor(scale);
   each_block(rows, [&](int64_t block, int64_t begin, int64_t end) {
     float* mine = sums + block * columns;
     std::fill(mine, mine + columns, 0.0f);
     for (int64_t row = begin; row < end; ++row) {
-      const Value *g = grad + row * columns, *y = output + row * columns;
-      Value* to = masked + row * columns;
-      for (int64_t c = 0; c < columns; ++c) {
-        const Value kept = as_float(y[c]) <= 0.0f ? Value(0) : g[c];
-        to[c] = kept;
-        mine[c] += as_float(kept);
+      for (int64_t c = 0; c < columns; c += LANES) {
+        const Part part(columns - c);
+        const int64_t at = row * columns + c;
+        const Lanes kept = (part.load(grad + at) * factor).where_above_0(part.load(output + at));
+        part.store(masked + at, kept);
+        part.store(mine + c, part.load(mine + c) + kept);
       }
     }
   });
   add_up(sums, (rows + ROWS - 1) / ROWS, columns, sum);
 }
 
-// The gradient of z in `y = relu(z)`, and its float32 sum over the rows. `into_output`: the
+// The gradient of z in `y = scale * relu(z)`, and its float32 sum over the rows. `into_output`: the
 // gradient overwrites y.
 std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& output,
-                                         bool into_output) {
+                                         bool into_output, double scale) {
   const int64_t rows = grad.size(0), columns = grad.size(1);
   Tensor masked = into_output ? output : at::empty_like(grad);
   Tensor sum = at::empty({columns}, at::kFloat);
   Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, columns}, at::kFloat);
   with_type(grad, [&](auto number) {
     using Value = decltype(number);
-    relu_backward_of(read<Value>(grad), read<Value>(output), rows, columns, written<Value>(masked),
-                     written<float>(sums), written<float>(sum));
+    relu_backward_of(read<Value>(grad), read<Value>(output), rows, columns, scale,
+                     written<Value>(masked), written<float>(sums), written<float>(sum));
   });
   return {masked, sum};
 }
@@ -62,6 +63,16 @@ inline uint64_t mixed(uint64_t key) {
   key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9u;
   key = (key ^ (key >> 27)) * 0x94D049BB133111EBu;
   return key ^ (key >> 31);
+}
+
+// As `sample_keys` of models/dropout.py, of the rows `[n]` int64.
+Tensor sample_keys(const Tensor& rows, int64_t seed) {
+  Tensor keys = at::empty_like(rows);
+  const auto* from = rows.const_data_ptr<int64_t>();
+  auto* to = keys.data_ptr<int64_t>();
+  for (int64_t n = 0; n < rows.numel(); ++n)
+    to[n] = mixed(uint64_t(from[n]) * 0x9E3779B97F4A7C15u + uint64_t(seed));
+  return keys;
 }
 
 // The values of one sample; as `_factors` of models/dropout.py, which explains the constants. By
@@ -118,16 +129,17 @@ void single_output_of(const Value* inputs, const float* weights, int64_t rows, i
 // by the gradient.
 template <typename Value>
 void single_output_backward_of(const float* grad, const Value* inputs, const float* weights,
-                               int64_t rows, int64_t columns, Value* masked, float* sums) {
+                               int64_t rows, int64_t columns, float scale, Value* masked,
+                               float* sums) {
   each_block(rows, [&](int64_t block, int64_t begin, int64_t end) {
     float *of_masked = sums + block * 2 * columns, *of_weights = of_masked + columns;
     std::fill_n(of_masked, 2 * columns, 0.0f);
     for (int64_t row = begin; row < end; ++row) {
-      const Lanes g(grad[row]);
+      const Lanes g(grad[row]), scaled(grad[row] * scale);
       for (int64_t c = 0; c < columns; c += LANES) {
         const Part part(columns - c);
         const Lanes x = part.load(inputs + row * columns + c);
-        const Lanes kept = (g * part.load(weights + c)).where_above_0(x);
+        const Lanes kept = (scaled * part.load(weights + c)).where_above_0(x);
         part.store(masked + row * columns + c, kept);
         part.store(of_masked + c, part.load(of_masked + c) + kept);
         part.store(of_weights + c, part.load(of_weights + c) + g * x);
@@ -148,18 +160,18 @@ Tensor single_output(const Tensor& inputs, const Tensor& weights) {
   return outputs;
 }
 
-// If the inputs are outputs of ReLUs: the gradient of the ReLUs' inputs, its sum over the rows, and
-// the gradient of the weights. `into_inputs`: the first overwrites the inputs.
+// If the inputs are `scale * relu(z)`: the gradient of z, its sum over the rows, and the gradient of
+// the weights. `into_inputs`: the first overwrites the inputs.
 std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, const Tensor& inputs,
                                                           const Tensor& weights,
-                                                          bool into_inputs) {
+                                                          bool into_inputs, double scale) {
   const int64_t rows = inputs.size(0), columns = inputs.size(1);
   Tensor masked = into_inputs ? inputs : at::empty_like(inputs);
   Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, 2, columns}, at::kFloat);
   with_type(inputs, [&](auto number) {
     using Value = decltype(number);
     single_output_backward_of(read<float>(grad), read<Value>(inputs), read<float>(weights), rows,
-                              columns, written<Value>(masked), written<float>(sums));
+                              columns, scale, written<Value>(masked), written<float>(sums));
   });
   const Tensor total = sums.sum(0);
   return {masked, total[0].clone(), total[1].clone().unsqueeze(0)};
@@ -169,6 +181,7 @@ std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, co
 
 TORCH_LIBRARY(stampede_dense, library) {
   library.def("relu_", &relu_);
+  library.def("sample_keys", &sample_keys);
   library.def("dropout_", &dropout_);
   library.def("relu_backward", &relu_backward);
   library.def("single_output", &single_output);

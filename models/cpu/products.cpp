@@ -158,7 +158,8 @@ std::vector<Tensor> relu_layers(const Tensor& inputs, const std::vector<Tensor>&
 // The gradient times the weights; with a mask, also the sums of the masked product's columns.
 template <int SPLITS, Last LAST, typename Value>
 std::tuple<Tensor, Tensor> inputs_gradient_of(const Tensor& gradient, const Tensor& weights,
-                                              const Tensor& mask, bool into_mask) {
+                                              const Tensor& mask, bool into_mask,
+                                              double scale) {
   const Matrix<Value> left = as_matrix<Value>(gradient);
   const Packed right = pack<SPLITS>(weights, false);
   const Shares shares(left.rows, PANEL);
@@ -172,6 +173,7 @@ std::tuple<Tensor, Tensor> inputs_gradient_of(const Tensor& gradient, const Tens
     if constexpr (has_sums) {
       target.mask = static_cast<const Value*>(mask.const_data_ptr());
       target.sums = sums.data_ptr<float>() + share * right.columns;
+      target.scale = scale;
     }
     for (int64_t row = begin; row < end; row += PANEL)
       multiply_panel<SPLITS, LAST>(left, row, end, right, target);
@@ -181,22 +183,24 @@ std::tuple<Tensor, Tensor> inputs_gradient_of(const Tensor& gradient, const Tens
 
 template <Last LAST>
 std::tuple<Tensor, Tensor> inputs_gradient_as(const Tensor& gradient, const Tensor& weights,
-                                              const Tensor& mask, bool into_mask) {
+                                              const Tensor& mask, bool into_mask,
+                                              double scale) {
   if (gradient.scalar_type() == at::kFloat)
-    return inputs_gradient_of<3, LAST, float>(gradient, weights, mask, into_mask);
-  return inputs_gradient_of<1, LAST, uint16_t>(gradient, weights, mask, into_mask);
+    return inputs_gradient_of<3, LAST, float>(gradient, weights, mask, into_mask, scale);
+  return inputs_gradient_of<1, LAST, uint16_t>(gradient, weights, mask, into_mask, scale);
 }
 
 // `gradient @ weights`, of the gradient's dtype.
 Tensor inputs_gradient(const Tensor& gradient, const Tensor& weights) {
-  return std::get<0>(inputs_gradient_as<Last::PLAIN>(gradient, weights, {}, false));
+  return std::get<0>(inputs_gradient_as<Last::PLAIN>(gradient, weights, {}, false, 1.0));
 }
 
-// The same where the mask is above 0, else 0, and the float32 sums of the columns. `into_mask`:
-// the result overwrites the mask.
+// The same times `scale` where the mask is above 0, else 0, and the float32 sums of the columns.
+// `into_mask`: the result overwrites the mask.
 std::tuple<Tensor, Tensor> masked_inputs_gradient(const Tensor& gradient, const Tensor& weights,
-                                                  const Tensor& mask, bool into_mask) {
-  return inputs_gradient_as<Last::MASKED>(gradient, weights, mask, into_mask);
+                                                  const Tensor& mask, bool into_mask,
+                                                  double scale) {
+  return inputs_gradient_as<Last::MASKED>(gradient, weights, mask, into_mask, scale);
 }
 
 // Depths of both factors that are packed at a time, few enough to stay in cache with the result.

@@ -344,7 +344,7 @@ inline uint16_t* scratch(int64_t numbers) {
 enum class Last {
   PLAIN,   // Nothing.
   RELU,    // Adds `bias`, then ReLU; NaN stays NaN.
-  MASKED,  // 0 where `mask` is at most 0; adds each column to `sums`.
+  MASKED,  // 0 where `mask` is at most 0, else times `scale`; adds each column to `sums`.
 };
 
 // Where the result goes, and what is done to it; pointers to columns of the result.
@@ -355,6 +355,7 @@ struct Target {
   const float* bias;
   const Value* mask;
   float* sums;
+  float scale;
 };
 
 // Writes a square of the product, some rows at a time, while the next square is multiplied.
@@ -381,7 +382,7 @@ class Writing {
 
   void rows(int64_t count) {
     // Local copies: the compiler cannot know that `to` does not alias this object.
-    const auto [to, stride, bias, mask, sums] = target_;
+    const auto [to, stride, bias, mask, sums, scale] = target_;
     const __m512 more[2] = {more_[0], more_[1]};
     const __mmask16 here[2] = {here_[0], here_[1]};
     __m512 added[2] = {sums_[0], sums_[1]};
@@ -396,7 +397,7 @@ class Writing {
           values = kept(values, values);
         }
         if constexpr (LAST == Last::MASKED) {
-          values = kept(load(mask + at, here[half]), values);
+          values = kept(load(mask + at, here[half]), _mm512_mul_ps(values, _mm512_set1_ps(scale)));
           added[half] = _mm512_add_ps(added[half], values);
         }
         store(to + at, here[half], values);

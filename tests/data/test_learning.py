@@ -157,9 +157,14 @@ def test_ranges_of_chunks_are_those_of_the_whole(chunks, transform, fill):
     np.testing.assert_allclose(found, array.astype(np.float32), rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(-20, 20), max_size=60), st.integers(2, 12))
-def test_quantile_edges_against_numpy(values, buckets):
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(-20, 20), max_size=60),
+    st.lists(st.integers(-20, 20), max_size=3),
+    st.integers(2, 12),
+)
+def test_edges_of_quantiles_against_python(values, frequent, buckets):
+    values = values + 25 * frequent
     counted = Counter(float(value) for value in values)
     half = list(counted.items())
     tables = [
@@ -167,14 +172,24 @@ def test_quantile_edges_against_numpy(values, buckets):
         for part in (half[::2], half[1::2])
     ]
     edges = learned.edges_of_quantiles(tables, buckets)
-    if not values:
-        assert edges == []
-        return
-    # Fractions, so that j / buckets * n is not rounded up.
-    expected = {sorted(values)[-(-j * len(values) // buckets) - 1] for j in range(1, buckets)} - {
-        max(values)
-    }
-    assert edges == sorted(expected)
+    assert len(edges) < buckets
+    if len(counted) <= buckets:
+        assert edges == sorted(counted)[:-1]
+    else:
+        # The most frequent one is set aside while it is more than a bucket of the rest.
+        rest, known, own = sorted(map(float, values)), sorted(counted), set()
+        while True:
+            most = max(Counter(rest).values())
+            # Of equally frequent ones the smallest.
+            value = min(value for value, n in Counter(rest).items() if n == most)
+            around = own | {value, known[max(known.index(value) - 1, 0)]}
+            if most * (buckets - len(own)) <= len(rest) or len(around) >= buckets:
+                break
+            rest, own = [one for one in rest if one != value], around
+        left = buckets - len(own)
+        # Fractions, so that j / left * n is not rounded up.
+        expected = {rest[-(-j * len(rest) // left) - 1] for j in range(1, left)} | own
+        assert edges == sorted(expected - {max(values)})
     rows = bucket_rows(pl.Series([None, *map(float, values)], dtype=pl.Float64), edges)
     assert rows[0] == 0
     assert rows[1:].tolist() == [1 + sum(edge < value for edge in edges) for value in values]

@@ -9,7 +9,13 @@ import pytest
 from stampede.data import DataError
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import advice
-from stampede.engine.advice import on_batch_size, on_data, on_first_epoch, on_regression
+from stampede.engine.advice import (
+    on_batch_size,
+    on_data,
+    on_first_epoch,
+    on_last_epoch,
+    on_regression,
+)
 from stampede.lab.report.page import write_report
 from stampede.lab.report.records import open_runs
 from stampede.settings import SettingsError
@@ -112,6 +118,14 @@ def test_an_auc_near_chance_and_one_below_regression():
     (said,) = below(0.7, 0.7021)
     assert "validation AUC 0.7000 is below logistic regression's 0.7021: try other rates" in said
     assert "try more epochs (train.epochs=6), other rates" in below(0.7, 0.7021, epoch=2)[0]
+
+
+def test_a_last_epoch_that_still_gains():
+    assert on_last_epoch("test", 0.7, None, 1) == on_last_epoch("test", None, 0.7, 2) == []
+    assert on_last_epoch("test", 0.7, 0.71, 3) == on_last_epoch("test", 0.7009, 0.7, 3) == []
+    (said,) = on_last_epoch("validation", 0.7123, 0.7, 3)
+    assert "raised the best validation AUC from 0.7000 to 0.7123" in said
+    assert "train.epochs=6" in said
 
 
 def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):

@@ -68,14 +68,14 @@ def test_products_of_a_layer(rows, columns, outputs, scale, dtype, threads, seed
     with torch_threads(threads):
         output = relu_layer(inputs, weight, bias)
         plain = cpu.inputs_gradient(grad, weight)
-        masked, sums = cpu.masked_inputs_gradient(grad, weight, inputs)
+        masked, sums = cpu.masked_inputs_gradient(grad, weight, inputs, scale=2.0)
         of_weight = cpu.transposed_product(grad, inputs)
     assert output.dtype == plain.dtype == masked.dtype == dtype and sums.dtype == torch.float32
     before = inputs.double() @ weight.double().t() + bias
     summands = inputs.double().abs() @ weight.double().abs().t() + bias.abs()
     assert_rounded(output, before.relu(), summands)
     assert_product(plain, grad, weight)
-    assert_product(masked, grad, weight, inputs)
+    assert_product(masked, 2 * grad, weight, inputs)
     # Sums are of what was not yet rounded to bfloat16, or of what was.
     error = 1e-5 if dtype == torch.float32 else 2**-8
     atol = error * masked.abs().sum().item() + 1e-6 * scale
