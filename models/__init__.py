@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stampede.models.options import AttentionOptions, NoOptions
+from stampede.models.options import NoOptions
 from stampede.models.registry import (
     Network,
     NetworkShape,
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stampede.models.embedding_front import EmbeddingFront, StoredColumns, table_name
 
 __all__ = [
-    "AttentionOptions",
     "CTRModel",
     "EmbeddingFront",
     "Network",

@@ -21,6 +21,7 @@ from stampede.models import (
     network,
     network_names,
 )
+from stampede.models.options import AttentionOptions
 from stampede.optim.registry import CLIPS, RULES
 from stampede.settings import Section, SettingsError
 
