@@ -14,7 +14,6 @@ from pydantic import Field, create_model
 
 from stampede.files import read_file
 from stampede.models import (
-    AttentionOptions,
     Network,
     NoOptions,
     Normalization,

@@ -165,7 +165,7 @@ def test_a_bin_whose_name_is_taken():
     [
         (
             {"pooling": "attention", "query": "itm"},
-            r"ids.history: found query: itm, which is no id",
+            "ids.history: found query: itm, which",
         ),
         ({"pooling": "attention", "query": "price"}, "which is no id field of the schema; write"),
         ({"pooling": "none", "query": "history"}, "which is itself a history; write one of item"),
@@ -186,7 +186,5 @@ def test_histories_that_cannot_be(history, said):
 
 def test_shares_in_a_circle():
     ids = {"item": {"share": "last"}, "last": {"share": "item"}}
-    with pytest.raises(
-        ValueError, match="found share: last, which itself shares the table of item"
-    ):
+    with pytest.raises(ValueError, match="found share: last, which itself shares the table of"):
         Schema.model_validate({"label": "clicked", "ids": ids})

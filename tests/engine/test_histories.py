@@ -18,9 +18,12 @@ from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.load import load_config
 from stampede.engine.planning.dry_run import dry_run
 from stampede.engine.planning.planner import Cluster
+from stampede.engine.run import run
 from support.jobs import lines, tensors_of
 from support.packages import loaded, logits_alone
+from support.paths import ROOT
 from support.periods import period, train
+from support.ranks import run_ranks
 from support.shop import SHOP, shop, train_on_shop, write_shop
 from support.warm_starts import begun
 
@@ -181,3 +184,46 @@ def test_histories_grow_from_period_to_period(tmp_path):
     logloss = float(torch.nn.functional.binary_cross_entropy(scores, labels))
     line = [line for line in lines(tmp_path / "runs/ads") if line["kind"] == "period"][1]
     assert line["logloss"] == pytest.approx(logloss, rel=1e-5)
+
+
+def continued(folder, options, ranks):
+    train_on_shop(folder, *options, world_size=ranks)
+
+
+@pytest.mark.slow
+def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path):
+    """As one that was not interrupted, up to rounding: tables move, with their moments."""
+    options = [*OPTIONS, "run.name=one"]
+    whole = train_on_shop(write_shop(tmp_path / "whole", ATTENDS), *options)
+    folder = write_shop(tmp_path / "parts", ATTENDS)
+    first = [*options, "train.epochs=1", "sharding.plan=row_wise"]
+    train_on_shop(folder, *first)
+    more = [*options, "checkpoint.resume=auto", "sharding.plan=column_wise"]
+    run_ranks(2, continued, folder, more, 2)
+    found, expected = (
+        tensors_of(newest(run / "checkpoints")) for run in (folder / "runs/one", whole)
+    )
+    assert found.keys() - {"random.rank_1"} == expected.keys()
+    for name, tensor in expected.items():
+        if name.startswith("model.") and tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_attention_is_worth_most_of_the_gap_to_the_truth(tmp_path):
+    """On synthetic users, against the same network on sums."""
+    gained = {}
+    for how in ("attention", "sum"):
+        config = load_config(
+            ROOT / "configs/histories.yaml",
+            [
+                f"run.dir={tmp_path}", f"run.name={how}", f"data.histories={how}",
+                "data.rows=150000", "data.test_rows=20000", "train.epochs=2",
+                "evaluate.compare_with_lr=false",
+            ],
+        )  # fmt: skip
+        run(config)
+        line = [one for one in lines(tmp_path / how) if one.get("part") == "test"][-1]
+        gained[how] = (line["auc"] - 0.5) / (line["attainable_auc"] - 0.5)
+        assert line["gauc"] > 0.7
+    assert gained["attention"] > 0.8 and gained["attention"] > gained["sum"] + 0.1
