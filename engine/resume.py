@@ -25,6 +25,7 @@ from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_executed
 from stampede.engine.job import Job
+from stampede.engine.pretrained import fill_pretrained
 from stampede.engine.processes import Processes
 from stampede.engine.recipe import open_keys
 from stampede.engine.run_folder import RunFolder
@@ -114,6 +115,8 @@ def begin(
     """
     if found.newest is None:
         draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
+    if found.newest is None and found.source is None:
+        filled = fill_pretrained(config, job, dataset, processes)
     if found.source is not None:
         before = read_manifest(found.source.checkpoint)
         report = load_matching(found.source, config, dataset.vocabulary_sizes, job, processes)
@@ -129,7 +132,7 @@ def begin(
         kept = {name: getattr(before.progress, name) for name in kept if takes_all}
         return Progress(**kept), [*found.lines, loaded, *report.lines()], report
     if found.newest is None:
-        lines = [*found.lines, *_set_initial_bias(config, job, dataset, processes)]
+        lines = [*found.lines, *filled, *_set_initial_bias(config, job, dataset, processes)]
         return Progress(), lines, None
     progress = load(found.newest, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]

@@ -262,7 +262,7 @@ class _Load:
         """Fill a field's table, with its optimizer's states if all is taken; rows as in `match`."""
         name = weights_name(field, self._targets, _MODEL)
         # A process may hold some tables only.
-        parts = _parts(self._targets[name]) if name in self._targets else ()
+        parts = local_parts(self._targets[name]) if name in self._targets else ()
         if rows is None or not any(part.numel() for part, _ in parts):
             return
         then = weights_name(self.table_then(field), self.manifest.tensors, _MODEL)
@@ -321,7 +321,7 @@ def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> N
         whole: `[m]` or `[m, columns]`, on the CPU.
         rows: `[n]` int64, the row of `whole` for each row of the table; -1: unchanged.
     """
-    for part, (first_row, *first_column) in _parts(table):
+    for part, (first_row, *first_column) in local_parts(table):
         mine = rows[first_row : first_row + len(part)]
         columns = [
             slice(first, first + size)
@@ -332,8 +332,8 @@ def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> N
             part[places.to(part.device)] = values.to(part)
 
 
-def _parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
-    """This process's parts and their offsets."""
+def local_parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
+    """This process's parts of a table and their offsets."""
     if not isinstance(table, ShardedTensor):
         yield table.detach(), [0] * table.dim()
         return

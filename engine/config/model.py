@@ -63,6 +63,11 @@ class _ModelSection(Section):
         "training part, with the first-order weights of numbers at 0; zero: 0, with these "
         "weights random, as in the authors' code",
     )
+    pretrained: dict[str, str] = Field(
+        {},
+        description="by id field, a Parquet file of ids and vectors of width dim, with which "
+        "the embeddings of a new run begin; training goes on with them",
+    )
     attention: AttentionOptions = Field(
         AttentionOptions(), description="the unit of fields with pooling: attention"
     )

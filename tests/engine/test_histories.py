@@ -200,9 +200,7 @@ def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path):
     train_on_shop(folder, *first)
     more = [*options, "checkpoint.resume=auto", "sharding.plan=column_wise"]
     run_ranks(2, continued, folder, more, 2)
-    found, expected = (
-        tensors_of(newest(run / "checkpoints")) for run in (folder / "one", whole)
-    )
+    found, expected = (tensors_of(newest(run / "checkpoints")) for run in (folder / "one", whole))
     assert found.keys() - {"random.rank_1"} == expected.keys()
     for name, tensor in expected.items():
         if name.startswith("model.") and tensor.is_floating_point():
