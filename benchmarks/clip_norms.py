@@ -17,7 +17,7 @@ from typing import Any
 
 from report import Report, command_line, markdown
 
-from stampede.engine.clip_watch import NORMS
+from stampede.engine.watching.clip_statistics import NORMS
 
 
 def clip_norms(options: argparse.Namespace, report: Report) -> str:

@@ -28,10 +28,10 @@ from torch import Tensor
 from tqdm import tqdm
 from training import DEEPFM, Training, training
 
-from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.reading import Reader
 from stampede.engine.start_up import keep_freed_memory
+from stampede.engine.training.progress import Progress
 from stampede.optim import local_cowclip_tables
 
 

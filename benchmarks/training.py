@@ -10,11 +10,11 @@ from pathlib import Path
 from timing import seconds_of
 
 from stampede.data import Batch, Dataset, GlobalBatches
-from stampede.engine.build import build
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
 from stampede.engine.job import Job
-from stampede.engine.optimizers import learning_rates
+from stampede.engine.job.build import build
+from stampede.engine.job.optimizers import learning_rates
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.start_up import launched_world_size, quiet_libraries

@@ -32,7 +32,7 @@ from torch import nn
 from tqdm import tqdm
 
 from stampede.optim import CowClip, native
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.update_settings import UpdateSettings
 from support.updated_tables import Tables, computed, of_rows
 
 DIM, CLIPPED = 12, 10

@@ -15,6 +15,9 @@ from torchrec.streamable import Pipelineable
 # Rows whose labels are read at a time.
 _CHUNK, _FEW = 1 << 20, 1 << 16
 
+# A sample of a part: this many runs of this many rows.
+_RUNS, _RUN_ROWS = 64, 1024
+
 # Alignment of torch's allocator, in bytes.
 _ALIGNED = 64
 
@@ -221,6 +224,14 @@ class Batch(Pipelineable):
             held = getattr(self, one.name)
             if isinstance(held, (Tensor, KeyedJaggedTensor)):
                 yield one.name, held
+
+
+def sampled_rows(rows: int) -> np.ndarray:
+    """A sample of a part: evenly spaced runs of rows; all rows of a small part."""
+    if rows <= _RUNS * _RUN_ROWS:
+        return np.arange(rows)
+    starts = np.linspace(0, rows - _RUN_ROWS, _RUNS).astype(np.int64)
+    return (starts[:, None] + np.arange(_RUN_ROWS)).ravel()
 
 
 def only_label(part: Part) -> float | None:

@@ -24,7 +24,7 @@ HEAD = """# Configuration reference
 
 Every key of a YAML file, written from the code by `python docs/hooks.py`. On the command line a key
 is `train.epochs=3`. `python launch.py CONFIG --print-config` prints the values of a job. Where the
-default is null, the page says who chooses; see [What is chosen for you](choices.md).
+default is null, the page says who chooses; see [Defaults and the recipe](choices.md).
 """
 
 # An attribute of any element but a link, `url(...)` or `@import`, with a host.

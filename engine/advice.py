@@ -14,13 +14,13 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_label
-from stampede.engine.checkpoint.manifest import Progress
+from stampede.data.samples import sampled_rows
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
-from stampede.engine.planning.workload import sampled_rows
 from stampede.engine.processes import Processes
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training.progress import Progress
 from stampede.files import read_json
 from stampede.settings import DAMAGE, SettingsError, counted
 

@@ -24,7 +24,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run, set_key
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import choose_device
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size, libraries_quiet
 from stampede.settings import SettingsError, read_yaml, reading
 

@@ -35,13 +35,17 @@ _COMMANDS = {
     "describe": ("stampede.data.describe", "show what is in a click log"),
     "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check the result"),
     "apply": ("stampede.data.apply", "encode new data with learned ids and ranges"),
-    "predict": ("stampede.engine.predict", "score rows with a trained model"),
-    "export": ("stampede.engine.export", "write a model as a folder that scores without stampede"),
+    "predict": ("stampede.engine.inference.predict_command", "score rows with a trained model"),
+    "export": (
+        "stampede.engine.inference.export_command",
+        "write a model as a folder that scores without stampede",
+    ),
     "report": ("stampede.lab.report.__main__", "write a page with tables and pictures of runs"),
     "sweep": (
         "stampede.lab.sweep",
         "run a grid or a search, write tables and pictures",
     ),
+    "tune": ("stampede.lab.tune", "search for better settings in some minutes"),
 }
 
 _OVERVIEW = """\

@@ -28,16 +28,16 @@ from stampede.engine.config.data import RawSection
 from stampede.engine.config.load import load_config
 from stampede.engine.console import readable_metric
 from stampede.engine.errors import InterruptedRunError, RunFolderError
-from stampede.engine.evaluate import NEW_IDS
-from stampede.engine.heartbeat import PHASES, Heartbeat
 from stampede.engine.inference.kept import INPUTS
-from stampede.engine.plots import draw_periods
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import first_time
+from stampede.engine.results.plots import draw_periods
+from stampede.engine.results.run_folder import PERIODS, RunFolder, period_folder
 from stampede.engine.run import run_here
-from stampede.engine.run_folder import PERIODS, RunFolder, period_folder
 from stampede.engine.start_up import launched_world_size
-from stampede.engine.stop import Agreement, StopRequestedError
+from stampede.engine.training.evaluate import NEW_IDS
+from stampede.engine.watching.heartbeat import PHASES, Heartbeat
+from stampede.engine.watching.stop import Agreement, StopRequestedError
 from stampede.files import (
     MOST_MANIFEST,
     append,

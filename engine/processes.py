@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from stampede.engine.errors import TrainingStoppedError, launched_rank
-from stampede.engine.heartbeat import Heartbeat
 from stampede.engine.start_up import launched_world_size
+from stampede.engine.watching.heartbeat import Heartbeat
 from stampede.settings import SettingsError
 
 T = TypeVar("T")

@@ -15,18 +15,19 @@ from stampede.engine.advice import (
     tell,
     told,
 )
-from stampede.engine.build import build
+from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.config import Config
-from stampede.engine.hang import watched
+from stampede.engine.config.recipe import described, with_recipe
 from stampede.engine.inference.kept import keep_inputs, keep_network
+from stampede.engine.job.build import build
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import open_dataset
-from stampede.engine.recipe import described, with_recipe
-from stampede.engine.resume import begin, find_beginning
-from stampede.engine.run_folder import RunFolder
-from stampede.engine.trainer import Trainer
-from stampede.engine.training_run import TrainingRun, describe, summarize
+from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.results.summary import describe, summarize
+from stampede.engine.training.trainer import Trainer
+from stampede.engine.training.training_run import TrainingRun
+from stampede.engine.watching.hang import watched
 
 
 def run(config: Config) -> None:

@@ -15,9 +15,9 @@ from torch.nn import functional
 from stampede.data import Batch
 from stampede.data.samples import aligned
 from stampede.engine.errors import DivergedError
-from stampede.engine.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
+from stampede.engine.watching.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.models import EmbeddingFront
 from stampede.models.dropout import sample_keys, seed_of
 from stampede.models.embedding_front import LookedUp, SentIds

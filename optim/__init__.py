@@ -1,3 +1,4 @@
+# pyright: basic
 """CowClip for embedding tables, in TorchRec's sharded tables and in plain PyTorch."""
 
 # ruff: noqa: F401
@@ -47,7 +48,7 @@ _NAMES = {
     "table_init": ("TableInit", "drawn_by_id"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_MODULES)
+__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

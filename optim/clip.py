@@ -1,3 +1,4 @@
+# pyright: basic
 """The clipping rules: the largest gradient norm of each row."""
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class CowClip(Clip):
 
         Only for `row` and `cowclip`; `width` is the number of clipped columns of the whole table.
         """
-        if self.granularity == "row":
+        if self.threshold is not None:
             return 0.0, self.threshold
         if self.variant == "reference":
             return self.ratio, self.ratio * (self.ratio * math.sqrt(width) * self.bound)

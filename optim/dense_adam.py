@@ -1,3 +1,4 @@
+# pyright: basic
 """Adam for the dense layers, with epsilon placed as in the authors' code."""
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class DenseAdam(torch.optim.Optimizer):
                     torch._foreach_mul_(params, keep)
                 rule.update_(
                     params,
-                    [param.grad for param in params],
+                    [param.grad for param in params if param.grad is not None],
                     [self.state[param]["exp_avg"] for param in params],
                     [self.state[param]["exp_avg_sq"] for param in params],
                     float(group["lr"]),

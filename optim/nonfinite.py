@@ -1,3 +1,4 @@
+# pyright: basic
 """Losses and gradients that are not finite: the error, and a flag read without waiting."""
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class NonFiniteFlag:
     def __init__(self, device: torch.device) -> None:
         self.tensor = torch.zeros(1, dtype=torch.int32, device=device)
         # Steps, their flags on the host, and when these have arrived there.
-        self._queued: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+        self._queued: deque[tuple[int, Tensor, torch.Event | torch.cuda.Event | None]] = deque()
 
     @property
     def unread(self) -> set[int]:

@@ -1,3 +1,4 @@
+# pyright: basic
 """The optimizers with CowClip: for plain PyTorch, and as the settings of TorchRec's tables."""
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from stampede.optim.rules import (
     as_setting,
     check_number,
 )
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import PendingUpdate, TableArray, TableShard
 from stampede.optim.update import update_
+from stampede.optim.update_settings import UpdateSettings
 
 _Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -104,15 +105,16 @@ class CowClipOptimizer(TableOptimizer):
         if lr is not None:
             settings["lr"] = lr
         defaults = self.defaults_with(settings)
+        groups: Any = params
         if not isinstance(params, Tensor):
-            params = list(params)
-            if not params:
+            groups = list(params)
+            if not groups:
                 raise ValueError(
                     f"{type(self).__name__} got no parameters. TorchRec's tables with an "
                     "optimizer of apply_optimizer_in_backward are updated in their backward, "
                     "data_parallel ones too, so leave this optimizer out for them"
                 )
-        super().__init__(params, defaults)
+        super().__init__(groups, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also called by load_state_dict, with groups that may be of an earlier version."""

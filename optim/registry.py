@@ -1,3 +1,4 @@
+# pyright: basic
 """Update rules and clips by the names that a configuration has for them."""
 
 from __future__ import annotations

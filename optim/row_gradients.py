@@ -22,8 +22,8 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 from stampede.optim import native
 from stampede.optim.lookup import Lookup
 from stampede.optim.rows import RowGradients, sum_by_row
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import state_dtype
+from stampede.optim.update_settings import UpdateSettings
 
 
 class _Notes:

@@ -1,3 +1,4 @@
+# pyright: basic
 """The base optimizers under the clip: how a row moves, given its gradient."""
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class RowStep(NamedTuple):
         the weights.
         """
         squares, weights = self.squares, self.weights
+        assert squares is not None, "only for rules with row states"
         totals = {state: (squares.embedding, share / squares.width)}
         if f"{state}_rest" in self.states:
             totals[f"{state}_rest"] = squares.rest, share
@@ -128,8 +130,8 @@ class Adam(Rule):
 
     def step_(self, rows: RowStep) -> None:
         """See `Rule.step_`."""
-        moments = rows.states["exp_avg"], rows.states["exp_avg_sq"]
-        self.update_([rows.weights], [rows.grads], *([m] for m in moments), rows.lr, rows.step)
+        moments = [rows.states["exp_avg"]], [rows.states["exp_avg_sq"]]
+        self.update_([rows.weights], [rows.grads], *moments, rows.lr, rows.step)
 
     def update_(
         self,
@@ -160,7 +162,10 @@ class Adam(Rule):
         # The kernel reads the step on the device; filling it from the host does not wait for it.
         steps = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
         torch._fused_adam_(
-            *map(list, (params, grads, exp_avgs, exp_avg_sqs)),
+            list(params),
+            list(grads),
+            list(exp_avgs),
+            list(exp_avg_sqs),
             [],
             [steps] * len(params),
             lr=lr,

@@ -1,3 +1,4 @@
+# pyright: basic
 """Rules that scale the settings of a base batch size to a larger one."""
 
 from __future__ import annotations

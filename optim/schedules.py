@@ -1,3 +1,4 @@
+# pyright: basic
 """Learning-rate schedules: a linear warm-up, then a constant rate or a decay."""
 
 from __future__ import annotations

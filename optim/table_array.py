@@ -14,7 +14,7 @@ from torch import Tensor
 from stampede.optim.lookup import LookedUpGradients
 from stampede.optim.rounding import random_unit, round_stochastically, table_key
 from stampede.optim.rows import RowGradients
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.update_settings import UpdateSettings
 
 
 @dataclass(frozen=True)

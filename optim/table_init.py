@@ -1,3 +1,4 @@
+# pyright: basic
 """Initial values of a table as a pure function of (seed, table, row, column)."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stampede.optim.lookup import Lookup
 from stampede.optim.rules import Adam, step_constants
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.update_settings import UpdateSettings
 
 # The most steps that a row may be behind: each step brings this fraction of the table up to
 # date. It also bounds the time of a flush. A larger window saves no noticeable traffic.

@@ -28,9 +28,9 @@ from stampede.engine.processes import Processes, processes
 from stampede.engine.step import flush_tables, send, train_step
 from stampede.optim import CowClip, NonFiniteGradientError, local_cowclip_tables
 from stampede.optim.rules import Adam
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.triton import check
+from stampede.optim.update_settings import UpdateSettings
 from support.golden import TOLERANCE, Golden, follow
 from support.updated_tables import Tables, assert_follows, of_rows, reference_of
 

@@ -15,15 +15,10 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
-from stampede.engine.job import (
-    Job,
-    ModelInputs,
-    build_model,
-    compile_network,
-    move_dense,
-)
-from stampede.engine.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
-from stampede.engine.precision import choose_precision
+from stampede.engine.job import Job, ModelInputs, build_model, move_dense
+from stampede.engine.job.compile import compile_network
+from stampede.engine.job.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
+from stampede.engine.job.precision import choose_precision
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
     CowClip,
@@ -85,7 +80,7 @@ def deepfm(
 
 
 def of_config(config: Config, data: ModelInputs, device: torch.device) -> Job:
-    """The job of a configuration, as `stampede.engine.build.build` makes it on one process."""
+    """The job of a configuration, as `stampede.engine.job.build.build` makes it on one process."""
     scaling = scaled_hyperparameters(config)
     model = build_model(config, data)
     columns = model.front.columns.dim

@@ -15,8 +15,8 @@ from job import of_config
 from stampede.data import GlobalBatches, Order
 from stampede.data.synthetic import SyntheticClicks
 from stampede.engine.config.load import load_config
+from stampede.engine.job.optimizers import learning_rates
 from stampede.engine.metrics import PartMetrics
-from stampede.engine.optimizers import learning_rates
 from stampede.engine.processes import processes
 from stampede.engine.step import flush_tables, prefetch, train_step
 from support.paths import ROOT

@@ -129,23 +129,6 @@ def read_manifest(folder: Path, remedy: str = REMEDY) -> Manifest:
         return Manifest.model_validate_json(read_file(path, MOST_MANIFEST))
 
 
-def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
-    """A sentence on cells, by column and text, that were missing because of it; may be empty."""
-    if not columns:
-        return ""
-    named = []
-    for column, marks in list(columns.items())[:8]:
-        shown = ", ".join(f"{mark!r} {times:,}" for mark, times in list(marks.items())[:4])
-        named.append(f"{column} ({shown})")
-    more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
-    cells = sum(sum(marks.values()) for marks in columns.values())
-    return (
-        f"treated {counted(cells, 'cell')} as missing because of the text: "
-        f"{', '.join(named)}{more}; if such a text is a value, write the schema's list `missing` "
-        "without it"
-    )
-
-
 def whole_ids_sentence(columns: Mapping[str, int]) -> str:
     """A sentence on ids that were read without their `.0`, by column."""
     cells = counted(sum(columns.values()), "id")

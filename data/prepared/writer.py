@@ -17,6 +17,7 @@ from stampede.data.errors import DataError
 from stampede.data.learning.learned import Growth, Learned
 from stampede.data.learning.unknown import Shares, UnknownIds
 from stampede.data.learning.vocabulary import Distinct
+from stampede.data.missing import missing_marks_sentence
 from stampede.data.options import WritingOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import (
@@ -27,7 +28,6 @@ from stampede.data.prepared.manifest import (
     Manifest,
     PartName,
     ShardEntry,
-    missing_marks_sentence,
     rounded_numbers_sentence,
     whole_ids_sentence,
 )

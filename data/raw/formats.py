@@ -18,8 +18,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from stampede.data.errors import DataError
+from stampede.data.missing import without_marks
 from stampede.data.raw.files import Block, count_bytes, read_blocks
-from stampede.data.raw.rows import BadRow, RawRows, pieces_of, without_marks
+from stampede.data.raw.rows import BadRow, RawRows, pieces_of
 from stampede.settings import cut, shown
 
 _REMEDY = (

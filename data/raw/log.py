@@ -28,15 +28,15 @@ from stampede.data.formulas import (
     part_of_time,
     remedy_of_time,
     seconds_of_time,
-    split,
     stripped,
     too_coarse,
     written_alike,
 )
+from stampede.data.missing import marks_in_bags
 from stampede.data.parallel import computed_ahead
 from stampede.data.progress import RowProgress
 from stampede.data.raw.formats import Delimited, Parquet, is_parquet, suffix_of
-from stampede.data.raw.rows import BadRow, BadRows, Marks, RawRows, counts_of_marks
+from stampede.data.raw.rows import BadRow, BadRows, RawRows
 from stampede.data.schema.schema import (
     IdField,
     Integers,
@@ -44,7 +44,6 @@ from stampede.data.schema.schema import (
     Quantiles,
     Schema,
     TimePart,
-    is_multi,
     number_as_text,
 )
 
@@ -199,7 +198,7 @@ class RawLog:
             elif is_bad.any():
                 first = dict.fromkeys(is_bad.arg_true().to_list(), column) | first
         frame = found.select(column.name for column in columns)
-        marks = raw.marks + _marks_in_bags(raw.frame, self.schema)
+        marks = raw.marks + marks_in_bags(raw.frame, self.schema)
         rounded = self._rounded(raw.frame, frame)
         done = replace(raw, frame=frame, values=+taken, marks=marks, whole=whole, rounded=rounded)
         if not first:
@@ -307,23 +306,6 @@ def _size(file: Path) -> int:
             f"{file}: cannot be read ({failure.strerror or failure}); check its path and "
             "permissions"
         ) from None
-
-
-def _marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
-    """Ids of multi-valued cells that are missing because of their text."""
-    marks, found = [mark for mark in schema.missing if mark], Counter()
-    for name, field in schema.ids.items():
-        if not is_multi(field) or not marks:
-            continue
-        cells = frame[field.column or name]
-        if cells.dtype == pl.String:
-            cells = cells.filter(cells.str.contains_any(marks).fill_null(False))
-            split_cells = split(pl.col(cells.name), field.separator)
-            cells = cells.to_frame().select(split_cells).to_series()
-        if isinstance(cells.dtype, pl.List | pl.Array) and cells.dtype.inner == pl.String:
-            ids = cells.explode()
-            found |= counts_of_marks(ids.filter(ids.is_in(marks).fill_null(False)))
-    return found
 
 
 class _Typed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Rows of a file before typing: bad rows, and cells such as `NA` that mean a missing value."""
+"""Rows of a file before typing, and bad rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError, OnBadRow
-
-# Count of cells that became null, by column and text.
-Marks = Counter[tuple[str, str]]
+from stampede.data.missing import Marks
 
 # Characters of a bad row that are written to the list of bad rows.
 _LONGEST = 2000
@@ -114,36 +112,3 @@ def pieces_of(text: bytes, starts: np.ndarray | None) -> list[bytes]:
     if starts is None:
         return [line + b"\n" for line in text.split(b"\n")[:-1]]
     return [text[a:b] for a, b in pairwise(starts.tolist())]
-
-
-def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:
-    """Replace cells whose text means a missing value by null, and count them.
-
-    A float NaN is missing if `NaN` is such a text. Empty cells are not counted.
-    """
-    longest = max(len(mark.encode()) for mark in missing)
-    has_nan = any(mark.lower() == "nan" for mark in missing)
-    counted: Marks = Counter()
-    changed = []
-    for column in frame:
-        if column.dtype == pl.String:
-            # In most columns all ids are longer; this is much faster than comparing them.
-            shortest = column.str.len_bytes().min()
-            if shortest is None or shortest > longest:
-                continue
-            is_mark = column.is_in(list(missing))
-        elif column.dtype.is_float() and has_nan:
-            is_mark = column.is_nan()
-        else:
-            continue
-        if is_mark.any():
-            marks = column.filter(is_mark.fill_null(False)).cast(pl.String)
-            counted += counts_of_marks(marks)
-            changed.append(pl.when(~is_mark).then(pl.col(column.name)).alias(column.name))
-    return frame.with_columns(changed), counted
-
-
-def counts_of_marks(marks: pl.Series) -> Marks:
-    """Number of occurrences of each text in a column, without empty ones."""
-    found = marks.value_counts(name="cells")
-    return Counter({(marks.name, mark): cells for mark, cells in found.iter_rows() if mark})

@@ -14,18 +14,20 @@ from stampede.engine.checkpoint.manifest import (
     NAME,
     REMEDY,
     DamagedCheckpointError,
-    Progress,
     read_manifest,
 )
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training.progress import Progress
 from stampede.files import check_files, delete_folder, hidden, recover_folders, remove
 
 
 def name_of(progress: Progress) -> str:
     """Name of the checkpoint of an epoch's end, or of a step."""
-    return f"epoch_{progress.epoch:04d}" if progress.is_epoch_end else f"step_{progress.step:08d}"
+    if progress.is_epoch_end:
+        return f"epoch_{progress.epoch:04d}"
+    return f"step_{progress.step:08d}"
 
 
 def checkpoint_of(folder: Path, epoch: int) -> Path | None:

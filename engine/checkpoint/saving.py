@@ -16,7 +16,6 @@ from stampede.data import Dataset
 from stampede.engine.checkpoint.manifest import (
     MANIFEST,
     Manifest,
-    Progress,
     TableEntry,
     as_text,
     data_entry,
@@ -29,6 +28,7 @@ from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, together
+from stampede.engine.training.progress import Progress
 from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
 from stampede.models import StoredColumns, table_name
 

@@ -293,7 +293,8 @@ class Config(Section):
         # For a prepared folder this is known only once it is open.
         no_validation = getattr(self.data, "validation_fraction", None) == 0
         if isinstance(self.data, RawSection):
-            no_validation = no_validation and not self.data.validation_given()
+            named = self.data.validation_values or self.data.validation_path
+            no_validation = no_validation and not named
         if self.evaluate.select_on == "validation" and no_validation:
             raise ValueError(
                 "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "

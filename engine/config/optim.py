@@ -18,7 +18,7 @@ from stampede.optim.registry import CLIPS, RULES
 from stampede.optim.rules import Adam, RowWiseAdam, Rule
 from stampede.optim.scaling import ScalingRule
 from stampede.optim.schedules import Decay, Schedule
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.update_settings import UpdateSettings
 from stampede.settings import Section
 
 # Types that add up a row's gradients in the order of the global batch on any number of ranks.

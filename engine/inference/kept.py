@@ -26,7 +26,7 @@ from stampede.engine.config.data import PreparedSection, RawSection
 from stampede.engine.config.model import executed_source
 from stampede.engine.errors import RunFolderError
 from stampede.engine.reading import data_folder
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
 from stampede.files import make_folder, read_file, remove, write_file
 from stampede.settings import SettingsError
 

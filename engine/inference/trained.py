@@ -23,7 +23,7 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_unexecuted
 from stampede.engine.job import build_model, move_dense
 from stampede.engine.processes import denormals_as_zero
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.step import TILE_ROWS
 from stampede.files import new_file
 from stampede.models import CTRModel

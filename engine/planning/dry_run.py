@@ -6,36 +6,32 @@ Nothing is allocated and no process is started.
 from __future__ import annotations
 
 import math
-import textwrap
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.config import Config
 from stampede.engine.config.optim import OptimSection
 from stampede.engine.config.presets import with_preset
+from stampede.engine.config.recipe import LARGE_LOG, with_recipe
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.job import build_model
-from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
-from stampede.engine.planning.planner import Cluster, search_plan, sharding_types
+from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimizer
+from stampede.engine.planning.planner import Cluster, describe_plan, search_plan, sharding_types
 from stampede.engine.planning.workload import (
-    FLOAT,
-    INT,
-    LONG,
     PlacedShard,
     TableStates,
     Workload,
     planned_data,
     workload,
 )
-from stampede.engine.recipe import LARGE_LOG, with_recipe
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError
@@ -51,16 +47,8 @@ _SMALLER = ("rowwise_adam", "adagrad", "rowwise_adagrad", "sgd")
 # Even the best plan is a little uneven: how much room a proposal leaves above an even share.
 _UNEVEN = 1.05
 
-_NAMES = {
-    "optimizer_state": "optimizer state",
-    "pooled_rows": "pooled rows, forward",
-    "gradients": "gradients, backward",
-    "dense": "dense layers' gradients",
-    "row_sums": "norms of split rows",
-}
-# How many ranks and fields the report names.
+# How many ranks the report names.
 _WORST = 4
-_FIELDS = 3
 
 
 @dataclass(frozen=True)
@@ -70,6 +58,7 @@ class DryRun:
     Attributes:
         config: of the run, completed by the recipe.
         plan: where the tables would be; if they do not fit, on larger devices.
+        statistics: TorchRec's, of time, traffic and imbalance, as lines of its table.
     """
 
     config: Config
@@ -77,6 +66,7 @@ class DryRun:
     cluster: Cluster
     plan: ShardingPlan
     costs: PlanCosts
+    statistics: list[str]
 
     @property
     def fits(self) -> bool:
@@ -103,6 +93,7 @@ class DryRun:
                 for name, sharding in module.items()
             },
             **self.costs.to_dict(),
+            "torchrec": self.statistics,
         }
 
 
@@ -122,18 +113,20 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         config, scaled_hyperparameters(config).scaled, model.front.columns.dim
     )
     apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
-    work = workload(config, data, model, cluster.world_size)
+    work, stats = workload(config, data, model, cluster.world_size), EmbeddingStats()
     types = sharding_types(config, cluster.world_size)
     larger = [round(work.even_bytes() * factor / (1.0 - cluster.reserved)) for factor in _LARGER]
     for memory in (cluster.memory, *(m for m in larger if m > cluster.memory), _ENDLESS):
         try:
             devices = replace(cluster, memory=memory)
-            plan = search_plan(model, cowclip_sharders(), types, work, devices)
+            plan = search_plan(model, cowclip_sharders(), types, work, devices, stats)
             break
         except SettingsError:
             if memory == _ENDLESS:
                 raise
-    return DryRun(config, work, cluster, plan, plan_costs(work, list(work.placed_shards(plan))))
+    costs = plan_costs(work, list(work.placed_shards(plan)))
+    lines = [line.strip("# ") for line in stats._stats_table]
+    return DryRun(config, work, cluster, plan, costs, lines)
 
 
 def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
@@ -222,37 +215,22 @@ def report(done: DryRun) -> str:
         f"  global batch {work.batch_size:,}, {work.local_batch_size:,} samples a rank",
         f"  rows are looked up: {work.data.assumed}",
         "",
-        f"  {'sharding':<18}{'tables':>7}{'rows':>19}{'shards':>8}{'ranks':>7}  fields",
+        *(f"  {line}" for line in describe_plan(done.plan).split(", ")),
     ]
-    for kind, group in costs.groups.items():
-        fields = group["fields"]
-        names = textwrap.shorten(", ".join(fields[:_FIELDS]), 34, placeholder=" ...")
-        names += f" and {len(fields) - _FIELDS} more" if len(fields) > _FIELDS else ""
-        lines.append(
-            f"  {kind:<18}{len(fields):>7}{group['rows']:>19,}{group['shards']:>8,}"
-            f"{group['ranks']:>7,}  {names}"
-        )
     lines += ["", _line("memory of a rank", ["least", "mean", "most"], "on rank")]
     for name, values in costs.memory.items():
         each = (values.min(), values.mean(), values.max())
-        lines.append(_line(name, map(readable_bytes, each), values.argmax()))
+        lines.append(_line(name.replace("_", " "), map(readable_bytes, each), values.argmax()))
     worst = np.argsort(-total, kind="stable")[:_WORST]
     ranks = ", ".join(f"{rank} ({readable_bytes(total[rank])})" for rank in worst)
-    lines += [f"  largest: {ranks}", ""]
-    lines.append(_line("sent in a step", ["mean", "most"], "on rank") + f"{'all ranks':>14}")
-    for name, values in costs.sent.items():
-        each = (values.mean(), values.max())
-        said = _line(name, map(readable_bytes, each), values.argmax())
-        lines.append(f"{said}{readable_bytes(values.sum()):>14}")
-    imbalance = ", ".join(f"{name} {value:.2f}" for name, value in costs.imbalance().items())
     verdict = "does not fit; these are the costs of a plan for devices that are large enough"
     if done.fits:
         left = readable_bytes(cluster.usable - total.max())
         verdict = f"fits: {left} left on rank {total.argmax()}"
     lines += [
+        f"  largest: {ranks}",
         f"  lookups in a step: {lookups.mean():,.0f} a rank on average, {lookups.max():,.0f} on "
         f"rank {lookups.argmax()}",
-        f"  imbalance, most over mean: {imbalance}",
         "",
         verdict,
     ]
@@ -261,7 +239,7 @@ def report(done: DryRun) -> str:
 
 def _line(name: str, cells: Iterable[str], rank: object) -> str:
     right = "".join(f"{cell:>11}" for cell in cells)
-    return f"  {_NAMES.get(name, name):<25}{right}{rank:>10}"
+    return f"  {name:<25}{right}{rank:>10}"
 
 
 @dataclass
@@ -271,113 +249,27 @@ class PlanCosts:
     Attributes:
         memory: bytes of weights, optimizer state, activations, and their total.
         lookups: expected ids that a rank looks up in a step.
-        sent, received: bytes of a step, those sent by what is sent and in total.
-        groups: of the tables by sharding type: their `fields`, the largest first, and all their
-            `rows`, `shards` and `ranks`.
     """
 
     memory: dict[str, np.ndarray]
     lookups: np.ndarray
-    sent: dict[str, np.ndarray]
-    received: np.ndarray
-    groups: dict[str, dict[str, Any]]
-
-    def imbalance(self) -> dict[str, float]:
-        """Memory, lookups and communication of the largest rank, over the mean of all ranks."""
-        traffic = self.sent["total"] + self.received
-        of = {"memory": self.memory["total"], "lookups": self.lookups, "communication": traffic}
-        return {k: float(v.max() / v.mean()) if v.any() else 1.0 for k, v in of.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The costs for JSON, a value for each rank; memory and traffic in whole bytes."""
-
-        def rounded(by_kind: dict[str, np.ndarray]) -> dict[str, list[int]]:
-            return {kind: [round(v) for v in values.tolist()] for kind, values in by_kind.items()}
-
-        return {
-            "memory_bytes": rounded(self.memory),
-            "lookups": [round(value, 1) for value in self.lookups.tolist()],
-            "sent_bytes": rounded(self.sent),
-            **rounded({"received_bytes": self.received}),
-            "imbalance": self.imbalance(),
-            "groups": self.groups,
-        }
+        """The costs for JSON, a value for each rank; memory in whole bytes."""
+        memory = {kind: values.round().astype(int).tolist() for kind, values in self.memory.items()}
+        return {"memory_bytes": memory, "lookups": self.lookups.round(1).tolist()}
 
 
 def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
     """Add up what the shards cost the ranks that hold them."""
-    ranks, local = work.world_size, work.local_batch_size
-    forward, backward = work.bytes_on_the_way
     rank_of = [shard.rank for shard in shards]
 
-    def bags(shard: PlacedShard) -> int:
-        return local * len(work.tables[shard.table].ids_of_fields)
-
     def by_rank(cost: Callable[[PlacedShard], float]) -> np.ndarray:
-        return np.bincount(rank_of, [cost(shard) for shard in shards], ranks)
+        return np.bincount(rank_of, [cost(shard) for shard in shards], work.world_size)
 
-    # Ids go to the ranks that hold their rows, pooled rows come back, and gradients go out again;
-    # each shard of a table split by rows returns a sum for every sample. For a replicated table,
-    # ranks exchange the rows' gradients and counts instead.
-    def ids_from_each(shard: PlacedShard) -> float:
-        # And the lengths of bags.
-        ids = work.lookups(shard) / ranks * work.data.id_bytes + bags(shard) * INT
-        return 0 if shard.is_replicated else ids
-
-    def copied(shard: PlacedShard) -> float:
-        row = 2 * LONG + shard.columns * FLOAT
-        return work.distinct_rows(shard) * row * (ranks - 1) if shard.is_replicated else 0
-
-    ids, copies = by_rank(ids_from_each), by_rank(copied)
-    numbers = by_rank(lambda shard: 0 if shard.is_replicated else bags(shard) * shard.columns)
-    elsewhere = numbers.sum() - numbers
-    row_sums = _row_sums(work, shards)
-    # A ring all-reduce sends every part around twice.
-    dense = np.full(ranks, 2 * (ranks - 1) / ranks * work.dense_weight_bytes())
-    sent = {
-        "ids": ids.sum() - ids,
-        "pooled_rows": numbers * forward * (ranks - 1),
-        "gradients": elsewhere * backward + copies,
-        "dense": dense,
-        "row_sums": row_sums,
-    }
-    received = (ids + numbers * backward) * (ranks - 1) + elsewhere * forward + copies
-    groups = {}
-    for kind in sorted({shard.sharding_type for shard in shards}):
-        of_kind = [shard for shard in shards if shard.sharding_type == kind]
-        names = {shard.table for shard in of_kind}
-        tables = [table for name, table in work.tables.items() if name in names]
-        groups[kind] = {
-            "fields": [table.field for table in sorted(tables, key=lambda table: -table.rows)],
-            "rows": sum(table.rows for table in tables),
-            "shards": len(of_kind),
-            "ranks": len({shard.rank for shard in of_kind}),
-        }
     memory = {
         "weights": work.dense_weight_bytes() + by_rank(work.weight_bytes),
         "optimizer_state": work.dense_state_bytes() + by_rank(work.state_bytes),
         "activations": work.common_activation_bytes() + by_rank(work.activation_bytes),
     }
-    sent["total"] = sum(sent.values())
-    return PlanCosts(
-        memory | {"total": sum(memory.values())},
-        by_rank(work.lookups),
-        sent,
-        received + row_sums + dense,
-        groups,
-    )
-
-
-def _row_sums(work: Workload, shards: Sequence[PlacedShard]) -> np.ndarray:
-    """Ranks that hold columns of the same rows add up the rows' norms and states."""
-    blocks: dict[tuple[str, int], list[PlacedShard]] = defaultdict(list)
-    for shard in shards:
-        if not shard.is_replicated:
-            blocks[shard.table, shard.row_offset].append(shard)
-    sent = np.zeros(work.world_size)
-    for block in blocks.values():
-        first, members = block[0], sorted({shard.rank for shard in block})
-        rows = work.distinct_rows(first) + (first.rows if work.states.needs_all_rows else 0)
-        values = rows * work.states.values_per_row * FLOAT
-        sent[members] += 2 * (len(members) - 1) / len(members) * values
-    return sent
+    return PlanCosts(memory | {"total": sum(memory.values())}, by_rank(work.lookups))

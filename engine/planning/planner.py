@@ -22,6 +22,7 @@ from torchrec.distributed.planner.types import (
     PlannerError,
     ShardEstimator,
     ShardingOption,
+    Stats,
     Storage,
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
@@ -137,6 +138,7 @@ def search_plan(
     sharding_types: Sequence[str],
     workload: Workload,
     cluster: Cluster,
+    stats: Stats | None = None,
 ) -> ShardingPlan:
     """The planner's choice; a SettingsError if the tables do not fit with these sharding types."""
     on_gpu = cluster.device_type == "cuda"
@@ -165,7 +167,7 @@ def search_plan(
         batch_size=workload.local_batch_size,
         enumerator=_Enumerator(topology, workload.local_batch_size, constraints, estimators),
         storage_reservation=FixedPercentageStorageReservation(0.0),
-        stats=NoopEmbeddingStats(),
+        stats=stats or NoopEmbeddingStats(),
     )
     try:
         return planner.plan(model, sharders)

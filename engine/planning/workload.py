@@ -18,16 +18,17 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from stampede.data import Dataset
 from stampede.data.prepared.reader import open_prepared
+from stampede.data.samples import sampled_rows
 from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
-from stampede.engine.optimizers import scaled_hyperparameters, table_optimizer
+from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
 from stampede.models.embedding_front import fields_of_tables
 from stampede.models.histories import Jagged
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.update_settings import UpdateSettings
 from stampede.optim.waiting_rows import is_replayable
 from stampede.settings import SettingsError
 
@@ -38,9 +39,6 @@ INT = 4
 # Bytes per looked-up id, besides the id itself: its row, its bag, and a sort with its order (see
 # `sum_by_row`), all int64.
 _SORTING = 5 * LONG
-
-# A sample of a part: this many runs of this many rows.
-_RUNS, _RUN_ROWS = 64, 1024
 
 # int32, see `optim/waiting_rows.py`.
 _STEP_COUNTER = 4
@@ -183,7 +181,6 @@ class Workload:
         states: of the tables' optimizer.
         dense_bytes_per_sample: activations of the dense layers.
         batch_size: global.
-        bytes_on_the_way: bytes of a number of an embedding, and of its gradient, as sent.
         reproducible: whether the bits may not depend on the number of ranks.
     """
 
@@ -194,7 +191,6 @@ class Workload:
     dense_bytes_per_sample: int
     batch_size: int
     world_size: int
-    bytes_on_the_way: tuple[int, int] = (FLOAT, FLOAT)
     reproducible: bool = False
 
     @property
@@ -306,7 +302,7 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
     Args:
         model: built from it, its tables on `meta`.
     """
-    columns, communication = model.front.columns, config.sharding.communication
+    columns = model.front.columns
     of_tables = {id(parameter) for parameter in model.front.parameters()}
     return Workload(
         data,
@@ -316,10 +312,6 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         activation_bytes_per_sample(model, data.ids_of_histories()),
         config.train.batch_size,
         world_size,
-        tuple(
-            FLOAT if precision == "fp32" else FLOAT // 2
-            for precision in (communication.forward, communication.backward)
-        ),
         config.train.reproducible,
     )
 
@@ -424,14 +416,6 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
     kinds = {"attention": dataset.attention, "sequences": dataset.sequences}
     return PlannedData(*given, mean=dataset.mean, **kinds)
-
-
-def sampled_rows(rows: int) -> np.ndarray:
-    """A sample of a part: evenly spaced runs of rows; all rows of a small part."""
-    if rows <= _RUNS * _RUN_ROWS:
-        return np.arange(rows)
-    starts = np.linspace(0, rows - _RUN_ROWS, _RUNS).astype(np.int64)
-    return (starts[:, None] + np.arange(_RUN_ROWS)).ravel()
 
 
 def activation_bytes_per_sample(model: CTRModel, ids: Mapping[str, float] | None = None) -> int:

@@ -1,3 +1,4 @@
+# pyright: basic
 """One update of all tables at the end of each backward pass."""
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import KeyedOptimizer
 
 from stampede.optim import triton
-from stampede.optim.lookup import Lookup
+from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.nonfinite import NonFiniteFlag, NonFiniteGradientError
 from stampede.optim.rows import RowGradients, merge_rows
-from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.model_optimizers import (
     ModelOptimizers,
     check_scale,
@@ -32,7 +32,8 @@ from stampede.optim.sharded.model_optimizers import (
 from stampede.optim.sharded.reduction import Block, CollectionGroups
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import PendingUpdate
-from stampede.optim.update import update_
+from stampede.optim.update import Reduction, update_
+from stampede.optim.update_settings import Kernels, UpdateSettings
 
 _LOG = logging.getLogger("stampede.optim")
 
@@ -47,7 +48,9 @@ class _Collection:
     groups: CollectionGroups
     is_queued: bool  # Whether its updates are queued on a GPU, on all ranks.
     # Row gradients of earlier passes of the current step.
-    held: dict[CowClipTables, list[list[RowGradients]]] = field(default_factory=dict)
+    held: dict[CowClipTables, list[list[RowGradients | LookedUpGradients]]] = field(
+        default_factory=dict
+    )
 
     @property
     def tables(self) -> list[CowClipTables]:
@@ -89,7 +92,7 @@ class BackwardUpdate:
         if kernels not in get_args(Kernels):
             raise ValueError(f"kernels is {kernels!r}; write 'auto', 'torch' or 'triton'")
         self._per_step = backwards_per_step
-        self._kernels = kernels
+        self._kernels: Kernels = kernels
         # By collection: passes of the current step, and updates since the last optimizer step.
         self._under_way: Counter[int] = Counter()
         self._since_step: Counter[int] = Counter()
@@ -162,7 +165,7 @@ class BackwardUpdate:
 
     def queue_of(self, number: int) -> NonFiniteFlag | None:
         """The flag that blocks a collection's updates; None if they are not queued on a GPU."""
-        return self._queue.flag if self._collections[number].is_queued else None
+        return self.flag if self._collections[number].is_queued else None
 
     @property
     def flag(self) -> NonFiniteFlag | None:
@@ -277,20 +280,21 @@ class BackwardUpdate:
         present = [self._collections[number] for number in numbers]
         if not present:
             return
-        is_queued = is_one_pass and all(collection.is_queued for collection in present)
-        if self._queue is not None and not is_queued:
+        queue = self._queue if is_one_pass and all(c.is_queued for c in present) else None
+        if self._queue is not None and queue is None:
             self._queue.settle()
-        pending = [each for c in present for each in c.pending_updates(is_queued)]
-        groups = [c.groups for c in present if c.groups.is_needed]
-        reductions = [self._queue] if is_queued else groups
+        pending = [each for c in present for each in c.pending_updates(queue is not None)]
+        reductions: list[Reduction] = [c.groups for c in present if c.groups.is_needed]
+        if queue is not None:
+            reductions = [queue]
         row_counts = update_([update for _, update in pending], reductions)
         for (tbe, _), counts in zip(pending, row_counts, strict=True):
             tbe.row_counts += counts
         tables = [tbe for collection in present for tbe in collection.tables]
         for tbe in tables:
             tbe.step_count += 1
-        if is_queued:
-            self._queue.end_step(tables)
+        if queue is not None:
+            queue.end_step(tables)
         self._since_step.update(numbers)
         # The next lookup may run on another stream.
         on_gpu = any(tbe.row_counts.is_cuda for tbe in tables)

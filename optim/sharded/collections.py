@@ -1,3 +1,4 @@
+# pyright: basic
 """Sharded collections in which tables with CowClip are updated in backward."""
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.backends import choose_backend
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.delta_tracker import check_tracking
 from stampede.optim.sharded.id_check import CheckBeforeSending, Use
@@ -41,8 +41,11 @@ from stampede.optim.sharded.torchrec_optimizer import (
 )
 from stampede.optim.sharded.variable_batch import repeat_bags
 from stampede.optim.table_init import TableInit, fill_shard_
+from stampede.optim.update_settings import UpdateSettings
 
 _Fused = BatchedFusedEmbeddingBag | BatchedFusedEmbedding
+# Typed so, since a mixin uses attributes of the class that it is mixed into.
+_Mixin: Any = object
 
 
 class _WithoutOptimizers:
@@ -61,7 +64,7 @@ class _WithoutOptimizers:
             yield path, parameter
 
 
-class CowClipCollection:
+class CowClipCollection(_Mixin):
     """Common parts of pooled and sequence collections; mixed into TorchRec's classes."""
 
     def __init__(
@@ -251,7 +254,7 @@ class CowClipCollection:
         for tbe in self.cowclip_tables():
             tbe.flush()
 
-    def _unwrapped_lookups(self) -> Iterator[nn.Module]:
+    def _unwrapped_lookups(self) -> Iterator[Any]:
         for lookup in self._lookups:
             yield getattr(lookup, "module", lookup)
 
@@ -309,9 +312,9 @@ def tell_when_reached(
     """Call `owner.reach` when backward goes through a lookup's output."""
     if not (output.requires_grad and torch.is_grad_enabled()):
         return output
-    if output.grad_fn is None:
-        # A rank without tables may return a leaf, which has no backward to hook.
-        output = output.view_as(output)
+    # A rank without tables may return a leaf, which has no backward to hook.
+    output = output.view_as(output) if output.grad_fn is None else output
+    assert output.grad_fn is not None
     output.grad_fn.register_prehook(lambda _: owner.reach(number, module))
     return output
 
@@ -332,6 +335,6 @@ def _collections_of(model: nn.Module) -> Iterator[CowClipCollection]:
 
 def _is_default_init(config: BaseEmbeddingConfig) -> bool:
     """Whether TorchRec set `init_fn` itself: uniform within the range of the config."""
-    function = config.init_fn
+    function: Any = config.init_fn
     bounds = {"a": config.get_weight_init_min(), "b": config.get_weight_init_max()}
     return getattr(function, "func", None) is nn.init.uniform_ and function.keywords == bounds

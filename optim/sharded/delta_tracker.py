@@ -14,7 +14,7 @@ from torchrec.distributed.model_tracker.types import TrackingMode
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.optim.rules import SGD, RowWiseAdagrad
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.update_settings import UpdateSettings
 
 
 def check_tracking(record_fn: Callable[..., None], tables: Mapping[str, UpdateSettings]) -> None:

@@ -13,8 +13,8 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
 from stampede.optim.rows import RowGradients, merge_rows
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray
+from stampede.optim.update_settings import UpdateSettings
 
 Block = tuple[str, int]
 """A range of rows of a table, by the table's name and its first row."""

@@ -1,3 +1,4 @@
+# pyright: basic
 """TorchRec sharders under which tables with CowClip are updated in their backward."""
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ import logging
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.optim import apply_optimizer_in_backward as in_backward
 from torchrec import optim as torchrec_optim
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
@@ -29,16 +30,20 @@ from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectio
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
     ModuleSharder,
-    ParameterSharding,
     QuantizedCommCodecs,
     ShardingEnv,
 )
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
 
 from stampede.optim.optimizers import CowClipOptimizer
 from stampede.optim.rules import Rule
-from stampede.optim.settings import Kernels, UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import (
     CowClipCollection,
@@ -53,8 +58,11 @@ from stampede.optim.sharded.supported import (
     compute_kernel,
 )
 from stampede.optim.table_init import TableInit
+from stampede.optim.update_settings import Kernels, UpdateSettings
 
 _LOG = logging.getLogger("stampede.optim")
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 # Keys of `fused_params` (FBGEMM's arguments) that concern the lookup only.
 _LOOKUP_ARGUMENTS = frozenset(
@@ -144,7 +152,7 @@ class _SingleBagSharder(EmbeddingBagSharder):
         return super().shard(module, *rest, **named)
 
 
-class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
+class _InDeviceMemory(BaseEmbeddingSharder[_Module]):
     """Plans tables in the device's memory."""
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
@@ -152,7 +160,7 @@ class _InDeviceMemory(BaseEmbeddingSharder[nn.Module]):
         return [compute_kernel(sharding_type)]
 
 
-class _CowClipSharder(_InDeviceMemory):
+class _CowClipSharder(_InDeviceMemory[_Module]):
     """Common parts of the sharders of pooled and sequence embeddings."""
 
     _sharded_type: type[CowClipCollection]
@@ -173,7 +181,7 @@ class _CowClipSharder(_InDeviceMemory):
         """All sharding types, on every device (TorchRec offers no row-wise on CPU)."""
         return list(SHARDING_TYPES)
 
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+    def shardable_parameters(self, module: _Module) -> dict[str, nn.Parameter]:
         """The tables as the planner should see them: with an optimizer whose state it knows."""
         seen = {}
         for name, parameter in super().shardable_parameters(module).items():
@@ -181,15 +189,15 @@ class _CowClipSharder(_InDeviceMemory):
             if chosen is not None:
                 shown = nn.Parameter(parameter.detach(), parameter.requires_grad)
                 shown.__dict__.update(parameter.__dict__)
-                shown._optimizer_classes = [with_equal_state(chosen.settings.rule)]
+                shown.__dict__["_optimizer_classes"] = [with_equal_state(chosen.settings.rule)]
                 parameter = shown
             seen[name] = parameter
         return seen
 
     def shard(
         self,
-        module: nn.Module,
-        params: dict[str, ParameterSharding],
+        module: _Module,
+        params: EmbeddingModuleShardingPlan,
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
@@ -217,7 +225,7 @@ class _CowClipSharder(_InDeviceMemory):
             module_fqn=module_fqn or self.module_fqn,
         )
         for name in chosen:
-            parameters[name]._stampede_module = weakref.ref(sharded)
+            parameters[name].__dict__["_stampede_module"] = weakref.ref(sharded)
             _forget_hooks(parameters[name])
         if env.rank == 0:
             say_optimizers(sharded.groups(), parameters, chosen, self.fused_params or {})
@@ -226,13 +234,13 @@ class _CowClipSharder(_InDeviceMemory):
     def _check(
         self,
         module: nn.Module,
-        plan: dict[str, ParameterSharding],
+        plan: EmbeddingModuleShardingPlan,
         env: ShardingEnv,
         chosen: dict[str, nn.Parameter],
     ) -> None:
         """Refuse what is not supported with CowClip; `chosen` are the tables that have it."""
         is_sequence = isinstance(module, EmbeddingCollection)
-        tables = module.embedding_configs if is_sequence else module.embedding_bag_configs
+        tables: Any = module.embedding_configs if is_sequence else module.embedding_bag_configs
         configs = {config.name: config for config in tables()}
         is_weighted = getattr(module, "is_weighted", bool)()
         check_environment(env)
@@ -271,13 +279,17 @@ class _CowClipSharder(_InDeviceMemory):
         return self._sharded_type
 
 
-class CowClipEmbeddingBagCollectionSharder(_CowClipSharder, EmbeddingBagCollectionSharder):
+class CowClipEmbeddingBagCollectionSharder(
+    _CowClipSharder[EmbeddingBagCollection], EmbeddingBagCollectionSharder
+):
     """Shards `EmbeddingBagCollection`; see `cowclip_sharders`."""
 
     _sharded_type = CowClipShardedEmbeddingBagCollection
 
 
-class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionSharder):
+class CowClipEmbeddingCollectionSharder(
+    _CowClipSharder[EmbeddingCollection], EmbeddingCollectionSharder
+):
     """Shards `EmbeddingCollection`; see `cowclip_sharders`."""
 
     _sharded_type = CowClipShardedEmbeddingCollection
@@ -287,19 +299,22 @@ class CowClipEmbeddingCollectionSharder(_CowClipSharder, EmbeddingCollectionShar
         return EmbeddingCollectionSharder.sharding_types(self, compute_device_type)
 
 
-class _FeatureProcessedSharder(_InDeviceMemory, FeatureProcessedEmbeddingBagCollectionSharder):
+class _FeatureProcessedSharder(
+    _InDeviceMemory[FeatureProcessedEmbeddingBagCollection],
+    FeatureProcessedEmbeddingBagCollectionSharder,
+):
     """TorchRec's sharder, with ours for the tables inside."""
 
 
-class _ManagedCollision(_InDeviceMemory):
+class _ManagedCollision(_InDeviceMemory[_Module]):
     """Common parts of both sharders of managed collision."""
 
     _e_sharder: _CowClipSharder
 
     def shard(
         self,
-        module: nn.Module,
-        params: dict[str, ParameterSharding],
+        module: _Module,
+        params: EmbeddingModuleShardingPlan,
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
@@ -312,11 +327,17 @@ class _ManagedCollision(_InDeviceMemory):
         return super(_ManagedCollision, named).shard(module, params, env, device, module_fqn)
 
 
-class _ManagedCollisionBagSharder(_ManagedCollision, ManagedCollisionEmbeddingBagCollectionSharder):
+class _ManagedCollisionBagSharder(
+    _ManagedCollision[ManagedCollisionEmbeddingBagCollection],
+    ManagedCollisionEmbeddingBagCollectionSharder,
+):
     """TorchRec's sharder, with ours for the tables inside."""
 
 
-class _ManagedCollisionSharder(_ManagedCollision, ManagedCollisionEmbeddingCollectionSharder):
+class _ManagedCollisionSharder(
+    _ManagedCollision[ManagedCollisionEmbeddingCollection],
+    ManagedCollisionEmbeddingCollectionSharder,
+):
     """TorchRec's sharder, with ours for the tables inside."""
 
 
@@ -346,7 +367,7 @@ def _forget_hooks(parameter: nn.Parameter) -> None:
     in_backward.param_to_acc_grad_map.pop(parameter, None)
 
 
-def optimizer_of(parameter: nn.Parameter) -> ChosenOptimizer | None:
+def optimizer_of(parameter: Tensor) -> ChosenOptimizer | None:
     """The optimizer of ours that `apply_optimizer_in_backward` gave a table, if it did."""
     classes = getattr(parameter, "_optimizer_classes", [])
     if not any(issubclass(kind, CowClipOptimizer) for kind in classes):
@@ -357,7 +378,7 @@ def optimizer_of(parameter: nn.Parameter) -> ChosenOptimizer | None:
             f"a table was given several optimizers ({names}); call apply_optimizer_in_backward "
             "once for each table"
         )
-    (kind,), (arguments,) = classes, parameter._optimizer_kwargs
+    (kind,), (arguments,) = classes, getattr(parameter, "_optimizer_kwargs", [])
     group = kind.defaults_with(arguments)
     if group["padding_idx"] is not None:
         raise ValueError(

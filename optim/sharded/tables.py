@@ -1,3 +1,4 @@
+# pyright: basic
 """FBGEMM's fused tables; their backward keeps the gradients for the update after it."""
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     EmbeddingLocation,
     PoolingMode,
-    SplitState,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor
@@ -24,10 +24,13 @@ from stampede.optim import triton
 from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import LookedUpGradients, Lookup
 from stampede.optim.rows import RowGradients
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.id_check import Use, refuse_no_id
 from stampede.optim.sharded.parameters import CurrentParameter, kept_current
 from stampede.optim.table_array import TableArray, TableShard
+from stampede.optim.update_settings import UpdateSettings
+
+# A table of FBGEMM: rows, columns, place.
+_Spec = tuple[int, int, EmbeddingLocation, ComputeDevice]
 
 NOT_COMPILED = (
     "tables with CowClip are looked up outside compiled graphs; write fullgraph=False, or compile "
@@ -38,6 +41,7 @@ NOT_COMPILED = (
 def _refuse_gradient(names: list[str], sizes: list[int], weights: Tensor) -> None:
     """Refuse a gradient that autograd has left at the weights of a TBE's tables."""
     grad, weights.grad = weights.grad, None
+    assert grad is not None
     for name, part in zip(names, grad.split(sizes), strict=True):
         # Some programs add 0 times every parameter to the loss.
         if part.any():
@@ -76,7 +80,7 @@ class LookupGradient(NamedTuple):
     parts: list[ArrayLookup]
     grad: Tensor  # `[batch, columns]` of the pooled output, or `[ids, columns]` of a sequence.
     # On a GPU, the event at the end of backward; the update may run on another stream.
-    ready: torch.cuda.Event | None
+    ready: torch.Event | torch.cuda.Event | None
 
     def wait(self) -> None:
         """Make the current stream wait for the gradient and keep its memory until done."""
@@ -161,6 +165,11 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     arrays: list[TableArray]
     features: list[str]  # Names of the features, for messages.
     places: list[ArrayPlace]
+    # Buffers of FBGEMM's class.
+    weights_host: Tensor
+    weights_dev: Tensor
+    hash_size_cumsum: Tensor
+    weights_physical_offsets: list[int]
     backends: list[TorchBackend]  # Kernels of each array, chosen when the collection is sharded.
     gradients: list[LookupGradient]  # Left by backward passes for the update.
     is_replicated: bool  # Whether every rank holds a copy, and gradients must be exchanged.
@@ -169,7 +178,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     seen_rate: float | None = None
     step_count: Tensor
     version: int = 0  # Number of updates; a lookup with an older one is out of date.
-    updated: torch.cuda.Event | None = None  # On a GPU, the end of the last update.
+    updated: torch.Event | torch.cuda.Event | None = None  # On a GPU, the end of the last update.
     row_counts: Tensor
     settle: Callable[[], None] | None = None  # Raises the errors of queued steps.
 
@@ -187,10 +196,13 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     ) -> None:
         self._widths = list(widths)
         on_gpu = device.type == "cuda"
-        place = (EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST,)
-        place += (ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU,)
+        place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
+        kind = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
         # FBGEMM's constructor takes multiples of 4 only; see `_apply_split`.
-        specs = [(s.rows, -(-n // 4) * 4, *place) for s, n in zip(shards, widths, strict=True)]
+        specs: list[_Spec] = [
+            (shard.rows, -(-n // 4) * 4, place, kind)
+            for shard, n in zip(shards, widths, strict=True)
+        ]
         super().__init__(specs, device=device, **of_fbgemm)
         flat = self._stored().detach()
         self.arrays, self.places = [], []
@@ -221,7 +233,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         self.step_count = torch.zeros((), dtype=torch.int64)
         self.row_counts = torch.zeros(3, dtype=torch.int64, device=flat.device)
 
-    def _apply_split(self, split: SplitState, prefix: str, *rest: Any, **named: Any) -> None:
+    def _apply_split(self, split: Any, prefix: str, *rest: Any, **named: Any) -> None:
         """FBGEMM's constructor allocates the weights: in the tables' own widths.
 
         Only its GPU kernels need multiples of 4 (meta-pytorch/torchrec#1495 asks for others), and
@@ -229,7 +241,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         """
         if prefix == "weights":
             specs = zip(self.embedding_specs, self._widths, strict=True)
-            self.embedding_specs = [(rows, n, *place) for (rows, _, *place), n in specs]
+            self.embedding_specs = [(rows, n, place, kind) for (rows, _, place, kind), n in specs]
             self.dims = self._widths
             feature_dims = [self.dims[table] for table in self.feature_table_map]
             self.total_D, self.max_D = sum(feature_dims), max(self.dims)
@@ -482,7 +494,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         rows, columns = self.embedding_specs[table][:2]
         first = self.weights_physical_offsets[table]
         size = shards * rows * columns
-        found = CurrentParameter(self._stored(), first, first + size, -1, columns)
+        found: Any = CurrentParameter(self._stored(), first, first + size, -1, columns)
         found._flush = self.flush
         return found
 

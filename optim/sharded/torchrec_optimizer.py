@@ -35,10 +35,10 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, Sharded
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 from torchrec.optim.fused import FusedOptimizer
 
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.delta_tracker import check_tracking, record_states
 from stampede.optim.sharded.tables import CowClipTables
 from stampede.optim.table_array import TableShard
+from stampede.optim.update_settings import UpdateSettings
 
 # A shard of a table, with its weights and states by name.
 _Shard = tuple[ShardedEmbeddingTable, dict[str, Tensor]]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-import stampede.engine.evaluate as evaluation
+import stampede.engine.training.evaluate as evaluation
 from stampede.data import GlobalBatches
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import metrics

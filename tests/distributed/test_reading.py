@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from stampede.engine.build import build
+from stampede.engine.job.build import build
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.step import send, train_step

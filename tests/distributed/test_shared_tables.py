@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from stampede.engine.build import build
+from stampede.engine.job.build import build
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, open_dataset
 from support.gathering import gather_field

@@ -15,7 +15,7 @@ from support.waiting import HANG
 
 COMMANDS = [
     "apply", "describe", "export", "incremental", "predict", "prepare", "report", "sweep",
-    "synthetic", "train",
+    "synthetic", "train", "tune",
 ]  # fmt: skip
 
 

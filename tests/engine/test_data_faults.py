@@ -9,8 +9,8 @@ from stampede.data import DataError
 from stampede.data.residence import Readahead
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
+from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.run import run
-from stampede.engine.run_folder import RunFolder
 from stampede.settings import SettingsError
 from support.jobs import run_small, without_times
 from support.movie_runs import prepared_movies

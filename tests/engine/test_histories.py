@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from stampede import open_run
-from stampede.engine import export
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.load import load_config
+from stampede.engine.inference import export_command as export
 from stampede.engine.planning.dry_run import dry_run
 from stampede.engine.planning.planner import Cluster
 from stampede.engine.run import run

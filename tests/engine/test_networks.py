@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from stampede.engine.precision import DensePrecision
+from stampede.engine.job.precision import DensePrecision
 from stampede.engine.processes import processes
 from support.jobs import small_config, train_an_epoch_in
 from support.networks import OURS, VARIANTS, variant_id
@@ -86,7 +86,7 @@ def test_two_processes_give_the_weights_of_one(alone, tmp_path):
 def test_bf16(alone, tmp_path, monkeypatch):
     # A CPU without instructions for it would not choose it.
     monkeypatch.setattr(
-        "stampede.engine.build.choose_precision", lambda *_: DensePrecision(True, "bf16")
+        "stampede.engine.job.build.choose_precision", lambda *_: DensePrecision(True, "bf16")
     )
     rounded = train_networks(tmp_path, DEFAULTS, SHORT)
     for name, exact, found in zip(OURS, alone, rounded, strict=True):

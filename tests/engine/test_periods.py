@@ -21,11 +21,12 @@ import pytest
 import torch
 
 from stampede.data import DataError, prepare
-from stampede.engine import api, evaluate, incremental, periods, reading, trainer
+from stampede.engine import api, incremental, periods, reading
 from stampede.engine.checkpoint.retention import being_read, newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
+from stampede.engine.training import evaluate, trainer
 from stampede.settings import SettingsError
 from support.forked import START_METHOD
 from support.jobs import tensors_of

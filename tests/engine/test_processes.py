@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import agree_on_name, processes, rank_environment
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
 from support.jobs import small_config
 from support.paths import ROOT
 

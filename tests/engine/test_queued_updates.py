@@ -9,10 +9,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.data import GlobalBatches
 from stampede.engine import step as step_module
-from stampede.engine.checkpoint.manifest import Progress
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.step import send, train_step
-from stampede.engine.trainer import count_if_skipped
+from stampede.engine.training.diverging_loss import count_if_skipped
+from stampede.engine.training.progress import Progress
 from stampede.optim import local_cowclip_tables, nonfinite
 from stampede.optim.sharded.backward_update import UpdateQueue
 from support.checkpoints import small_job

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import stampede.engine.run as engine_run
-from stampede.engine import trainer
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training import trainer
 from stampede.optim import CowClipTables
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, small_config
@@ -53,7 +53,7 @@ def test_training_time_includes_all_steps_and_those_that_rows_had_missed(tmp_pat
     slower(CowClipTables, "flush", 1e6)
     slower(trainer, "train_step", 1e3)
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
-    monkeypatch.setattr("stampede.engine.trainer.time", clock)
+    monkeypatch.setattr("stampede.engine.training.trainer.time", clock)
     run_small(tmp_path, ["evaluate.every=3"])
     summary = json.loads((tmp_path / "small/summary.json").read_text())
     least = 1e6 * 3 + 1e3 * summary["steps"]

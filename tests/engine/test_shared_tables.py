@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from stampede import DataError, open_run
-from stampede.engine import export
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.load import load_config
+from stampede.engine.inference import export_command as export
 from stampede.engine.inference.package import update
 from stampede.engine.planning.dry_run import dry_run
 from stampede.engine.planning.planner import Cluster

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stampede.engine.build import build
+from stampede.engine.job.build import build
 from stampede.engine.processes import processes
 from support.golden import (
     TOLERANCE,

@@ -11,9 +11,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.optim import CowClip
 from stampede.optim.rules import Adam
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.triton import check, steps, sum_runs
+from stampede.optim.update_settings import UpdateSettings
 from support.updated_tables import computed, one_step, state_of, two_tables
 
 SETTINGS = [

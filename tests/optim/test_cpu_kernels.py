@@ -16,9 +16,9 @@ from stampede.optim.backends.torch import TorchBackend
 from stampede.optim.lookup import Lookup
 from stampede.optim.nonfinite import NonFiniteGradientError
 from stampede.optim.rows import RowGradients
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import PendingUpdate, TableArray, TableShard
 from stampede.optim.update import update_
+from stampede.optim.update_settings import UpdateSettings
 from support.lookups import dense, lookups, random_gradient, random_lookup
 from support.threads import torch_threads
 

@@ -15,9 +15,9 @@ from stampede.optim.backends import choose_backend
 from stampede.optim.rounding import random_unit, round_stochastically, table_key
 from stampede.optim.rows import sum_by_row
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdam
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import PendingUpdate, TableArray, TableShard
 from stampede.optim.update import update_
+from stampede.optim.update_settings import UpdateSettings
 
 LOW = [torch.float16, torch.bfloat16]
 ROWS, COLUMNS = 4000, 32

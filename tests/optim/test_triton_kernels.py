@@ -20,11 +20,11 @@ from stampede.optim.backends import triton as fused
 from stampede.optim.lookup import LookedUpGradients
 from stampede.optim.nonfinite import NonFiniteFlag
 from stampede.optim.rules import SGD, Adam, RowWiseAdam, step_constants
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import PendingUpdate, TableArray, TableShard
 from stampede.optim.triton import MANY_OCCURRENCES, block_sizes, steps, sum_runs
 from stampede.optim.triton.steps import Missed, catch_up_range_, catch_up_rows_
 from stampede.optim.update import update_
+from stampede.optim.update_settings import UpdateSettings
 from support.lookups import DEVICE, dense, lookups, random_gradient, random_lookup, small_blocks
 from support.paths import ROOT
 

@@ -17,10 +17,10 @@ from stampede.optim.backends import choose_backend
 from stampede.optim.backends import torch as torch_backend
 from stampede.optim.rows import sum_by_row
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.reduction import CollectionGroups
 from stampede.optim.table_array import PendingUpdate, TableArray, TableShard
 from stampede.optim.update import update_
+from stampede.optim.update_settings import UpdateSettings
 from support.updated_tables import reference_of
 
 EVERY_RULE = [

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stampede.optim import CowClip, waiting_rows
 from stampede.optim.rules import SGD, Adam, RowWiseAdam
-from stampede.optim.settings import UpdateSettings
+from stampede.optim.update_settings import UpdateSettings
 from support.threads import torch_threads
 from support.updated_tables import (
     CAN_WAIT,

@@ -4,7 +4,7 @@ import hashlib
 import json
 from contextlib import contextmanager
 
-from stampede.engine.build import build
+from stampede.engine.job.build import build
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
 from support.jobs import small_config

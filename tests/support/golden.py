@@ -15,7 +15,7 @@ from stampede.data import Batch, Dataset
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
 from stampede.engine.job import Job
-from stampede.engine.optimizers import learning_rates
+from stampede.engine.job.optimizers import learning_rates
 from stampede.engine.processes import Processes, processes
 from stampede.engine.step import send, train_step
 from stampede.optim import local_cowclip_tables
@@ -132,7 +132,7 @@ def train_with_the_engine(path: Path, *overrides: str) -> SimpleNamespace:
         What it was like on this rank. `worst`, on rank 0: the largest deviation, see `follow`.
     """
     # Not on a machine without Polars.
-    from stampede.engine.build import build
+    from stampede.engine.job.build import build
 
     golden = Golden(path)
     with processes("cpu") as here:

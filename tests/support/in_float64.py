@@ -5,7 +5,7 @@ from torch import Tensor
 from torchrec.distributed import embeddingbag
 
 from stampede.data import Batch
-from stampede.engine import build
+from stampede.engine.job import build
 from stampede.models.embedding_front import EmbeddingFront, LookedUp
 from stampede.models.histories import Jagged
 from stampede.optim import CowClipTables

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from stampede.engine.build import build
 from stampede.engine.checkpoint.manifest import DTYPES, read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.checkpoint.tensors import read_tensors
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
-from stampede.engine.evaluate import evaluate
+from stampede.engine.job.build import build
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
 from stampede.engine.step import prefetch, train_step
 from stampede.engine.tables import FieldWeights
+from stampede.engine.training.evaluate import evaluate
 from support.gathering import gather_field
 
 # What names of such figures end in.

@@ -5,7 +5,7 @@ import io
 
 import polars as pl
 
-from stampede.engine.predict import main
+from stampede.engine.inference.predict_command import main
 
 
 def run_command(main, *arguments):
@@ -17,7 +17,7 @@ def run_command(main, *arguments):
 
 
 def predict(*arguments):
-    """The same of stampede.engine.predict."""
+    """The same of stampede.engine.inference.predict_command."""
     return run_command(main, *arguments)
 
 

@@ -23,11 +23,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stampede.engine import trainer
 from stampede.engine.checkpoint.retention import readable
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.heartbeat import Heartbeat
 from stampede.engine.processes import rank_environment, restarts
+from stampede.engine.training import trainer
+from stampede.engine.watching.heartbeat import Heartbeat
 from support.forked import START_METHOD, torchrun
 from support.paths import ROOT
 from support.stopping import Setting, before_step

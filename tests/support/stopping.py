@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stampede.engine import trainer
 from stampede.engine.errors import InterruptedRunError
+from stampede.engine.training import trainer
 from support.jobs import run_small
 from support.ranks import run_ranks
 

@@ -15,10 +15,10 @@ from torchrec.distributed.types import ShardingEnv
 from stampede.optim import CowClip, CowClipTables, native, triton, waiting_rows
 from stampede.optim.backends import choose_backend
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import BackwardUpdate
 from stampede.optim.sharded.collections import tell_when_reached
 from stampede.optim.table_array import TableShard
+from stampede.optim.update_settings import UpdateSettings
 from support.reference import ReferenceTables
 from support.threads import torch_threads
 

@@ -2,14 +2,14 @@
 
 from dataclasses import asdict
 
-from stampede.engine.build import build
+from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.config.load import load_config
+from stampede.engine.job.build import build
 from stampede.engine.processes import processes
 from stampede.engine.reading import open_dataset
-from stampede.engine.resume import begin, find_beginning
-from stampede.engine.run_folder import RunFolder
+from stampede.engine.results.run_folder import RunFolder
 from support.movie_runs import job, prepare_movies
 from support.movies import MOVIES
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.resume import changes, load
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.checkpoint.tensors import check_same_network
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
-from stampede.engine.resume import changes, load
 from stampede.engine.tables import read_field
 from support.checkpoints import sign, small_job, values_of
 from support.gathering import gather_field

@@ -15,7 +15,6 @@ from stampede.engine.checkpoint.manifest import (
     DamagedCheckpointError,
     DataEntry,
     Manifest,
-    Progress,
     TableEntry,
     as_text,
     read_manifest,
@@ -32,6 +31,7 @@ from stampede.engine.checkpoint.retention import (
 from stampede.engine.config import CheckpointSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import processes
+from stampede.engine.training.progress import Progress
 from stampede.files import delete_folder, file_entry
 from support.checkpoints import WEIGHTS, sign, values_of
 

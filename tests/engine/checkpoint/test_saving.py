@@ -8,12 +8,12 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 
 from stampede.engine.checkpoint import saving
-from stampede.engine.checkpoint.manifest import Progress
+from stampede.engine.checkpoint.resume import load
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.checkpoint.tensors import on_cpu
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.resume import load
+from stampede.engine.training.progress import Progress
 from support.checkpoints import WEIGHTS, small_job
 from support.ranks import run_ranks
 from support.waiting import HANG

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stampede.engine import export
+from stampede.engine.inference import export_command as export
 from stampede.engine.inference import packaging
 from stampede.engine.inference.package import update
 from support.packages import loaded

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stampede.engine import export as command
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference import export_command as command
 from stampede.engine.inference import packaging
 from stampede.engine.inference.packaging import export, stored_rows
 from stampede.engine.inference.trained import open_trained

@@ -10,7 +10,7 @@ from onnxruntime import InferenceSession
 from torch import nn
 
 from stampede.engine.errors import RunFolderError
-from stampede.engine.export import main
+from stampede.engine.inference.export_command import main
 from stampede.engine.inference.onnx_file import translated
 from stampede.engine.inference.package.dense import Dense
 from stampede.engine.inference.packaging import DensePart, describe, export_dense_part

@@ -11,9 +11,9 @@ import yaml
 
 from stampede.data.apply import apply_learned
 from stampede.data.options import WritingOptions
-from stampede.engine import export
-from stampede.engine import predict as command
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference import export_command as export
+from stampede.engine.inference import predict_command as command
 from stampede.engine.inference.trained import open_trained
 from stampede.engine.run import run as train
 from support import predicting

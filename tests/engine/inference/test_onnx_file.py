@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnxruntime import InferenceSession
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from stampede.engine import export as command
+from stampede.engine.inference import export_command as command
 from stampede.engine.inference import onnx_file
 from stampede.engine.inference.onnx_file import Field, described_inputs
 from stampede.engine.inference.packaging import export

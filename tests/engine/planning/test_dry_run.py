@@ -24,10 +24,11 @@ def test_ten_billion_rows_fit_128_gpus_and_the_costs_are_written(tmp_path, monke
     memory = large.costs.memory
     rows = 10**10
     # A copy of each dense layer on every rank, and of tables that the planner replicates.
+    (sharding,) = large.plan.plan.values()
     copied = sum(
         table.rows
         for name, table in large.work.tables.items()
-        if table.field in large.costs.groups.get("data_parallel", {"fields": []})["fields"]
+        if sharding[name].sharding_type == "data_parallel"
     )
     dense = 128 * large.work.dense_weight_bytes()
     assert memory["weights"].sum() == (rows + 127 * copied) * 12 * 4 + dense
@@ -37,7 +38,7 @@ def test_ten_billion_rows_fit_128_gpus_and_the_costs_are_written(tmp_path, monke
     assert 4 * rows <= counters <= 3 * 4 * (rows + 127 * copied)
     assert large.costs.lookups.sum() >= 26 * 65536
     # No device holds 2 994 952 602 rows with two moments.
-    (spec,) = (m["t_C3"].sharding_spec for m in large.plan.plan.values())
+    spec = sharding["t_C3"].sharding_spec
     assert len(spec.shards) > 1
     assert sum(s.shard_sizes[0] * s.shard_sizes[1] for s in spec.shards) == 2_994_952_602 * 12
     monkeypatch.setattr("stampede.engine.planning.dry_run.dry_run", lambda *_: large)
@@ -46,6 +47,9 @@ def test_ten_billion_rows_fit_128_gpus_and_the_costs_are_written(tmp_path, monke
     assert written == json.loads(json.dumps(large.to_dict()))
     assert written["fits"] and len(written["memory_bytes"]["total"]) == 128
     assert written["tables"]["C3"]["rows"] == 2_994_952_602
+    # TorchRec's statistics have a line for each rank and each table.
+    ranks = [line.split()[0] for line in written["torchrec"] if "(" in line and "GS: " in line]
+    assert ranks == [str(rank) for rank in range(128)]
     with pytest.raises(SettingsError, match=r"--plan-out.*cannot be written"):
         print_dry_run(config, gpus(128, 141), tmp_path / "absent/plan.json")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from stampede.engine.build import build
+from stampede.engine.job.build import build
 from stampede.engine.planning.workload import activation_bytes_per_sample
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, open_dataset

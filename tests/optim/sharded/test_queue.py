@@ -11,8 +11,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from stampede.optim import CowClip, CowClipTables, NonFiniteGradientError
 from stampede.optim.nonfinite import LATE
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.sharded.backward_update import why_not_queued
+from stampede.optim.update_settings import UpdateSettings
 from support.updated_tables import (
     CAN_WAIT,
     assert_same_bits,

@@ -12,8 +12,8 @@ from torch._dynamo.exc import Unsupported
 
 from stampede.optim import CowClip, local_cowclip_tables
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
-from stampede.optim.settings import UpdateSettings
 from stampede.optim.table_array import TableShard
+from stampede.optim.update_settings import UpdateSettings
 from support.bags import PLANS, Bags, jagged, shard, weights_of, with_cowclip
 from support.updated_tables import (
     CLIP,

@@ -1,0 +1,87 @@
+"""What counts as a missing value.
+
+Cells with a text of the schema's `missing` become null while a log is read; a null id gets the
+row `missing_row` of its table (see `data/learning/learned.py`), a null number the schema's `fill`
+(see `filled` of `data/formulas.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import polars as pl
+
+from stampede.data.formulas import split
+from stampede.data.schema.schema import Schema, is_multi
+from stampede.settings import counted
+
+# Count of cells that became null, by column and text.
+Marks = Counter[tuple[str, str]]
+
+
+def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:
+    """Replace cells whose text means a missing value by null, and count them.
+
+    A float NaN is missing if `NaN` is such a text. Empty cells are not counted.
+    """
+    longest = max(len(mark.encode()) for mark in missing)
+    has_nan = any(mark.lower() == "nan" for mark in missing)
+    counted: Marks = Counter()
+    changed = []
+    for column in frame:
+        if column.dtype == pl.String:
+            # In most columns all ids are longer; this is much faster than comparing them.
+            shortest = column.str.len_bytes().min()
+            if shortest is None or shortest > longest:
+                continue
+            is_mark = column.is_in(list(missing))
+        elif column.dtype.is_float() and has_nan:
+            is_mark = column.is_nan()
+        else:
+            continue
+        if is_mark.any():
+            marks = column.filter(is_mark.fill_null(False)).cast(pl.String)
+            counted += counts_of_marks(marks)
+            changed.append(pl.when(~is_mark).then(pl.col(column.name)).alias(column.name))
+    return frame.with_columns(changed), counted
+
+
+def counts_of_marks(marks: pl.Series) -> Marks:
+    """Number of occurrences of each text in a column, without empty ones."""
+    found = marks.value_counts(name="cells")
+    return Counter({(marks.name, mark): cells for mark, cells in found.iter_rows() if mark})
+
+
+def marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
+    """Ids of multi-valued cells that are missing because of their text."""
+    marks, found = [mark for mark in schema.missing if mark], Counter()
+    for name, field in schema.ids.items():
+        if not is_multi(field) or not marks:
+            continue
+        cells = frame[field.column or name]
+        if cells.dtype == pl.String:
+            cells = cells.filter(cells.str.contains_any(marks).fill_null(False))
+            split_cells = split(pl.col(cells.name), field.separator)
+            cells = cells.to_frame().select(split_cells).to_series()
+        if isinstance(cells.dtype, pl.List | pl.Array) and cells.dtype.inner == pl.String:
+            ids = cells.explode()
+            found |= counts_of_marks(ids.filter(ids.is_in(marks).fill_null(False)))
+    return found
+
+
+def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
+    """A sentence on cells, by column and text, that were missing because of it; may be empty."""
+    if not columns:
+        return ""
+    named = []
+    for column, marks in list(columns.items())[:8]:
+        shown = ", ".join(f"{mark!r} {times:,}" for mark, times in list(marks.items())[:4])
+        named.append(f"{column} ({shown})")
+    more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
+    cells = sum(sum(marks.values()) for marks in columns.values())
+    return (
+        f"treated {counted(cells, 'cell')} as missing because of the text: "
+        f"{', '.join(named)}{more}; if such a text is a value, write the schema's list `missing` "
+        "without it"
+    )

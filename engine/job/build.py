@@ -1,0 +1,80 @@
+"""Builds the sharded model and its optimizers from a configuration."""
+
+from __future__ import annotations
+
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from stampede.data import Dataset
+from stampede.engine.config import Config
+from stampede.engine.job import Job, build_model, move_dense
+from stampede.engine.job.compile import compile_network
+from stampede.engine.job.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
+from stampede.engine.job.precision import choose_precision
+from stampede.engine.planning.planner import make_plan, sharding_types
+from stampede.engine.planning.workload import planned_data, workload
+from stampede.engine.processes import Processes
+from stampede.models import cpu
+from stampede.optim import TableInit, cowclip_sharders, table_update
+
+
+def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
+    """Build the model on this rank."""
+    scaling = scaled_hyperparameters(config)
+    actual = scaling.scaled
+    model = build_model(config, dataset)
+    columns = model.front.columns.dim
+    kind, arguments = table_optimizer(config, actual, columns)
+    apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
+    l2 = model.l2_terms()
+    if model.number_weights is not None:
+        # First-order weights of numbers decay with the tables' l2.
+        l2[id(model.number_weights.weight)] = actual.embedding_l2
+    communication = config.sharding.communication
+    sharders = cowclip_sharders(
+        TableInit(config.model.init_std, columns, config.run.seed),
+        qcomm_codecs_registry=get_qcomm_codecs_registry(
+            QCommsConfig(CommType(communication.forward), CommType(communication.backward))
+        ),
+        kernels=config.run.kernels,
+    )
+    plan = make_plan(
+        model,
+        sharders,
+        sharding_types(config, processes.world_size),
+        lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
+        processes,
+    )
+    move_dense(model, processes.device)
+    compile_network(model.network, config.train.compile, processes.device)
+    if processes.device.type == "cpu":
+        # Compile them now, if need be, rather than in the first step.
+        cpu.available()
+    # Dense layers are equal on all ranks; each step averages their gradients.
+    sharded = DistributedModelParallel(
+        model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False
+    )
+    dense_parameters = {
+        name: parameter
+        for name, parameter in sharded.named_parameters()
+        if not hasattr(parameter, "_in_backward_optimizers")
+    }
+    optimizer = dense_optimizer(config, actual, dense_parameters, l2)
+    precision = processes.on_main(
+        lambda: choose_precision(config.train.precision, processes.device)
+    )
+    return Job(
+        sharded,
+        dense_parameters,
+        optimizer,
+        scaling,
+        precision,
+        table_update(sharded),
+        config.run.seed,
+        config.train.on_nonfinite == "skip_batch",
+    )

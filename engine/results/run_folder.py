@@ -1,0 +1,259 @@
+"""The folder of a run: configuration, metrics, summary, curve, checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tqdm.auto import tqdm
+
+from stampede.engine.config import Config, to_yaml
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.processes import launched_by
+from stampede.engine.results.plots import draw_curve
+from stampede.engine.results.recorded import check_line, check_summary
+from stampede.engine.results.tensorboard import Events
+from stampede.files import (
+    MOST_MANIFEST,
+    append,
+    delete_folder,
+    open_inside,
+    parse_json,
+    read_file,
+    read_json,
+    refuse_links,
+    sync,
+    to_json,
+    write_file,
+)
+from stampede.settings import reason_of
+
+# File of a run folder of `stampede incremental`, which holds a run folder for each period.
+PERIODS = "periods.json"
+
+
+def period_folder(number: int) -> str:
+    """Name of the run folder of a period."""
+    return f"period_{number:04d}"
+
+
+class RunFolder:
+    """The files of one run; only rank 0 opens and writes them, after `reserve` and `claim`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.config_file = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.curve = path / "curve.png"
+        self.metrics_lines = 0
+        # Names the torchrun that started the run.
+        self._launch_file = path / ".torchrun"
+        # Beside the folder, so that `run.overwrite` leaves it.
+        self._lock_file = path.with_name(f".{path.name}.lock")
+        self._lock: BinaryIO | None = None
+        self._made_parent = self._continued = False
+        self._events = Events(path / "tensorboard")
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the folder."""
+        self._events.close()
+        if self._lock is not None:
+            # If the folder is no longer writable, the file stays; it locks nothing.
+            with suppress(OSError):
+                self._lock_file.unlink()
+                if self._made_parent:
+                    self.path.parent.rmdir()
+            self._lock.close()
+
+    def reserve(self, config: Config) -> bool:
+        """Lock the folder until the context ends, and check that it is free; changes nothing in it.
+
+        Returns:
+            Whether to continue the run in it, if it has a checkpoint: the configuration says so, or
+            torchrun has restarted the processes of that run.
+
+        Raises:
+            RunFolderError: another run uses it, it exists and may not be overwritten, or its
+                parent is not writable.
+        """
+        try:
+            self._made_parent = not self.path.parent.exists()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open_inside(self.path.parent, self._lock_file.name)
+            # The kernel frees the lock when the process dies.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with lock:
+                lock.seek(0)
+                process = lock.read().decode().strip() or "unknown"
+            raise RunFolderError(
+                f"{self.path} is being written by another run (process {process}); end it first, "
+                "or choose another run.name"
+            ) from None
+        except OSError as failure:
+            raise RunFolderError(_cannot_write(self.path, failure)) from None
+        self._lock = lock
+        # On a full disk the lock works without the number.
+        with suppress(OSError):
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n".encode())
+        launched = launched_by()
+        self._continued = config.checkpoint.resume == "auto"
+        if launched is not None and self._launch_file.is_file():
+            self._continued |= launched.encode() == read_file(self._launch_file)
+        if not self.path.exists():
+            return self._continued
+        if not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is a file; choose another run.name")
+        if not config.run.overwrite and not self._continued:
+            raise RunFolderError(
+                f"{self.path} exists; write run.overwrite=true to replace it, "
+                "checkpoint.resume=auto to continue it, or another run.name"
+            )
+        # A killed run may have left an unfinished file; its name begins with a dot.
+        content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
+        if content and not self.config_file.is_file():
+            raise RunFolderError(
+                f"{self.path} holds no {self.config_file.name}, so it is not a run folder and is "
+                "left alone; choose another run.name"
+            )
+        if self._continued:
+            try:
+                refuse_links(self.path, *os.listdir(self.path))
+            except OSError as failure:
+                raise RunFolderError(f"{failure.filename}: {failure.strerror}") from None
+        return self._continued
+
+    def claim(self, config: Config) -> None:
+        """Make the folder, or replace it if the configuration says so; else a `RunFolderError`."""
+        try:
+            if config.run.overwrite and not self._continued and self.path.exists():
+                delete_folder(self.path)
+            self.path.mkdir(exist_ok=True)
+            # First of all, so that a restart recognises the folder as its own.
+            if launched_by() is not None:
+                write_file(self._launch_file, launched_by())
+            # An earlier attempt with other settings may have ended before its first checkpoint.
+            self.write_config(config)
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as failure:
+            raise RunFolderError(_cannot_write(self.path, failure)) from None
+
+    def begin_anew(self) -> str:
+        """Let a run that was to be continued, but has no checkpoint, start from scratch.
+
+        Returns a sentence on what is lost, or an empty one.
+        """
+        if self.summary.exists():
+            raise RunFolderError(
+                f"{self.path} has the results of a run that has ended, and no checkpoint to "
+                "continue it from; write run.overwrite=true instead of checkpoint.resume=auto to "
+                "train from scratch, or choose another run.name"
+            )
+        with self.writing():
+            lost = len(self._whole_lines())
+        if not lost:
+            return ""
+        return (
+            f"no checkpoint in {self.checkpoints}: the run starts from scratch; {lost:,} lines of "
+            f"{self.metrics.name} are dropped"
+        )
+
+    def write_config(self, config: Config) -> None:
+        """Write the resolved configuration."""
+        with self.writing():
+            write_file(self.config_file, to_yaml(config))
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Append a line to `metrics.jsonl` and its numbers to TensorBoard.
+
+        It has `kind`, `step` and numbers, also in sections, and `part` in an evaluation. Raises a
+        `TrainingStoppedError` if it cannot be written.
+        """
+        with self.writing():
+            append(self.path, self.metrics.name, f"{to_json(line)}\n".encode())
+            self.metrics_lines += 1
+            self._events.add(line)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All whole lines of `metrics.jsonl`; an OSError or ValueError if it is damaged."""
+        found = []
+        for number, line in enumerate(self._whole_lines(), 1):
+            try:
+                found.append(check_line(parse_json(line)))
+            except ValueError as mistake:
+                raise ValueError(f"line {number:,}: {reason_of(mistake)}") from None
+        return found
+
+    def read_summary(self) -> dict[str, Any]:
+        """The content of `summary.json`; an OSError or ValueError if it is damaged."""
+        return check_summary(read_json(self.summary))
+
+    def keep_lines(self, count: int | None = None) -> None:
+        """Keep the first lines, by default all whole ones; a continued run repeats later steps."""
+        with self.writing():
+            # The next writer replaces the events of repeated steps.
+            self._events.close()
+            lines = self._whole_lines()[:count]
+            write_file(self.metrics, b"".join(lines))
+        if count is not None and len(lines) < count:
+            tqdm.write(f"{self.metrics}: {count - len(lines):,} lines of earlier steps are missing")
+        self.metrics_lines = len(lines)
+
+    def _whole_lines(self) -> list[bytes]:
+        content = read_file(self.metrics, MOST_MANIFEST) if self.metrics.exists() else b""
+        return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+
+    def sync(self) -> None:
+        """Sync the lines to the disk: a checkpoint relies on them, also after a power loss."""
+        if not self.metrics_lines:
+            return
+        with self.writing():
+            sync(self.metrics)
+            # The file may have replaced an older one.
+            sync(self.path)
+
+    def write_report(self, name: str, values: dict[str, Any]) -> None:
+        """Write a file of JSON."""
+        with self.writing():
+            write_file(self.path / name, to_json(values, indent=1) + "\n")
+
+    def write_results(self, summary: dict[str, Any], title: str) -> None:
+        """Write `summary.json` and `curve.png`."""
+        with self.writing():
+            write_file(self.summary, to_json(summary, indent=2) + "\n")
+            try:
+                write_file(self.curve, draw_curve(self.lines(), title))
+            # A line that was there before the run was continued must not cost its results.
+            except (ValueError, LookupError, TypeError) as failure:
+                tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn an error of writing into a `TrainingStoppedError` of one sentence."""
+        try:
+            yield
+        except OSError as failure:
+            denied = failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            remedy = "make the folder writable" if denied else "make room"
+            raise TrainingStoppedError(
+                f"{self.path}: results cannot be written ({failure.strerror or failure}); {remedy} "
+                "and continue with checkpoint.resume=auto"
+            ) from None
+
+
+def _cannot_write(path: Path, failure: OSError) -> str:
+    return (
+        f"{path}: cannot be written ({failure.strerror or failure}); set run.dir to a folder with "
+        "space that you may write to"
+    )

@@ -1,0 +1,52 @@
+"""What ends a run whose loss is NaN, infinite or far too high, or skips the batch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from torch import Tensor
+
+from stampede.engine.config import DivergenceSection
+from stampede.engine.errors import DivergedError
+from stampede.engine.training.progress import Progress
+
+# After this many non-finite losses in a row, single batches are not the cause.
+_MOST_SKIPPED = 10
+
+
+def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
+    """Count the newest batch as skipped if its loss is not finite; return whether it is."""
+    if math.isfinite(loss):
+        progress.skipped_in_a_row = 0
+        return False
+    progress.skipped_batches += 1
+    progress.skipped_in_a_row += 1
+    if progress.skipped_in_a_row >= _MOST_SKIPPED:
+        raise DivergedError(
+            f"the losses of {_MOST_SKIPPED} steps in a row, up to step {progress.step}, are not "
+            "finite; none of these steps changed the weights",
+            progress.step,
+        )
+    return True
+
+
+def check_loss(
+    loss: Tensor | float, progress: Progress, settings: DivergenceSection, remember: bool = False
+) -> None:
+    """Compare a loss with earlier logged ones, and perhaps remember it; all ranks have the same."""
+    # A loss is read from a GPU only if it is compared. The step checks that it is finite.
+    if not settings.loss_factor or not math.isfinite(loss):
+        return
+    before = progress.logged_losses[-settings.window :]
+    usual = statistics.median(before) if len(before) == settings.window else 0.0
+    # Batches without weight have a loss of 0, which is not a reference.
+    if usual and loss > settings.loss_factor * usual:
+        raise DivergedError(
+            f"the loss {loss:.4g} of step {progress.step} is more than {settings.loss_factor:g} "
+            f"times {usual:.4g}, the median of the {settings.window} losses logged before it "
+            "(train.on_divergence.loss_factor)",
+            progress.step,
+        )
+    if remember:
+        progress.logged_losses = [*before, loss][-settings.window :]

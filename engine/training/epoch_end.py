@@ -1,0 +1,68 @@
+"""The end of an epoch: whether it is evaluated, the best epoch so far, stopping early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from stampede.engine.advice import on_first_epoch, on_last_epoch, tell
+from stampede.engine.config import Config
+from stampede.engine.console import readable_metric
+from stampede.engine.training.progress import Progress
+from stampede.engine.training.training_run import TrainingRun
+
+
+def is_evaluated(epoch: int, config: Config) -> bool:
+    """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
+    return epoch % config.evaluate.every_epochs == 0 or epoch == config.train.epochs
+
+
+def stops_early(progress: Progress, config: Config) -> bool:
+    """Whether training should stop, as the last epochs brought no improvement."""
+    return 0 < config.evaluate.patience <= progress.waited
+
+
+def finish_epoch(
+    run: TrainingRun, epoch: int, evaluate: Callable[[], dict[str, dict[str, Any]]]
+) -> None:
+    """Evaluate after an epoch, counted from 1, note whether it is the best one, and say so.
+
+    A period is scored before its only epoch instead.
+    """
+    progress, config = run.progress, run.config
+    if run.dataset.period:
+        progress.epoch = epoch
+        return
+    # Evaluate before saving: weights may have diverged in the last step.
+    results, selecting = evaluate(), config.evaluate.select_on
+    progress.epoch = epoch
+    score, best = results[selecting]["auc"], progress.best_score
+    # If the part has only one class, its AUC is undefined and the last epoch is the best.
+    if best is None or score > best:
+        progress.best_epoch, progress.best_score = epoch, score
+        progress.best_auc, progress.selected = results["test"]["auc"], results
+        progress.waited = 0
+    else:
+        progress.waited += 1
+    said = [
+        f"{part} AUC {readable_metric(found['auc'])} logloss {found['logloss']:.4f}"
+        for part, found in results.items()
+    ]
+    said = [f"epoch {epoch}: {', '.join(said)}"]
+    if stops_early(progress, config) and epoch < config.train.epochs:
+        said.append(
+            f"stopping early: no better AUC on the {selecting} part since epoch "
+            f"{progress.best_epoch}"
+        )
+    if run.processes.is_main:
+        tqdm.write("\n".join(said))
+    epochs, advice = config.train.epochs, []
+    if epoch == min(config.evaluate.every_epochs, epochs):
+        advice += on_first_epoch(selecting, score, epoch)
+    if epoch == epochs:
+        advice += on_last_epoch(selecting, score, best, epochs)
+    if advice:
+        tell(advice, progress.step, run.folder, run.processes)
+        progress.metrics_lines = run.folder.metrics_lines

@@ -1,0 +1,1 @@
+"""What watches a run: heartbeat, hangs, signals, step times, clipped rows."""

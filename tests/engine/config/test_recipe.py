@@ -1,0 +1,134 @@
+"""Settings that the recipe chooses."""
+
+import pytest
+
+from stampede.engine.config.load import load_config
+from stampede.engine.config.recipe import open_keys, with_recipe
+from stampede.engine.run import run
+from stampede.settings import SettingsError
+from support.jobs import SMALL
+from support.paths import ROOT
+
+CRITEO = ROOT / "configs/criteo_kaggle.yaml"
+AUTO = [key for key in SMALL if not key.startswith(("preset", "train.epochs", "train.batch_size"))]
+# Of the small log that most tests are about.
+ROWS = 105_793
+
+
+def chosen(rows, *overrides, world_size=1):
+    config, choices = with_recipe(load_config(CRITEO, overrides), rows, 39, world_size)
+    assert not open_keys(config)
+    return config, {choice.key: choice.value for choice in choices}
+
+
+def test_every_key_that_is_left_open_is_chosen_and_told():
+    config, choices = chosen(ROWS)
+    assert set(choices) == open_keys(load_config(CRITEO))
+    assert config.optim.embedding.l2 == pytest.approx(4 * 39 / ROWS)
+    assert config.optim.embedding.schedule.decay == "polynomial"
+    _, choices = chosen(ROWS, "optim.scaling.rule=none")
+    assert "train.batch_size" in choices and "optim.scaling.base_batch_size" not in choices
+
+
+def test_what_is_given_stays():
+    given = ["train.batch_size=8192", "optim.dense.betas=[0.9,0.99]", "optim.embedding.lr=3e-3",
+             "optim.embedding.schedule.warmup=0", "train.epochs=3"]  # fmt: skip
+    config, choices = chosen(ROWS, *given)
+    optim = config.optim
+    assert optim.dense.betas == (0.9, 0.99) and optim.embedding.betas == (0.7, 0.968)
+    assert optim.embedding.lr == 3e-3 and optim.embedding.schedule.warmup == 0
+    assert config.train.batch_size == 8192 and config.train.epochs == 3
+    assert not {key.partition("=")[0] for key in given} & set(choices)
+
+
+def test_the_paper_leaves_nothing_open():
+    config = load_config(CRITEO, ["preset=paper"])
+    assert not open_keys(config)
+    assert with_recipe(config, 1000, 39, 1) == (config, [])
+    assert config.optim.embedding.lr == 1e-4 and config.optim.dense.schedule.warmup == 1.0
+    assert config.data.features == "paper" and config.train.epochs == 10
+    avazu = load_config(ROOT / "configs/avazu.yaml", ["preset=paper"])
+    assert avazu.optim.dense.lr == 1e-4 and avazu.optim.embedding.clip.bound == 1e-4
+    with pytest.raises(SettingsError, match=r"preset: found 'papers'; write .*'paper'"):
+        load_config(CRITEO, ["preset=papers"])
+
+
+BATCH, EPOCHS, PATIENCE = "train.batch_size", "train.epochs", "evaluate.patience"
+BASE, BETAS = "optim.scaling.base_batch_size", "optim.dense.betas"
+SCALE, DROPOUT, WARMUP = "model.first_order_scale", "model.dropout", "optim.dense.schedule.warmup"
+IN_STEPS = "optim.dense.schedule.unit=steps"
+
+
+@pytest.mark.parametrize(
+    "rows, given, expected",
+    [
+        (3_240, [], {BATCH: 32, BASE: 32, EPOCHS: 6}),
+        (ROWS, [], {BATCH: 1024, BASE: 1024, EPOCHS: 6, PATIENCE: 2}),
+        (2_500_000, [], {BATCH: 4096, BASE: 1024, EPOCHS: 3, PATIENCE: 2}),
+        (41_000_000, [], {BATCH: 8192, BASE: 1024, EPOCHS: 2}),
+        # Large batches of a small log.
+        (ROWS, [f"{BATCH}=2048"], {EPOCHS: 24, BETAS: [0.7, 0.968], WARMUP: 1.0}),
+        (ROWS, [f"{BATCH}=32768"], {EPOCHS: 48, BETAS: [0.5, 0.87], WARMUP: 2.0, PATIENCE: 16}),
+        (ROWS, [f"{BATCH}=65536"], {EPOCHS: 68, BETAS: [0.4, 0.74], WARMUP: 2.83}),
+        (ROWS, [f"{BATCH}=32768", "evaluate.every_epochs=2"], {PATIENCE: 8}),
+        # Large logs and periods have none.
+        (10_000_000, [f"{BATCH}=1048576"], {EPOCHS: 2, BETAS: [0.9, 0.999]}),
+        (ROWS, [f"{BATCH}=32768", "data.split=periods"], {EPOCHS: 1, BETAS: [0.9, 0.999]}),
+        (102_400, [IN_STEPS], {WARMUP: 20}),
+        # A quarter of a short training.
+        (102_400, [f"{BATCH}=8192", f"{EPOCHS}=1"], {WARMUP: 0.25}),
+        # The paper's epoch.
+        (102_400, [IN_STEPS, "preset=paper", f"{BATCH}=1024"], {WARMUP: 100}),
+        # What the network does not use is left alone.
+        (ROWS, ["model.name=deepfm"], {SCALE: 4.0, DROPOUT: 0.2}),
+        (ROWS, ["model.name=lr"], {SCALE: 4.0, DROPOUT: 0.0}),
+        (ROWS, ["model.name=dlrm"], {SCALE: 1.0, DROPOUT: 0.2}),
+        (ROWS, ["model.name=autoint"], {SCALE: 1.0, DROPOUT: 0.0}),
+    ],
+)
+def test_what_is_chosen(rows, given, expected):
+    _, choices = chosen(rows, *given)
+    assert {key: choices[key] for key in expected} == expected
+
+
+def test_rates():
+    """The tables' rate is always the same, except with large batches or periods."""
+    optim = [chosen(rows)[0].optim for rows in (1_000, 1_000_000, 10**9)]
+    rates = [one.dense.lr for one in optim]
+    assert rates[0] == 1e-3 > rates[1] > rates[2] == 1e-4
+    assert [one.embedding.lr for one in optim] == [1e-3] * 3
+    periods = chosen(1_000_000, "data.split=periods")[0].optim
+    assert periods.embedding.lr == periods.dense.lr < 1e-3
+    # Given epochs change no rate of a large batch.
+    usual = 1e-3 * (600 / (6 * ROWS / 1024)) ** 0.5
+    for epochs in ("null", 8):
+        large = chosen(ROWS, "train.batch_size=8192", f"train.epochs={epochs}")[0].optim
+        assert large.embedding.lr == pytest.approx(2 * usual, rel=2e-3)
+        assert large.dense.lr == pytest.approx(usual / 2, rel=2e-3)
+
+
+def test_the_batch_divides_by_the_ranks():
+    for world_size in (2, 3, 7):
+        config, _ = chosen(ROWS, "evaluate.batch_size=84", world_size=world_size)
+        assert config.train.batch_size % world_size == 0
+    # A batch that was rounded up for the ranks is no large one.
+    config, _ = chosen(ROWS, "train.batch_size=1025", "evaluate.batch_size=8190", world_size=5)
+    assert config.optim.dense.betas == (0.9, 0.999)
+    with pytest.raises(SettingsError, match=r"train\.batch_size: 1000 is global"):
+        chosen(ROWS, "train.batch_size=1000", world_size=3)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_what_it_began_with(tmp_path):
+    """A recipe of a later version, or another number of ranks, would choose otherwise."""
+    small = tmp_path / "small.yaml"
+    small.write_text("")
+    overrides = [f"run.dir={tmp_path}", *AUTO]
+    run(load_config(small, [*overrides, "train.epochs=1"]))
+    saved = load_config(tmp_path / "small/config.yaml")
+    assert not open_keys(saved) and saved.train.batch_size == 16
+    goes_on = ["train.epochs=2", "checkpoint.resume=auto"]
+    run(load_config(small, [*overrides, *goes_on, "optim.embedding.schedule.decay=constant"]))
+    again = load_config(tmp_path / "small/config.yaml")
+    assert again.optim.embedding.l2 == saved.optim.embedding.l2
+    assert again.train.batch_size == saved.train.batch_size

@@ -1,0 +1,202 @@
+"""Processes that hang end themselves and name the stuck rank."""
+
+import itertools
+import multiprocessing
+import os
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from stampede.engine.config import RunSection
+from stampede.engine.errors import exit_status
+from stampede.engine.processes import Processes, processes
+from stampede.engine.watching import hang
+from stampede.engine.watching.hang import (
+    RankStatus,
+    Watchdog,
+    stuck_ranks,
+    waits_for_others,
+    watched,
+)
+from support.forked import START_METHOD
+from support.waiting import HANG, wait_for
+
+
+def hang_when_saving(folder):
+    """Take three steps, then hang; status and output go where the test finds them."""
+    settings = RunSection(hang_seconds=3.0, slow_hang_seconds=4.0)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+    with processes("cpu") as here, watched(here, settings, folder):
+        for step in range(1, 4):
+            here.heartbeat.beat("computing", step)
+            time.sleep(0.3)
+        print("three steps done")
+        with here.heartbeat.slowly("saving"):
+            time.sleep(36000)
+
+
+@pytest.mark.slow
+def test_the_only_process_ends_itself(tmp_path):
+    context = multiprocessing.get_context(START_METHOD)
+    process = context.Process(target=hang_when_saving, args=(tmp_path,))
+    process.start()
+    process.join(HANG)
+    assert process.exitcode == 3
+    # What the process had printed is not lost.
+    assert "three steps done" in (tmp_path / "stdout").read_text()
+    said = (tmp_path / "stderr").read_text()
+    assert "error: the run hangs: rank 0 makes no progress: at step 3, saving, for " in said
+    assert "After run.slow_hang_seconds=4 its processes end with status 3; a restart by" in said
+    assert "in hang_when_saving" in (tmp_path / "hang_rank_0.txt").read_text()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_a_thread_watches_unless_the_patience_is_0(tmp_path, seconds):
+    def watching():
+        return "stampede-watchdog" in [thread.name for thread in threading.enumerate()]
+
+    with processes("cpu") as here, watched(here, RunSection(hang_seconds=seconds), tmp_path):
+        assert watching() == (seconds > 0)
+    assert not watching()
+
+
+def of_two(rank):
+    return Processes(rank, 2, 2, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("slow, limit", [(300.0, 300.0), (2.0, 8.0)])
+def test_the_first_step_and_slow_stages_may_take_longer(tmp_path, slow, limit):
+    here = of_two(0)
+    heartbeat = here.heartbeat
+    heartbeat.beat("an earlier run in this process")
+    settings = RunSection(hang_seconds=8.0, slow_hang_seconds=slow)
+    watchdog = Watchdog(here, settings, tmp_path, dist.HashStore())
+    watchdog.close()
+
+    def left_after(seconds):
+        # The first call sees the newest beat.
+        watchdog._count(0.0)
+        watchdog._count(seconds)
+        return watchdog._left()
+
+    # Time counts from the first beat on.
+    assert left_after(100.0) == 608.0
+    # Kernels may be compiled in it, and in an evaluation before it.
+    heartbeat.beat("evaluating")
+    assert left_after(5.0) == 603.0
+    heartbeat.beat("computing", 7)
+    assert left_after(5.0) == 603.0
+    heartbeat.beat("computing", 8)
+    assert left_after(5.0) == 3.0
+    with heartbeat.slowly("saving"):
+        assert left_after(1.0) == limit - 1.0
+    assert left_after(1.0) == 7.0
+
+
+def test_time_while_the_process_was_stopped_does_not_count(tmp_path, monkeypatch):
+    # An hour in each round of a fiftieth of a second.
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    here = of_two(0)
+    watchdog = Watchdog(here, RunSection(hang_seconds=0.4), tmp_path, dist.HashStore())
+    try:
+        here.heartbeat.beat("computing", 1)
+        assert wait_for(lambda: watchdog._still) and watchdog._still < 60.0
+    finally:
+        watchdog.close()
+
+
+def test_a_lost_rank_is_a_sentence_on_the_others(capsys, monkeypatch):
+    def fail(message):
+        raise RuntimeError(message)
+
+    lost = (
+        "[/src/gloo/transport/tcp/pair.cc:537] Read error [::1]:5: Connection reset by peer. This "
+        "is typically caused by a remote worker hanging"
+    )
+    monkeypatch.setenv("RANK", "1")
+    assert exit_status(lambda: fail(lost)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error on rank 1: the connection to another rank is lost (Read error ")
+    assert "Connection reset by peer); read that rank's output" in said
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        exit_status(lambda: fail("a mistake of ours"))
+
+
+AHEAD = RankStatus(9, beats=31, step=5, stage="adding up the loss", still_seconds=60.0, hangs=True)
+BEHIND = replace(AHEAD, beats=30, stage="computing")
+WAITING = replace(BEHIND, waits=True)
+STUCK = "makes no progress: at step 5, computing, for 60 s"
+GONE = "is stopped, dead or out of reach, or has left the training"
+WAIT = "; the others wait at step 5, "
+
+
+@pytest.mark.parametrize(
+    "ranks, silent, said",
+    [
+        ([WAITING, BEHIND, AHEAD], (), f"rank 1 {STUCK}"),
+        ([BEHIND, AHEAD, BEHIND], (), f"rank 0 {STUCK}; rank 2 {STUCK}"),
+        ([WAITING] * 2, (), f"rank 0 {STUCK}; rank 1 {STUCK}"),
+        ([AHEAD, None], (), f"rank 1 {GONE}: never heard of{WAIT}adding up the loss"),
+        # Whatever it said last.
+        ([AHEAD, replace(AHEAD, hangs=False), BEHIND], {1},
+         f"rank 1 {GONE}: last heard of at step 5, adding up the loss{WAIT}computing"),
+        ([AHEAD, replace(BEHIND, hangs=False)], (), ""),
+        ([BEHIND] * 20, (), "; ".join([*(f"rank {i} {STUCK}" for i in range(8)), "and 12 more"])),
+    ],
+)  # fmt: skip
+def test_the_rank_that_the_others_wait_for(ranks, silent, said):
+    assert stuck_ranks(dict(enumerate(ranks)), silent) == said
+
+
+def test_a_thread_waits_for_others_within_a_collective_only():
+    ended = threading.Event()
+    code, found = "def spin():\n    while not ended.is_set(): pass", {"ended": ended}
+    exec(compile(code, "site-packages/torch/distributed/distributed_c10d.py", "exec"), found)
+    collective = threading.Thread(target=found["spin"])
+    asleep = threading.Thread(target=lambda: ended.wait(HANG))
+    for thread in (collective, asleep):
+        thread.start()
+    try:
+        assert wait_for(lambda: waits_for_others(collective.ident))
+        assert not waits_for_others(asleep.ident)
+    finally:
+        ended.set()
+        for thread in (collective, asleep):
+            thread.join()
+
+
+def test_ranks_tell_each_other_where_they_are(tmp_path):
+    """A rank that says nothing for eight rounds is lost; one that goes on is waited for."""
+    store, ranks = dist.HashStore(), [of_two(rank) for rank in range(2)]
+    settings = RunSection(hang_seconds=8.0)
+    mine, other = (Watchdog(here, settings, tmp_path, store) for here in ranks)
+    for watchdog in (mine, other):
+        watchdog.close()
+    for number, here in enumerate(ranks, 7):
+        here.heartbeat.beat("computing", number)
+        here.heartbeat.beat("computing", number + 1)
+    mine._count(0.0)
+    mine._count(100.0)
+    mine._still, mine._is_first_step = 100.0, False
+
+    def judged(publishing):
+        for watchdog in publishing:
+            watchdog._publish()
+        return mine._judge()
+
+    for _ in range(20):
+        assert judged([mine, other]) == ""
+    said = [judged([mine]) for _ in range(9)]
+    assert said[:7] == [""] * 7
+    assert said[-1] == (
+        "rank 1 is stopped, dead or out of reach, or has left the training: last heard of at step "
+        "9, computing; the others wait at step 8, computing"
+    )
+    assert judged([mine, other]) == ""

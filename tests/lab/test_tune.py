@@ -1,0 +1,74 @@
+"""A search by minutes: what it searches, what it writes, and that it goes on."""
+
+import pytest
+import yaml
+
+from stampede import SettingsError, TrainingStoppedError, configuration, open_run
+from stampede.lab import sweep
+from stampede.lab.tune import main, tune
+from support.movie_runs import job, prepare_movies
+
+
+@pytest.fixture
+def folder(tmp_path):
+    prepare_movies(tmp_path)
+    return tmp_path
+
+
+def tuned(folder, *overrides, minutes=0.0, metric="auc"):
+    """The configuration that a search writes, with the rates left to it."""
+    own = [one for one in job(folder) if not one.startswith(("optim.", "train.epochs", "run.dir"))]
+    given = [*own, *overrides]
+    return yaml.safe_load(
+        tune(folder / "movies.yaml", given, folder / "out", minutes, metric).read_text()
+    )
+
+
+def test_without_time_the_configuration_stays(folder, capsys):
+    found = tuned(folder)
+    assert found["train"] == {"batch_size": 64}
+    assert "1 trials on the validation part, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_best_trial_of_what_is_open_is_written_and_a_second_search_goes_on(
+    folder, monkeypatch, capsys
+):
+    trained, train = [], sweep.train
+
+    def noted(config, **values):
+        trained.append(values)
+        return train(config, **values)
+
+    monkeypatch.setattr(sweep, "train", noted)
+    found = tuned(folder, "model.name=wide_deep", minutes=0.3, metric="logloss")
+    assert len(trained) >= 3
+    searched = {key for key in trained[1] if key not in trained[0]}
+    assert searched == {
+        "optim.embedding.lr", "optim.dense.lr", "optim.embedding.l2", "train.epochs",
+        "model.dropout",
+    }  # fmt: skip
+    runs = [open_run(path) for path in (folder / "out/trials").iterdir() if path.is_dir()]
+    best = min(runs, key=lambda run: run.metrics["validation"]["logloss"])
+    written = configuration(found)
+    if best.path.name.startswith("0000"):
+        assert "optim" not in found
+    else:
+        assert written.optim.embedding.lr == best.config.optim.embedding.lr
+        assert written.train.epochs == best.config.train.epochs
+    assert written.model.name == "wide_deep"
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.endswith("as given") or "lr=" in line]
+    assert f"{best.metrics['validation']['logloss']:.4f}" in rows[0]
+    before = len(trained)
+    assert tuned(folder, "model.name=wide_deep", metric="logloss") == found
+    assert len(trained) == before
+
+
+def test_mistakes(folder, capsys):
+    with pytest.raises(SettingsError, match="tune chooses by the validation part"):
+        tuned(folder, "data.validation_fraction=0", "evaluate.select_on=test")
+    with pytest.raises(TrainingStoppedError, match="the loss is"):
+        tuned(folder, "optim.dense.lr=1e38", "optim.dense.schedule.warmup=0")
+    assert main([str(folder / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
