@@ -311,12 +311,15 @@ def id_texts(
     return cells.list.tail(max_ids) if keep == "last" else cells.list.head(max_ids)
 
 
-def flattened(cells: pl.Series) -> tuple[np.ndarray, pl.Series]:
+def flattened(cells: pl.Series, fills: bool = True) -> tuple[np.ndarray, pl.Series]:
     """Number of ids of each multi-valued cell, `[n]` int64, and all ids.
 
-    A cell without ids gets one id, null.
+    Args:
+        fills: whether a cell without ids gets one id, null.
     """
     lengths = cells.list.len().fill_null(0).to_numpy().astype(np.int64)
+    if not fills:
+        return lengths, cells.filter(lengths > 0).explode()
     # Explode turns an empty list, and a null, into one null.
     return np.maximum(lengths, 1), cells.explode()
 

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.formulas import UNITS, fitting_format, seconds_of_time
+from stampede.data.formulas import JSON, UNITS, fitting_format, seconds_of_time, split
 from stampede.data.raw.files import read_blocks
 from stampede.data.raw.formats import is_parquet, open_parquet
 from stampede.data.raw.log import LABEL, Labels, typed_label
@@ -36,6 +36,12 @@ _HEAD_ROWS = 10_000
 # Numbers without the name of a time are times if there are at least so many within so many seconds,
 # and if their ranks correlate so much with the order of rows.
 _FEWEST_TIMES, _LONGEST_LOG, _ASCENDING = 20, 5 * 365 * 86400, 0.9
+
+# Between ids of a cell; other marks occur in texts that are one id.
+_MARKS = ("|", "^")
+# A field of several ids shares a table that has this part of its ids, if they are so many; of long
+# cells the last ids are kept.
+_SHARED, _FEWEST_SHARED, _MOST_IDS = 0.5, 5, 50
 
 
 class Guess(NamedTuple):
@@ -121,16 +127,15 @@ def _table(path: Path, head: pl.DataFrame, given: str | None, written: dict[str,
         elif series.dtype.is_float():
             numbers[name] = options
         else:
-            # Cells that hold several ids.
-            bars = series.dtype == pl.String and series.str.contains(r"\|").any()
-            if series.dtype == pl.List or (bars and written.get("separator") != "|"):
-                options["separator"] = "|"
+            if mark := _mark(series, written.get("separator")):
+                options["separator"] = mark
             ids[name] = options
     if not ids:
         raise DataError(
             f"{path}: found no column of ids (texts or whole numbers) besides the label {label!r}; "
             "write a schema file and give it with --schema"
         )
+    shared = _shared(head, ids)
     timed = f", time {time['column']!r}" if time else ""
     reason = [
         f"guessed a table: label {label!r}, {len(ids)} columns of texts or whole numbers as ids, "
@@ -140,9 +145,56 @@ def _table(path: Path, head: pl.DataFrame, given: str | None, written: dict[str,
         reason.append(f"left out: {_listed(left_out)}")
     if time is None:
         reason.append("found no time; if a column is one, write it as `time` of the schema")
+    reason += [
+        f"{name} has ids of {options['share']}, so it uses that table; correct it if they only "
+        "look alike"
+        for name, options in shared.items()
+    ]
     reason += [sentence for sentence in (said_of_label, said) if sentence]
     schema = {**written, "label": section, "ids": ids, "numbers": numbers}
     return Guess("table", {**schema, "time": time} if time else schema, reason)
+
+
+def _mark(series: pl.Series, of_columns: str | None) -> str | None:
+    """What is between the ids of a column's cells; None if they hold one each."""
+    if isinstance(series.dtype, pl.List | pl.Array):
+        return "|"
+    if series.dtype != pl.String:
+        return None
+    present = series.drop_nulls()
+    if len(present) and present.str.contains(r"^\s*\[.*\]\s*$").all():
+        return JSON
+    marks = (mark for mark in _MARKS if mark != of_columns)
+    return next((one for one in marks if present.str.contains(one, literal=True).any()), None)
+
+
+def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
+    """Let fields of several ids share the table of a field that has them; returns these fields.
+
+    It has most of a field's ids among its own, and no other field has more. Long cells are cut to
+    their last ids.
+    """
+    values = {name: head[given.get("column", name)] for name, given in ids.items()}
+    single = {
+        name: set(series.drop_nulls().cast(pl.String))
+        for name, series in values.items()
+        if "separator" not in ids[name]
+    }
+    found = {}
+    for name, given in ids.items():
+        if name in single or not single:
+            continue
+        cells = values[name]
+        if cells.dtype == pl.String:
+            cells = cells.to_frame().select(split(pl.col(cells.name), given["separator"]))
+            cells = cells.to_series()
+        known = set(cells.explode().drop_nulls().cast(pl.String)) - {"", *MISSING}
+        owner = max(single, key=lambda other: len(single[other] & known))
+        if len(known) >= _FEWEST_SHARED and len(single[owner] & known) >= _SHARED * len(known):
+            is_long = (cells.list.len().max() or 0) > _MOST_IDS
+            given.update(share=owner, **({"max_ids": _MOST_IDS, "keep": "last"} if is_long else {}))
+            found[name] = given
+    return found
 
 
 def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:

@@ -97,6 +97,8 @@ class Dataset:
         validation: part that the best epoch is chosen on, or None.
         multi: names of the multi-valued fields.
         mean: names of the multi-valued fields whose embeddings are averaged, not summed.
+        attention, sequences: the query of each multi-valued field that the model attends to, or
+            whose embeddings the network takes one by one.
         shared: the field whose table a field uses, by field; others have tables of their own.
         goals: names of the goals, in the order of the labels; empty for a single label.
         has_weight: whether samples have weights.
@@ -121,6 +123,8 @@ class Dataset:
     test: Part
     multi: tuple[str, ...] = ()
     mean: tuple[str, ...] = ()
+    attention: Mapping[str, str] = field(default_factory=dict)
+    sequences: Mapping[str, str] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
     goals: tuple[str, ...] = ()
     has_weight: bool = False

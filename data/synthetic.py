@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import yaml
 from torch import Tensor
 
 from stampede.data.errors import DataError, exit_status
-from stampede.data.samples import Dataset, Samples, Slice
+from stampede.data.samples import Bag, Dataset, Samples, Slice
 from stampede.files import new_file
 
 # A GPU machine without Polars can train on synthetic clicks; only log files need it.
@@ -36,7 +36,7 @@ NUMBERS = 13
 # Rows drawn from one random stream; any row is reached by drawing its block.
 BLOCK_ROWS = 1024
 
-_TRAIN, _TEST, _TRUTH, _CALIBRATION, _DRIFT, _CONVERSION = range(6)
+TRAIN, TEST, TRUTH, _CALIBRATION, _DRIFT, _CONVERSION = range(6)
 
 # Goals with conversions, and the mean logit of a conversion after a click.
 GOALS = ("click", "conversion")
@@ -90,26 +90,30 @@ class SyntheticClicks:
     def dataset(self, train_rows: int, test_rows: int, validation_rows: int = 0) -> Dataset:
         """Parts of that many rows; validation is the end of the training rows."""
         truth = _Truth(self)
-        train = _SyntheticPart(truth, _TRAIN, train_rows)
+        train = SyntheticPart(truth, TRAIN, train_rows)
         kept = train_rows - validation_rows
         return Dataset(
             vocabulary_sizes={f"C{i + 1}": n for i, n in enumerate(self.cardinalities())},
             numbers=NUMBERS,
             train=Slice(train, 0, kept),
             validation=Slice(train, kept, train_rows) if validation_rows else None,
-            test=_SyntheticPart(truth, _TEST, test_rows),
+            test=SyntheticPart(truth, TEST, test_rows),
             goals=GOALS if self.conversions else (),
             shuffle=False,
         )
 
 
-class _Drawn(NamedTuple):
-    """Independent samples: `Samples` in numpy; with conversions, labels are `[n, 2]`."""
+class Drawn(NamedTuple):
+    """Independent samples: `Samples` in numpy; with conversions, labels are `[n, 2]`.
+
+    `history` is `[n, most]`, -1 where a sample has fewer ids; None without histories.
+    """
 
     ids: np.ndarray
     dense: np.ndarray
     label: np.ndarray
     true_probability: np.ndarray
+    history: np.ndarray | None = None
 
 
 class _Truth:
@@ -120,7 +124,7 @@ class _Truth:
         self.sizes = np.array(clicks.cardinalities())
         # Ids of all fields are in one array, field after field.
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
-        draw = np.random.default_rng([clicks.seed, _TRUTH])
+        draw = np.random.default_rng([clicks.seed, TRUTH])
         total = int(self.sizes.sum())
         self.number_weights = draw.standard_normal(NUMBERS).astype(np.float32)
         self.weights = draw.standard_normal(total, dtype=np.float32)
@@ -192,7 +196,7 @@ class _Truth:
             0.5 * ((total**2).sum(1) - (vectors**2).sum((1, 2))),
         )
 
-    def draw_samples(self, draw: np.random.Generator, rows: int) -> _Drawn:
+    def draw_samples(self, draw: np.random.Generator, rows: int) -> Drawn:
         """Independent samples with their true click probability."""
         ids, dense = self.draw_inputs(draw, rows)
         numbers, first_order, interactions = self.parts(ids, dense)
@@ -205,31 +209,48 @@ class _Truth:
             converted = label & (draw.random(rows, dtype=np.float32) < after)
             label = np.stack([label, converted], 1)
             probability = np.stack([probability, probability * after.astype(np.float32)], 1)
-        return _Drawn(ids, dense, label.astype(np.uint8), probability)
+        return Drawn(ids, dense, label.astype(np.uint8), probability)
+
+
+class Truth(Protocol):
+    """What decides clicks; `clicks` has a `seed`."""
+
+    clicks: Any
+
+    def draw_samples(self, draw: np.random.Generator, rows: int) -> Drawn:
+        """Independent samples."""
+        ...
 
 
 @dataclass(frozen=True)
-class _SyntheticPart:
+class SyntheticPart:
     """Rows of one stream; row i does not depend on which other rows are read."""
 
-    truth: _Truth
+    truth: Truth
     stream: int
     rows: int
 
     device = torch.device("cpu")
 
     def read(self, rows: Tensor) -> Samples:
+        """See `Part`."""
         drawn = self._drawn(rows.numpy())
-        ids, dense, label, probability = map(torch.from_numpy, drawn)
-        return Samples(ids, dense, label, true_probability=probability)
+        ids, dense, label, probability = map(torch.from_numpy, drawn[:4])
+        bags = ()
+        if drawn.history is not None:
+            history = torch.from_numpy(drawn.history)
+            bags = (Bag(history[history >= 0], (history >= 0).sum(1)),)
+        return Samples(ids, dense, label, bags, true_probability=probability)
 
     def label(self, rows: Tensor) -> Tensor:
+        """See `Part`."""
         return torch.from_numpy(self._drawn(rows.numpy()).label)
 
     def weight(self, rows: Tensor) -> None:
+        """See `Part`."""
         return None
 
-    def _drawn(self, rows: np.ndarray) -> _Drawn:
+    def _drawn(self, rows: np.ndarray) -> Drawn:
         blocks, of_row = np.unique(rows // BLOCK_ROWS, return_inverse=True)
         drawn = []
         for block in blocks.tolist() or [0]:
@@ -237,7 +258,12 @@ class _SyntheticPart:
             draw = np.random.Generator(np.random.Philox(key))
             drawn.append(self.truth.draw_samples(draw, BLOCK_ROWS))
         places = of_row * BLOCK_ROWS + rows % BLOCK_ROWS
-        return _Drawn(*(np.concatenate(one)[places] for one in zip(*drawn, strict=True)))
+        return Drawn(
+            *(
+                None if one[0] is None else np.concatenate(one)[places]
+                for one in zip(*drawn, strict=True)
+            )
+        )
 
 
 def write_criteo_log(
@@ -253,7 +279,7 @@ def write_criteo_log(
     from tqdm import tqdm
 
     truth, times = _Truth(clicks).drifted(drift * number)
-    part = _SyntheticPart(truth, _TRAIN, (number + 1) * rows)
+    part = SyntheticPart(truth, TRAIN, (number + 1) * rows)
     with new_file(path) as unfinished, unfinished.open("wb") as file:
         starts = range(number * rows, part.rows, _CHUNK)
         for start in tqdm(starts, desc=f"writing {path.name}", mininterval=10, disable=None):

@@ -20,7 +20,8 @@ from stampede.engine.processes import Processes
 from stampede.engine.watching.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.models import EmbeddingFront
 from stampede.models.dropout import sample_keys, seed_of
-from stampede.models.embedding_front import SentIds
+from stampede.models.embedding_front import LookedUp, SentIds
+from stampede.models.histories import tile as tile_of
 from stampede.optim import NonFiniteGradientError, local_cowclip_tables
 
 # Samples of a tile that passes through the dense layers on a CPU. Tiles reuse freed memory, which
@@ -45,7 +46,7 @@ class SentBatch(NamedTuple):
             here = torch.cuda.current_stream()
             here.wait_event(self.ready)
             self.batch.record_stream(here)
-            self.ids.context.record_stream(here)
+            self.ids.record_stream(here)
         return self.batch
 
 
@@ -114,11 +115,11 @@ def train_step(
     heartbeat = processes.heartbeat
     heartbeat.beat(LOOKING_UP, step)
     batch = sent.received()
-    rows = job.front.lookup_sent(sent.ids)
+    looked_up = job.front.lookup_sent(sent.ids)
     buffers = job.dense_buffers if job.skips_nonfinite else {}
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     heartbeat.beat("computing")
-    loss, grad = _dense_pass(job, batch, rows.detach(), step, processes)
+    loss, grads = _dense_pass(job, batch, looked_up, step, processes)
     if processes.world_size > 1:
         heartbeat.beat("adding up the loss")
         loss = sum_over_ranks(loss, processes.world_size, in_order=batch.tiles > 0)
@@ -135,10 +136,10 @@ def train_step(
             f"the loss is {loss} at step {step}; this step changed no weights", step
         )
     if watch is not None:
-        watch(batch, rows.detach(), grad)
+        watch(batch, looked_up.rows.detach(), grads[0])
     heartbeat.beat("updating tables")
     with stopping(step):
-        rows.backward(grad)
+        torch.autograd.backward(looked_up.tensors(), grads)
     heartbeat.beat("averaging gradients")
     average_gradients_(
         job.dense_parameters.values(), processes.world_size, in_order=batch.tiles > 0
@@ -245,15 +246,21 @@ def _seed_draws(seed: int, step: int, place: int, device: torch.device) -> None:
 
 
 def _dense_pass(
-    job: Job, batch: Batch, rows: Tensor, step: int, processes: Processes
-) -> tuple[Tensor, Tensor]:
+    job: Job,
+    batch: Batch,
+    looked_up: LookedUp,
+    step: int,
+    processes: Processes,
+) -> tuple[Tensor, list[Tensor]]:
     """Forward and backward of the dense layers; leaves gradients in the parameters.
 
     Returns:
         This rank's share of the weighted mean loss over the global batch, a float64 scalar, and the
-        gradient of the rows. Gradients are of the share times the number of ranks, so their mean
-        over the ranks is the gradient of the whole loss, whatever the padding.
+        gradients of `looked_up.tensors()`. Gradients are of the share times the number of ranks, so
+        their mean over the ranks is the gradient of the whole loss, whatever the padding.
     """
+    rows, histories = looked_up.rows.detach(), looked_up.histories
+    of_histories = {name: torch.zeros_like(one.values) for name, one in histories.items()}
     parameters = list(job.dense_parameters.values())
     label, weight = batch.label, _sample_weights(batch)
     goal_losses = job.ctr_model.goal_losses
@@ -280,7 +287,8 @@ def _dense_pass(
             if batch.tiles:
                 part, dense = aligned(part), aligned(dense)
             of_tile = None if keys is None else keys[tile]
-            logits = job.ctr_model.logits(part.requires_grad_(), dense, of_tile).float()
+            read = tile_of(histories, first, first + size, of_histories)
+            logits = job.ctr_model.logits(part.requires_grad_(), dense, of_tile, read).float()
             given = logits, label[tile], weight[tile]
             if goal_losses is None:
                 loss = functional.binary_cross_entropy_with_logits(*given, reduction="sum")
@@ -304,7 +312,8 @@ def _dense_pass(
         ((total, *found),) = sums
         for parameter, one in zip(parameters, found, strict=True):
             parameter.grad = one
-    return total, torch.zeros_like(rows) if grad is None else grad
+    grad = torch.zeros_like(rows) if grad is None else grad
+    return total, [grad, *of_histories.values()]
 
 
 def _grad(values: Tensor) -> Tensor:

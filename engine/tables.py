@@ -54,7 +54,8 @@ def read_stored_field(checkpoint: Path, field: str, finite: bool = True) -> Fiel
     field = manifest.data.shared.get(field, field)
     table = manifest.tables[table_name(field)]
     stored = torch.empty(table.rows, table.columns["padding"][1])
-    read_tensors(checkpoint, {"model": {weights_name(field): stored}}, alone=True)
+    name = weights_name(field, manifest.tensors, "model.").removeprefix("model.")
+    read_tensors(checkpoint, {"model": {name: stored}}, alone=True)
     if finite:
-        check_finite(checkpoint, {weights_name(field): stored})
+        check_finite(checkpoint, {name: stored})
     return FieldWeights(*StoredColumns(table.columns["embedding"][1]).split(stored))

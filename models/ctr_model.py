@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from stampede.models.dropout import draw_by_sample
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
 from stampede.models.goals import GoalLosses
+from stampede.models.histories import History, Jagged, TargetAttention, tiles
 from stampede.models.mlp import is_plain, is_plain_column, linear
+from stampede.models.options import AttentionOptions
 from stampede.models.registry import GoalWeighting, NetworkShape, Normalization, network
 from stampede.native_library import switched_off
 from stampede.settings import Section, SettingsError
@@ -34,6 +36,7 @@ class CTRModel(nn.Module):
     Attributes:
         front: the tables.
         network: the network.
+        attention: the unit of each field with attention, as `of_FIELD`.
         numbers: number of numeric inputs.
         first_order: whether there is a first-order term.
         first_order_scale: its `scale`.
@@ -47,7 +50,8 @@ class CTRModel(nn.Module):
         hidden: widths of the MLP's hidden layers.
         seed: of the dense layers' initial weights.
         options: of the network; by default its defaults.
-        shared, mean: fields that share tables, or are averaged, see `EmbeddingFront`.
+        shared, mean, attention, sequences: of the fields, see `EmbeddingFront`.
+        unit: options of the fields with attention.
         first_order_scale: above 0. The initial scores do not depend on it: the numbers' weights are
             drawn, then stored divided by the scale.
         dropout, normalization: see `NetworkShape`.
@@ -72,6 +76,9 @@ class CTRModel(nn.Module):
         *,
         shared: Mapping[str, str] | None = None,
         mean: Sequence[str] = (),
+        attention: Mapping[str, str] | None = None,
+        sequences: Mapping[str, str] | None = None,
+        unit: AttentionOptions | None = None,
         first_order_scale: float = 1.0,
         dropout: float = 0.0,
         normalization: Normalization = "none",
@@ -89,12 +96,21 @@ class CTRModel(nn.Module):
                 "such as deepfm"
             )
         generator = torch.Generator().manual_seed(seed)
-        self.front = EmbeddingFront(vocabulary_sizes, dim, shared, mean)
+        self.front = EmbeddingFront(vocabulary_sizes, dim, shared, mean, attention, sequences)
         self.numbers = numbers
-        fields, widths = len(vocabulary_sizes), tuple(hidden)
+        if self.front.sequences and not registered.histories:
+            raise SettingsError(
+                f"model.name: the network {name!r} cannot read the ids of "
+                f"{', '.join(self.front.sequences)} one by one (pooling: none); write pooling: "
+                "attention in the schema, or choose a network that can, such as bst"
+            )
+        # Fields of the network, in the order of its histories.
+        self.sequences = list(self.front.sequences) if registered.histories else None
+        queries = tuple(map(self.front.place, self.front.sequences.values()))
         shape = NetworkShape(
-            fields, dim, numbers, widths, dropout, normalization, max(1, len(goals))
-        )
+            len(self.front.pooled), dim, numbers, tuple(hidden), dropout, normalization,
+            goals=max(1, len(goals)), histories=queries,
+        )  # fmt: skip
         self.bias = nn.Parameter(torch.zeros(shape.goals))
         self.goal_losses: GoalLosses | None = None
         if goals:
@@ -112,6 +128,13 @@ class CTRModel(nn.Module):
                 self.number_weights = linear(numbers, 1, generator, bias=False)
                 with torch.no_grad():
                     self.number_weights.weight /= first_order_scale
+            self.attention = nn.ModuleDict(
+                {
+                    # A field may have the name of a method of ModuleDict.
+                    f"of_{field}": TargetAttention(dim, unit or AttentionOptions(), generator)
+                    for field in self.front.attention
+                }
+            )
 
     def l2_terms(self) -> dict[int, float]:
         """Coefficients of the network's own L2 terms, by `id` of the parameter."""
@@ -120,15 +143,41 @@ class CTRModel(nn.Module):
 
     def forward(self, sparse: KeyedJaggedTensor, dense: Tensor) -> Tensor:
         """Logits, see `logits`, from ids and numbers `[batch, numbers]`."""
-        return self.logits(self.front.lookup(sparse), dense)
+        rows, histories = self.front.lookup(sparse)
+        return self.logits(rows, dense, histories=histories)
+
+    def tiled(
+        self,
+        sparse: KeyedJaggedTensor,
+        dense: Tensor,
+        size: int,
+        aligned: Callable[[Tensor], Tensor] = lambda values: values,
+    ) -> Tensor:
+        """As `forward`, with the dense layers on `size` samples at a time.
+
+        Args:
+            aligned: applied to their rows and numbers.
+        """
+        parts = zip(tiles(*self.front.lookup(sparse), size), dense.split(size), strict=True)
+        found = [
+            self.logits(aligned(rows), aligned(numbers), histories=histories)
+            for (rows, histories), numbers in parts
+        ]
+        return torch.cat(found)
 
     @property
     def has_dropout(self) -> bool:
         """Whether the network has `nn.Dropout` modules."""
         return self._draws is not None
 
-    def logits(self, rows: Tensor, dense: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Logits from looked-up rows, see `EmbeddingFront.lookup`, and numbers.
+    def logits(
+        self,
+        rows: Tensor,
+        dense: Tensor,
+        keys: Tensor | None = None,
+        histories: Mapping[str, History] | None = None,
+    ) -> Tensor:
+        """Logits from looked-up rows and histories, see `LookedUp`, and numbers.
 
         They are `[batch]`, or `[batch, goals]` with several goals.
 
@@ -140,6 +189,8 @@ class CTRModel(nn.Module):
         """
         if self._draws is not None:
             self._draws.begin(keys)
+        if histories:
+            rows = self._attended(rows, histories)
         scale = self.first_order_scale
         if self._network_adds_first_order():
             stored, dim = self.front.stored(rows), self.front.columns.dim
@@ -147,7 +198,11 @@ class CTRModel(nn.Module):
             network: Any = self.network
             return network.with_first_order(stored, dim, dense, weights, scale) + self.bias
         embeddings, id_weights = self.front.split(rows)
-        logits = self.network(embeddings, dense) + self.bias
+        given = [embeddings, dense]
+        if self.sequences is not None:
+            dim = self.front.columns.dim
+            given.append([histories[field].columns(0, dim) for field in self.sequences])
+        logits = self.network(*given) + self.bias
         if self.goal_losses is not None:
             combined = getattr(self.network, "combined", None)
             return logits if combined is None else combined(logits)
@@ -156,6 +211,16 @@ class CTRModel(nn.Module):
         if self.number_weights is not None:
             logits = logits + scaled(self.number_weights(dense).squeeze(1), scale)
         return logits
+
+    def _attended(self, rows: Tensor, histories: Mapping[str, History]) -> Tensor:
+        """Rows with what the queries of the fields with attention attend to."""
+        front = self.front
+        stored = list(front.stored(rows).unbind(1))
+        for field, query in front.attention.items():
+            embedding = stored[front.place(query)][:, : front.columns.dim]
+            attended = self.attention[f"of_{field}"](embedding, histories[field])
+            stored[front.place(field)] = attended
+        return torch.cat(stored, 1)
 
     def _network_adds_first_order(self) -> bool:
         """Whether the network can add the term itself, and no hook relies on separate modules."""
@@ -172,7 +237,7 @@ class CTRModel(nn.Module):
         A copy is tried, in evaluation and in training.
         """
         samples, numbers, columns = 2, self.numbers, self.front.columns
-        fields, network = len(self.front.fields), copy.deepcopy(self.network)
+        fields, network = len(self.front.pooled), copy.deepcopy(self.network)
         methods: dict[str, tuple[str, int, tuple[Any, ...]]] = {
             "forward": ("embeddings", columns.dim, ())
         }
@@ -187,6 +252,9 @@ class CTRModel(nn.Module):
                 # torch counts changes: changed zeros may still be zeros.
                 before = [tensor._version for tensor in inputs]
                 given = (inputs[0], columns.dim, inputs[1], *more) if more else inputs
+                if self.sequences is not None:
+                    ids = Jagged(torch.zeros(3, columns.dim), torch.tensor([3, 0]))
+                    given = (*given, [ids] * len(self.sequences))
                 try:
                     # Without our kernels, as the model may be for a GPU.
                     with torch.no_grad(), switched_off():

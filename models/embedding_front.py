@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torchrec.distributed.types import Awaitable
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from stampede.models import cpu
+from stampede.models.histories import Histories, Jagged
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,35 @@ def _split(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 class SentIds(NamedTuple):
-    """Ids of a batch on their way to the ranks that hold their rows, with TorchRec's `context`."""
+    """Ids of a batch on their way to the ranks that hold their rows.
 
-    context: Any
-    ids: Awaitable[Any]
+    `parts` has TorchRec's context and ids of each collection.
+    """
+
+    parts: tuple[tuple[Any, Awaitable[Any]], ...]
     divisors: Tensor | None  # see `_divisors`
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that `stream` uses the contexts."""
+        for context, _ in self.parts:
+            context.record_stream(stream)
+
+
+class LookedUp(NamedTuple):
+    """Rows of a batch.
+
+    Attributes:
+        rows: `[batch, pooled fields * stored width]`, in the order of the fields; those of fields
+            with attention are zeros.
+        histories: a stored row for each id, by field with attention or without pooling.
+    """
+
+    rows: Tensor
+    histories: Histories
+
+    def tensors(self) -> list[Tensor]:
+        """All rows, those of histories as `[ids, stored width]`."""
+        return [self.rows, *(history.values for history in self.histories.values())]
 
 
 class EmbeddingFront(nn.Module):
@@ -91,8 +116,17 @@ class EmbeddingFront(nn.Module):
 
     The tables are built on the `meta` device; sharding allocates each rank's part.
 
+    TorchRec pools the rows of the fields in `ebc`. It has no table that an
+    `EmbeddingBagCollection` and an `EmbeddingCollection` share, so a table with a field that needs
+    a row for each id is in `ec` with all its fields, and the front sums those of pooled fields
+    itself. A bag for each id of an `EmbeddingBagCollection` would need batch sizes by feature,
+    which pad every other feature (`repeat_bags`), or a padded batch of the longest history.
+
     Attributes:
         fields: names of the id fields.
+        pooled: those with one embedding for a sample, in the order of the embeddings.
+        attention, sequences: the query of each field whose rows stay apart: the model attends to
+            them, or the network takes them as they are.
         tables: the fields that use each table, by the field whose own it is.
 
     Args:
@@ -100,6 +134,7 @@ class EmbeddingFront(nn.Module):
         dim: width of the embeddings.
         shared: the field whose table a field uses, by field; others have tables of their own.
         mean: fields whose rows are averaged over the ids of a sample; those of others are summed.
+        attention, sequences: see above.
     """
 
     def __init__(
@@ -108,54 +143,105 @@ class EmbeddingFront(nn.Module):
         dim: int,
         shared: Mapping[str, str] | None = None,
         mean: Sequence[str] = (),
+        attention: Mapping[str, str] | None = None,
+        sequences: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.fields = list(vocabulary_sizes)
+        self.attention, self.sequences = dict(attention or {}), dict(sequences or {})
+        self.pooled = [field for field in self.fields if field not in self.sequences]
         self.tables = fields_of_tables(self.fields, shared or {})
         self.columns = StoredColumns(dim)
         # TorchRec sums, and the front divides: so one table may serve sums and means, on any plan.
         self.mean = list(mean)
-        # Any: sharding replaces it.
-        self.ebc: Any = EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=table_name(table),
-                    embedding_dim=self.columns.stored,
-                    num_embeddings=vocabulary_sizes[table],
-                    feature_names=fields,
-                )
-                for table, fields in self.tables.items()
-            ],
-            device=torch.device("meta"),
-        )
+        # Any: sharding replaces them.
+        self.ebc: Any = None
+        self.ec: Any = None
+        bags, sequences_of = [], []
+        for table, fields in self.tables.items():
+            about = {
+                "name": table_name(table),
+                "embedding_dim": self.columns.stored,
+                "num_embeddings": vocabulary_sizes[table],
+                "feature_names": fields,
+            }
+            if self.has_rows_apart(table):
+                sequences_of.append(EmbeddingConfig(**about))
+            else:
+                bags.append(EmbeddingBagConfig(**about))
+        if bags:
+            self.ebc = EmbeddingBagCollection(tables=bags, device=torch.device("meta"))
+        if sequences_of:
+            self.ec = EmbeddingCollection(tables=sequences_of, device=torch.device("meta"))
 
-    def lookup(self, sparse: KeyedJaggedTensor) -> Tensor:
-        """Rows of a batch as they are stored, `[batch, fields * stored width]`, in field order.
+    @property
+    def histories(self) -> list[str]:
+        """Fields whose rows stay apart, in the order of the fields."""
+        return [f for f in self.fields if f in self.attention or f in self.sequences]
+
+    def place(self, field: str) -> int:
+        """Number of a pooled field, in the order of the embeddings."""
+        return self.pooled.index(field)
+
+    def has_rows_apart(self, table: str) -> bool:
+        """Whether a table has a field whose rows are not pooled."""
+        return not set(self.histories).isdisjoint(self.tables[table])
+
+    def lookup(self, sparse: KeyedJaggedTensor) -> LookedUp:
+        """Rows of a batch as they are stored.
 
         A sample with several ids of a field gets their sum or mean; without ids, zeros.
         """
-        return _divided(_in_order(self.ebc(sparse), self.fields), _divisors(sparse, self.mean))
+        divisors = _divisors(sparse, self.mean, self.pooled)
+        return self._looked_up([found(sparse) for found in self._collections()], divisors)
 
     def send(self, sparse: KeyedJaggedTensor) -> SentIds:
         """Start to send a batch's ids, once the front is sharded; see `lookup_sent`."""
-        context = self.ebc.create_context()
-        ids = self.ebc.input_dist(context, sparse).wait()
-        return SentIds(context, ids, _divisors(sparse, self.mean))
+        parts = []
+        for collection in self._collections():
+            context = collection.create_context()
+            parts.append((context, collection.input_dist(context, sparse).wait()))
+        return SentIds(tuple(parts), _divisors(sparse, self.mean, self.pooled))
 
-    def lookup_sent(self, sent: SentIds) -> Tensor:
+    def lookup_sent(self, sent: SentIds) -> LookedUp:
         """As `lookup`, of ids that were sent; they can be looked up once."""
-        ids = sent.ids.wait()
-        if any(part.values().is_cuda for part in ids):
-            # They may have come on another stream.
-            ids.record_stream(torch.cuda.current_stream())
-            if sent.divisors is not None:
-                sent.divisors.record_stream(torch.cuda.current_stream())
-        pooled = self.ebc.compute_and_output_dist(sent.context, ids)
-        return _divided(_in_order(pooled, self.fields), sent.divisors)
+        found = []
+        for collection, (context, awaited) in zip(self._collections(), sent.parts, strict=True):
+            ids = awaited.wait()
+            if any(part.values().is_cuda for part in ids):
+                # They may have come on another stream.
+                ids.record_stream(torch.cuda.current_stream())
+                if sent.divisors is not None:
+                    sent.divisors.record_stream(torch.cuda.current_stream())
+            found.append(collection.compute_and_output_dist(context, ids))
+        return self._looked_up(found, sent.divisors)
+
+    def _collections(self) -> list[Any]:
+        return [one for one in (self.ebc, self.ec) if one is not None]
+
+    def _looked_up(self, found: list[Any], divisors: Tensor | None) -> LookedUp:
+        if self.ec is None:
+            return LookedUp(_divided(_in_order(found[0], self.pooled), divisors), {})
+        of_ids = {
+            name: Jagged(one.values(), one.lengths())
+            for name, one in cast(Mapping[str, JaggedTensor], found[-1]).items()
+        }
+        rows = {}
+        if self.ebc is not None:
+            names = [name for name in self.pooled if name not in of_ids]
+            width = self.columns.stored
+            rows = dict(zip(names, _in_order(found[0], names).split(width, 1), strict=True))
+        for name, one in of_ids.items():
+            if name not in self.histories:
+                rows[name] = one.sums(one.values)
+        first = next(iter(of_ids.values()))
+        empty = first.values.new_zeros(len(first.lengths), self.columns.stored)
+        together = torch.cat([rows.get(name, empty) for name in self.pooled], 1)
+        return LookedUp(_divided(together, divisors), {n: of_ids[n] for n in self.histories})
 
     def stored(self, rows: Tensor) -> Tensor:
         """Rows as `[batch, fields, stored width]`; see `lookup`."""
-        return rows.view(-1, len(self.fields), self.columns.stored)
+        return rows.view(-1, len(self.pooled), self.columns.stored)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings `[batch, fields, dim]` and first-order weights `[batch, fields]` of rows."""
@@ -175,18 +261,17 @@ def _in_order(pooled: KeyedTensor, fields: list[str]) -> Tensor:
 
 
 @torch.fx.wrap  # See `_in_order`.
-def _divisors(sparse: KeyedJaggedTensor, mean: list[str]) -> Tensor | None:
-    """What to divide the sums of rows by, `[batch, fields]` float32; None if nothing is averaged.
+def _divisors(sparse: KeyedJaggedTensor, mean: list[str], pooled: list[str]) -> Tensor | None:
+    """What to divide the sums of rows by, `[batch, pooled]` float32; None if nothing is averaged.
 
     The number of ids for fields in `mean`; 1 for other fields, and where there are no ids.
     """
     if not mean:
         return None
     lengths = sparse.lengths().view(len(sparse.keys()), -1)
-    divisors = torch.ones(lengths.shape, device=lengths.device)
+    divisors = torch.ones(len(pooled), lengths.shape[1], device=lengths.device)
     for field in mean:
-        place = sparse.keys().index(field)
-        divisors[place] = lengths[place].clamp(min=1)
+        divisors[pooled.index(field)] = lengths[sparse.keys().index(field)].clamp(min=1)
     return divisors.T
 
 

@@ -16,6 +16,21 @@ class NoOptions(Section):
     """No options."""
 
 
+Activation = Literal["prelu", "relu"]
+
+
+class AttentionOptions(Section):
+    """The unit of fields with `pooling: attention`."""
+
+    hidden: _Widths = Field(
+        [64], min_length=1, description="widths of the hidden layers that give an id its weight"
+    )
+    activation: Activation = Field("prelu", description="of the hidden layers")
+    softmax: bool = Field(
+        False, description="weights of a history add up to 1; DIN's paper has none"
+    )
+
+
 class AutoIntOptions(Section):
     """Options of AutoInt."""
 
@@ -23,6 +38,22 @@ class AutoIntOptions(Section):
     heads: int = Field(2, ge=1, description="attention heads of a layer")
     width: int = Field(32, ge=1, description="width of a head")
     deep: bool = Field(False, description="add an MLP of all embeddings (AutoInt+)")
+
+
+class BSTOptions(Section):
+    """Options of BST."""
+
+    layers: int = Field(1, ge=1, description="transformer blocks")
+    heads: int = Field(2, ge=1, description="attention heads of a block")
+    positions: int = Field(
+        51,
+        ge=2,
+        description="vectors of positions: the target's, then from the most recent id back; older "
+        "ids share the last",
+    )
+    pooling: Literal["mean", "sum", "target"] = Field(
+        "mean", description="of the transformer's outputs; target: that of the target alone"
+    )
 
 
 class CrossOptions(Section):
@@ -71,6 +102,12 @@ class DESTINEOptions(Section):
         0.0, ge=0, lt=1, description="share of the attention weights that training leaves out"
     )
     deep: bool = Field(False, description="add an MLP of all embeddings")
+
+
+class DINOptions(Section):
+    """Options of DIN."""
+
+    activation: Activation = Field("prelu", description="of the hidden layers")
 
 
 class DLRMOptions(Section):

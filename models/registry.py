@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stampede.models.options import (
     AutoIntOptions,
+    BSTOptions,
     CrossOptions,
     DCNv2Options,
     DESTINEOptions,
+    DINOptions,
     DLRMOptions,
     FinalMLPOptions,
     MaskNetOptions,
@@ -47,6 +49,7 @@ class NetworkShape:
         dropout: share of each hidden layer's outputs that training leaves out, in [0, 1).
         normalization: `layer` for layer norm before the ReLU of each hidden layer.
         goals: number of goals, each with a logit; 1 of a single label.
+        histories: of each field of `pooling: none`, the number of its query among the id fields.
     """
 
     fields: int
@@ -56,6 +59,7 @@ class NetworkShape:
     dropout: float = 0.0
     normalization: Normalization = "none"
     goals: int = 1
+    histories: tuple[int, ...] = ()
 
     @property
     def inputs(self) -> int:
@@ -91,6 +95,7 @@ class Network:
         first_order: whether the model adds the first-order term to the network's logits.
         options: the section `model.options` of the configuration.
         goals: whether it has a logit for each of several goals, instead of one logit.
+        histories: whether its `forward` takes histories.
     """
 
     name: str
@@ -98,6 +103,7 @@ class Network:
     first_order: bool = False
     options: type[Section] = NoOptions
     goals: bool = False
+    histories: bool = False
 
     def check_goals(self, goals: Collection[str]) -> None:
         """Refuse data with several goals for a network of one, and the other way round."""
@@ -162,10 +168,12 @@ _NETWORKS: dict[str, Network] = {
     network.name: network
     for network in (
         Network("autoint", "autoint.AutoInt", options=AutoIntOptions),
+        Network("bst", "bst.BST", options=BSTOptions, histories=True),
         Network("dcn", "dcn.DCN", first_order=True, options=CrossOptions),
         Network("dcnv2", "dcn.DCNv2", first_order=True, options=DCNv2Options),
         Network("deepfm", "deepfm.DeepFM", first_order=True),
         Network("destine", "destine.DESTINE", first_order=True, options=DESTINEOptions),
+        Network("din", "din.DIN", options=DINOptions),
         Network("dlrm", "dlrm.DLRM", options=DLRMOptions),
         Network("esmm", "goals.ESMM", goals=True),
         Network("finalmlp", "finalmlp.FinalMLP", options=FinalMLPOptions),
@@ -188,6 +196,7 @@ def register(
     first_order: bool = False,
     options: type[Section] = NoOptions,
     goals: bool = False,
+    histories: bool = False,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Class decorator that makes a network available as `model.name`.
 
@@ -213,6 +222,8 @@ def register(
         first_order: whether the model adds the first-order term, a weight per id and number.
         options: the keys of `model.options`, as a `Section` with defaults and descriptions.
         goals: whether the network is for several goals; the model then adds no first-order term.
+        histories: whether `forward` takes a third argument, the fields of `pooling: none`: a list
+            of `stampede.models.histories.History`, in the order of `shape.histories`.
 
     Raises:
         SettingsError: the name is taken or not a Python name.
@@ -231,7 +242,7 @@ def register(
                 f"register({name!r}): {taken.module.__module__} has a network of that name; "
                 "choose another"
             )
-        _NETWORKS[name] = Network(name, network, first_order, options, goals)
+        _NETWORKS[name] = Network(name, network, first_order, options, goals, histories)
         return network
 
     return add

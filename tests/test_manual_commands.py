@@ -38,6 +38,7 @@ BEFORE = {
         "python launch.py configs/quickstart.yaml run.name=criteo-1024",
         "python launch.py configs/quickstart.yaml run.name=criteo-8192",
     ],
+    "histories-and-goals.md": ["python launch.py configs/histories.yaml"],
     "predict-export.md": [
         "python launch.py configs/criteo_kaggle.yaml data.path=train.txt",
         "python launch.py configs/table.yaml 'data.path=log/*.csv.gz' data.schema_file=shop.yaml "

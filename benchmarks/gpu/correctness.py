@@ -251,7 +251,12 @@ def _golden(device: torch.device, path: Path) -> dict[str, Any]:
     with processes(device.type) as here:
         config = golden.config([])
         data = SimpleNamespace(
-            vocabulary_sizes=golden.vocabulary, numbers=golden.meta["dense"], shared={}, mean=()
+            vocabulary_sizes=golden.vocabulary,
+            numbers=golden.meta["dense"],
+            shared={},
+            mean=(),
+            attention={},
+            sequences={},
         )
         job = of_config(config, data, here.device)
         worst = follow(golden, config, job, here)

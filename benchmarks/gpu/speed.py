@@ -231,9 +231,9 @@ def _with_torchrec(setting: Setting, batch: int, tables: TableOptimizer) -> dict
         # `train_step` would wait for each loss: TorchRec's tables cannot refuse a step later.
         sent = next(source)
         received = sent.received()
-        rows = job.front.lookup_sent(sent.ids)
-        _, grad = _dense_pass(job, received, rows.detach(), next(number), setting.here)
-        rows.backward(grad)
+        looked_up = job.front.lookup_sent(sent.ids)
+        _, grads = _dense_pass(job, received, looked_up, next(number), setting.here)
+        torch.autograd.backward(looked_up.tensors(), grads)
         job.dense_optimizer.step()
 
     return {"precision": "bf16"} | setting.speed(step, batch)

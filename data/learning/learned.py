@@ -49,6 +49,7 @@ from stampede.data.schema.schema import (
     Quantiles,
     Schema,
     Vocabulary,
+    is_history,
     is_multi,
     settled,
     table_of,
@@ -259,7 +260,7 @@ class Learned:
                 ids[i] = encoder.rows(frame[entry.name])
         bags = []
         for entry in self.fields[len(single) :]:
-            lengths, values = flattened(frame[entry.name])
+            lengths, values = flattened(frame[entry.name], entry.query is None)
             rows = self._encoders[entry.name].rows(values).astype(self.ids_dtype)
             bags.append((lengths, rows))
         numbers = np.empty((len(frame), 0), dtype=np.float32)
@@ -464,7 +465,11 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
                 "multi": is_multi(field),
                 "table": None if table == name else table,
                 "pooling": getattr(field, "pooling", "sum"),
+                "query": getattr(field, "query", None),
             }
+            if is_history(field):
+                # Cells without ids stay empty.
+                update["missing_row"] = None
             entry = encoders[table].entry.model_copy(update=update)
             encoders[name] = encoders[table]._replace(entry=entry)
         return Learned(saved.schema_, encoders, saved.ranges, saved.soft_labels)

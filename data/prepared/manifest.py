@@ -40,7 +40,9 @@ class FieldEntry(Section):
     unseen_row: Count | None = None  # of rare ids and ids absent from the training part, if any
     multi: bool = False  # whether a sample has any number of ids
     table: FieldName | None = None  # the field whose table it uses; none: its own
-    pooling: Literal["sum", "mean"] = "sum"  # of the embeddings of a sample's ids
+    # Of the embeddings of a sample's ids.
+    pooling: Literal["sum", "mean", "attention", "none"] = "sum"
+    query: FieldName | None = None  # the field that attends to its ids, or reads them one by one
 
     @property
     def unknown_rows(self) -> tuple[int, ...]:

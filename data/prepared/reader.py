@@ -69,6 +69,8 @@ def open_prepared(folder: Path) -> Dataset:
         test=test,
         multi=tuple(entry.name for entry in manifest.multi()),
         mean=tuple(entry.name for entry in manifest.multi() if entry.pooling == "mean"),
+        attention={e.name: e.query for e in manifest.multi() if e.pooling == "attention"},
+        sequences={e.name: e.query for e in manifest.multi() if e.pooling == "none"},
         shared={n: entry.table for n, entry in entries.items() if entry.table is not None},
         goals=tuple(manifest.goals),
         has_weight=manifest.has_weight,

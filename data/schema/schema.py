@@ -33,7 +33,11 @@ _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
 
 # Keys of `_ManyIds` that are younger than its prepared folders.
-_LATER_KEYS = {"share", "keep", "pooling"}
+_LATER_KEYS = {"share", "keep", "pooling", "query"}
+
+
+# Poolings of fields whose rows are looked up one by one.
+HISTORIES = ("attention", "none")
 
 
 class _ManyIds(Section):
@@ -43,7 +47,8 @@ class _ManyIds(Section):
     separator: str | None = Field(None, min_length=1)  # between the ids of a cell; none: one id
     max_ids: int | None = Field(None, ge=1, lt=2**31)  # of a cell; others are left out
     keep: Literal["first", "last"] = "first"  # which ones, of more than `max_ids`
-    pooling: Literal["sum", "mean"] = "sum"  # of the embeddings of a cell
+    pooling: Literal["sum", "mean", "attention", "none"] = "sum"  # of the embeddings of a cell
+    query: FieldName | None = None  # the field that attends to a cell's ids
     share: FieldName | None = None  # use the table and the vocabulary of this field
 
     @model_serializer(mode="wrap")
@@ -65,6 +70,17 @@ class _ManyIds(Section):
             raise ValueError(
                 "found pooling: mean without separator, but a cell with one id has nothing to "
                 "average; write both or neither"
+            )
+        if self.pooling in HISTORIES and (self.separator is None or self.query is None):
+            absent = "query" if self.separator else "separator"
+            raise ValueError(
+                f"found pooling: {self.pooling} without {absent}; write for example "
+                '{separator: "|", query: item}'
+            )
+        if self.query is not None and self.pooling not in HISTORIES:
+            raise ValueError(
+                f"found query: {self.query} with pooling: {self.pooling}; write pooling: "
+                "attention, or leave query out"
             )
         return self
 
@@ -112,6 +128,11 @@ IdField = Vocabulary | Hashed | Integers | Quantiles | TimePart
 def is_multi(field: IdField) -> bool:
     """Whether a sample may have several ids of a field."""
     return not isinstance(field, Quantiles | TimePart) and field.separator is not None
+
+
+def is_history(field: IdField) -> bool:
+    """Whether the rows of a field's ids stay apart, for a query."""
+    return getattr(field, "query", None) is not None
 
 
 def table_of(name: str, field: IdField) -> str:
@@ -337,12 +358,25 @@ class Schema(Section):
             raise ValueError(
                 f"ids.{timed[0]}: encode: {self.ids[timed[0]].encode} needs the section `time`"
             )
+        self._check_queries()
         absent = sorted(self.used_columns() - set(self.columns)) if self.columns else []
         if absent:
             raise ValueError(
                 f"column {absent[0]!r} is used but not in columns: {', '.join(self.columns)}"
             )
         return self
+
+    def _check_queries(self) -> None:
+        queries = [name for name, field in self.ids.items() if not is_history(field)]
+        for name, field in self.ids.items():
+            if is_history(field) and field.query not in queries:
+                what = (
+                    "itself a history" if field.query in self.ids else "no id field of the schema"
+                )
+                instead = f"write one of {', '.join(queries)}" if queries else "add a field"
+                raise ValueError(
+                    f"ids.{name}: found query: {field.query}, which is {what}; {instead}"
+                )
 
     def used_columns(self) -> set[str]:
         """Columns of the file that are read."""

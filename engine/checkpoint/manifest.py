@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Container
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -79,6 +80,8 @@ class DataEntry(Section):
     shared: dict[str, str] = Field(default_factory=dict)
     mean: list[str] = Field(default_factory=list)
     goals: list[str] = Field(default_factory=list)
+    attention: dict[str, str] = Field(default_factory=dict)
+    sequences: dict[str, str] = Field(default_factory=dict)
     vocabulary_sha256: str
     numbers: Count
     train_rows: Count
@@ -104,9 +107,11 @@ class Manifest(Section):
         return self.config.get("model", {}).get("first_order_scale", 1.0)
 
 
-def weights_name(field: str) -> str:
-    """Name in the model of the tensor with the weights of a field's table."""
-    return f"front.ebc.embedding_bags.{table_name(field)}.weight"
+def weights_name(field: str, tensors: Container[str], prefix: str = "") -> str:
+    """Name, among those of `tensors`, of the tensor with the weights of a field's table."""
+    table = table_name(field)
+    bags = f"{prefix}front.ebc.embedding_bags.{table}.weight"
+    return bags if bags in tensors else f"{prefix}front.ec.embeddings.{table}.weight"
 
 
 def data_entry(dataset: Dataset) -> DataEntry:
@@ -116,6 +121,8 @@ def data_entry(dataset: Dataset) -> DataEntry:
         shared=dict(dataset.shared),
         mean=list(dataset.mean),
         goals=list(dataset.goals),
+        attention=dict(dataset.attention),
+        sequences=dict(dataset.sequences),
         vocabulary_sha256=dataset.vocabulary_sha256,
         numbers=dataset.numbers,
         train_rows=dataset.train.rows,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from stampede.data import Dataset, click_shares
 from stampede.engine.checkpoint.manifest import Manifest, data_entry, read_manifest
+from stampede.engine.checkpoint.pretrained import fill_pretrained
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.tensors import check_same_network, read_tensors
 from stampede.engine.checkpoint.warm_start import (
@@ -33,7 +34,8 @@ from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.training.progress import Progress
 
 # Sections and keys that may differ between a checkpoint and the run that continues it.
-_FREE = ("model.import", "model.initial_bias", "optim.embedding.lr", "optim.embedding.schedule.",
+_FREE = ("model.import", "model.initial_bias", "model.pretrained",
+         "optim.embedding.lr", "optim.embedding.schedule.",
          "optim.embedding.plateau.",
          "optim.embedding.on_nonfinite", "optim.dense.lr", "optim.dense.schedule.",
          "optim.dense.plateau.", "run.name", "run.dir", "run.device", "run.kernels",
@@ -110,6 +112,8 @@ def begin(
     """
     if found.newest is None:
         draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
+    if found.newest is None and found.source is None:
+        filled = fill_pretrained(config, job, dataset, processes)
     if found.source is not None:
         before = read_manifest(found.source.checkpoint)
         report = load_matching(found.source, config, dataset.vocabulary_sizes, job, processes)
@@ -125,7 +129,7 @@ def begin(
         kept = {name: getattr(before.progress, name) for name in kept if takes_all}
         return Progress(**kept), [*found.lines, loaded, *report.lines()], report
     if found.newest is None:
-        lines = [*found.lines, *_set_initial_bias(config, job, dataset, processes)]
+        lines = [*found.lines, *filled, *_set_initial_bias(config, job, dataset, processes)]
         return Progress(), lines, None
     progress = load(found.newest, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]

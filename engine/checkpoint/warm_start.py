@@ -148,7 +148,9 @@ def load_matching(
     # Only some ranks hold the states of a table.
     new = {name: why for of_rank in together(lambda: new, group) for name, why in of_rank.items()}
     job.model.load_state_dict(state["model"])
-    told_as_fields = {f"{_MODEL}{weights_name(one.field)}" for one in manifest.tables.values()}
+    told_as_fields = {
+        weights_name(one.field, manifest.tensors, _MODEL) for one in manifest.tables.values()
+    }
     if load.takes_all:
         # They are reported with the rows of their tables.
         told_as_fields |= {name for name in manifest.tensors if name.startswith(_OF_TABLES)}
@@ -195,7 +197,7 @@ def draw_rows_of_new_ids(
 
     init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
     for field, found in processes.on_main(keys).items():
-        table, places = state.get(weights_name(field)), rows[field]
+        table, places = state.get(weights_name(field, state)), rows[field]
         if table is None or not len(places):
             continue
         dim = table.size()[1]
@@ -258,12 +260,12 @@ class _Load:
 
     def fill_table(self, field: str, rows: np.ndarray | None) -> None:
         """Fill a field's table, with its optimizer's states if all is taken; rows as in `match`."""
-        name = f"{_MODEL}{weights_name(field)}"
+        name = weights_name(field, self._targets, _MODEL)
         # A process may hold some tables only.
-        parts = _parts(self._targets[name]) if name in self._targets else ()
+        parts = local_parts(self._targets[name]) if name in self._targets else ()
         if rows is None or not any(part.numel() for part, _ in parts):
             return
-        then = f"{_MODEL}{weights_name(self.table_then(field))}"
+        then = weights_name(self.table_then(field), self.manifest.tensors, _MODEL)
         whole = self._read(then)
         whole[:, self._first_order] *= self._ratio
         _copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
@@ -319,7 +321,7 @@ def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> N
         whole: `[m]` or `[m, columns]`, on the CPU.
         rows: `[n]` int64, the row of `whole` for each row of the table; -1: unchanged.
     """
-    for part, (first_row, *first_column) in _parts(table):
+    for part, (first_row, *first_column) in local_parts(table):
         mine = rows[first_row : first_row + len(part)]
         columns = [
             slice(first, first + size)
@@ -330,8 +332,8 @@ def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> N
             part[places.to(part.device)] = values.to(part)
 
 
-def _parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
-    """This process's parts and their offsets."""
+def local_parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
+    """This process's parts of a table and their offsets."""
     if not isinstance(table, ShardedTensor):
         yield table.detach(), [0] * table.dim()
         return

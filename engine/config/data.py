@@ -14,6 +14,7 @@ from stampede.settings import Section, Seed
 if TYPE_CHECKING:
     # A configuration is checked without importing torch.
     from stampede.data.synthetic import SyntheticClicks
+    from stampede.data.synthetic_histories import SyntheticHistories
 
 
 class ReadingSection(Section):
@@ -65,10 +66,20 @@ class SyntheticSection(Section):
         False, description="a second, rarer goal, conversion, that some clicks reach"
     )
 
-    def clicks(self) -> SyntheticClicks:
+    histories: Literal["sum", "mean", "attention", "none"] | None = Field(
+        None,
+        description="users with histories that decide their clicks, and how the network reads "
+        "them, as the schema's key pooling; the keys from scale on do not matter then. null: "
+        "Criteo-shaped clicks",
+    )
+
+    def clicks(self) -> SyntheticClicks | SyntheticHistories:
         """The hidden model."""
         from stampede.data.synthetic import SyntheticClicks
+        from stampede.data.synthetic_histories import SyntheticHistories
 
+        if self.histories is not None:
+            return SyntheticHistories(self.seed, self.histories)
         same = {field.name for field in fields(SyntheticClicks)} & type(self).model_fields.keys()
         return SyntheticClicks(**{name: getattr(self, name) for name in same})
 

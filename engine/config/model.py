@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Field, create_model
 
 from stampede.files import read_file
-from stampede.models import Network, NoOptions, Normalization, network, network_names
+from stampede.models import (
+    Network,
+    NoOptions,
+    Normalization,
+    network,
+    network_names,
+)
+from stampede.models.options import AttentionOptions
 from stampede.optim.registry import CLIPS, RULES
 from stampede.settings import Section, SettingsError
 
@@ -55,6 +62,14 @@ class _ModelSection(Section):
         description="initial bias of a new run. log_odds: the log odds of a click in the "
         "training part, with the first-order weights of numbers at 0; zero: 0, with these "
         "weights random, as in the authors' code",
+    )
+    pretrained: dict[str, str] = Field(
+        {},
+        description="by id field, a Parquet file of ids and vectors of width dim, with which "
+        "the embeddings of a new run begin; training goes on with them",
+    )
+    attention: AttentionOptions = Field(
+        AttentionOptions(), description="the unit of fields with pooling: attention"
     )
     options: Section = NoOptions()
 

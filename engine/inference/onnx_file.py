@@ -17,6 +17,7 @@ from torch.nn import functional
 from stampede.data.formulas import BOOLEANS, DAY, FIRST_TIME, HOUR, LAST_TIME, THURSDAY, WEEK
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
+from stampede.data.schema.schema import HISTORIES
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.packaging import (
     SAMPLES,
@@ -227,8 +228,18 @@ class Scoring(nn.Module):
 
     def forward(self, values: list[Tensor], numbers: list[Tensor]) -> tuple[Tensor, ...]:
         """Probabilities, then logits, `[samples]` float32 of each goal."""
-        rows = [field(value) for field, value in zip(self.fields, values, strict=True)]
-        logits = self.dense(torch.stack(rows, 1), self.numbers(numbers, len(values[0]))).float()
+        pooled, of_ids, masks = [], [], []
+        for field, value in zip(self.fields, values, strict=True):
+            if field.about["pooling"] not in HISTORIES:
+                pooled.append(field(value))
+                continue
+            rows, is_id = field.of_ids(value)
+            of_ids.append(rows)
+            masks.append(is_id)
+            if field.about["pooling"] == "attention":
+                pooled.append(torch.zeros_like(rows[:, 0]))
+        numbers = self.numbers(numbers, len(values[0]))
+        logits = self.dense(torch.stack(pooled, 1), numbers, of_ids, masks).float()
         if logits.ndim == 1:
             return logits.sigmoid(), logits
         return (*logits.sigmoid().unbind(1), *logits.unbind(1))
@@ -321,6 +332,15 @@ class Field(nn.Module):
         about = self.about
         if not about["multi"]:
             return self._weights(self._rows(value))
+        rows, is_id = self.of_ids(value)
+        sums = (rows * is_id.unsqueeze(-1)).sum(1)
+        return (
+            sums / is_id.sum(1, keepdim=True).clamp(min=1) if about["pooling"] == "mean" else sums
+        )
+
+    def of_ids(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of each id, `[samples, ids, dim + 1]`, and whether there is one at a place."""
+        about = self.about
         # Leave out padding and ids beyond `max_ids`; add an id for a missing value.
         is_id = self._is_row(value)
         if about["max_ids"] is not None:
@@ -333,10 +353,7 @@ class Field(nn.Module):
             is_missing = is_id.sum(1, keepdim=True) == 0
             missing = torch.where(is_missing, about["missing_row"], 0)
             rows, is_id = torch.cat([rows, missing], 1), torch.cat([is_id, is_missing], 1)
-        sums = (self._weights(rows) * is_id.unsqueeze(-1)).sum(1)
-        return (
-            sums / is_id.sum(1, keepdim=True).clamp(min=1) if about["pooling"] == "mean" else sums
-        )
+        return self._weights(rows), is_id
 
     def _rows(self, value: Tensor) -> Tensor:
         """Rows of the values of samples with one each, `[samples]` int64."""

@@ -40,6 +40,7 @@ from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
 from stampede.files import hidden, make_folder, publish_folder, remove, to_json
 from stampede.models import CTRModel
+from stampede.models.histories import Padded
 
 RowType = Literal["fp32", "fp16", "int8"]
 
@@ -245,17 +246,27 @@ class DensePart(nn.Module):
         super().__init__()
         columns = model.front.columns
         self.padding = columns.stored - columns.dim - 1
-        model.front.ebc = nn.Module()
+        model.front.ebc = model.front.ec = None
         self.model = model
+        self.histories = model.front.histories
 
-    def forward(self, rows: Tensor, numbers: Tensor) -> Tensor:
+    def forward(
+        self, rows: Tensor, numbers: Tensor, values: list[Tensor], is_id: list[Tensor]
+    ) -> Tensor:
         """Logits `[n]`, or `[n, goals]`.
 
         Args:
-            rows: `[n, fields, dim + 1]`, embedding and first-order weight of each field.
+            rows: `[n, pooled fields, dim + 1]`, embedding and first-order weight of each field.
             numbers: `[n, numbers]`.
+            values: of each history `[n, most, dim + 1]`, the same of each id.
+            is_id: of each history `[n, most]`, whether there is an id at a place.
         """
-        return self.model.logits(functional.pad(rows, [0, self.padding]).flatten(1), numbers)
+        read = {
+            name: Padded(functional.pad(one, [0, self.padding]), mask)
+            for name, one, mask in zip(self.histories, values, is_id, strict=True)
+        }
+        stored = functional.pad(rows, [0, self.padding]).flatten(1)
+        return self.model.logits(stored, numbers, histories=read)
 
 
 def export_dense_part(model: CTRModel) -> ExportedProgram:
@@ -264,10 +275,17 @@ def export_dense_part(model: CTRModel) -> ExportedProgram:
     Raises:
         RunFolderError: torch cannot export it; this happens with users' own networks.
     """
-    fields, columns = len(model.front.fields), model.front.columns.dim + 1
-    inputs = (torch.zeros(SAMPLES, fields, columns), torch.zeros(SAMPLES, model.numbers))
-    samples = Dim("samples", min=1)
-    shapes = {"rows": {0: samples}, "numbers": {0: samples}}
+    fields, columns = len(model.front.pooled), model.front.columns.dim + 1
+    histories, samples = range(len(model.front.histories)), Dim("samples", min=1)
+    inputs = (
+        torch.zeros(SAMPLES, fields, columns),
+        torch.zeros(SAMPLES, model.numbers),
+        [torch.zeros(SAMPLES, SAMPLES + 1, columns) for _ in histories],
+        [torch.ones(SAMPLES, SAMPLES + 1, dtype=torch.bool) for _ in histories],
+    )
+    of_history = [{0: samples, 1: Dim.DYNAMIC} for _ in histories]
+    of_rows = {0: samples}
+    shapes = {"rows": of_rows, "numbers": of_rows, "values": of_history, "is_id": of_history}
     return exported(DensePart(model), inputs, shapes, model.network)
 
 

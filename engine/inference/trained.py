@@ -155,10 +155,8 @@ def scored(model: CTRModel, part: Part, batch_size: int) -> Iterator[Scored]:
     with denormals_as_zero():
         for batch in GlobalBatches(part, model.front.fields, batch_size, 0, 1).epoch(0):
             moved = batch.to(device, non_blocking=True)
-            rows = model.front.lookup(moved.sparse)
-            size = TILE_ROWS if device.type == "cpu" else max(len(rows), 1)
-            tiles = zip(rows.split(size), moved.dense.split(size), strict=True)
-            logits = torch.cat([model.logits(tile, dense).float() for tile, dense in tiles])
+            size = TILE_ROWS if device.type == "cpu" else max(len(moved.dense), 1)
+            logits = model.tiled(moved.sparse, moved.dense, size).float()
             columns = (logits, batch.label, batch.weight)
             yield Scored(*(column.cpu().numpy() for column in columns))
 

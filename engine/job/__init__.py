@@ -83,6 +83,8 @@ class ModelInputs(Protocol):
     shared: Mapping[str, str]
     mean: Sequence[str]
     goals: Sequence[str]
+    attention: Mapping[str, str]
+    sequences: Mapping[str, str]
 
 
 def build_model(config: Config, data: ModelInputs) -> CTRModel:
@@ -97,6 +99,9 @@ def build_model(config: Config, data: ModelInputs) -> CTRModel:
         config.model.options,
         shared=data.shared,
         mean=data.mean,
+        attention=data.attention,
+        sequences=data.sequences,
+        unit=config.model.attention,
         first_order_scale=config.model.first_order_scale,
         dropout=config.model.dropout,
         normalization=config.model.normalization,

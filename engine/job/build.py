@@ -30,7 +30,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     model = build_model(config, dataset)
     columns = model.front.columns.dim
     kind, arguments = table_optimizer(config, actual, columns)
-    apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
+    apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
     l2 = model.l2_terms()
     if model.number_weights is not None:
         # First-order weights of numbers decay with the tables' l2.

@@ -112,7 +112,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
     kind, arguments = table_optimizer(
         config, scaled_hyperparameters(config).scaled, model.front.columns.dim
     )
-    apply_optimizer_in_backward(kind, model.front.ebc.parameters(), arguments)
+    apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
     work, stats = workload(config, data, model, cluster.world_size), EmbeddingStats()
     types = sharding_types(config, cluster.world_size)
     larger = [round(work.even_bytes() * factor / (1.0 - cluster.reserved)) for factor in _LARGER]

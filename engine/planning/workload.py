@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -26,6 +26,7 @@ from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimiz
 from stampede.engine.reading import data_folder
 from stampede.models import CTRModel, table_name
 from stampede.models.embedding_front import fields_of_tables
+from stampede.models.histories import Jagged
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.update_settings import UpdateSettings
 from stampede.optim.waiting_rows import is_replayable
@@ -74,7 +75,7 @@ class PlannedData:
     """What a plan needs to know about the data.
 
     Attributes:
-        vocabulary_sizes, numbers, shared, mean, goals: as of a `Dataset`.
+        vocabulary_sizes, numbers, shared, mean, attention, sequences, goals: as of a `Dataset`.
         tables: in the order of the fields.
         assumed: how often rows are looked up, in words.
         rows: of the training part; None if only table sizes are known.
@@ -89,6 +90,23 @@ class PlannedData:
     rows: int | None = None
     mean: tuple[str, ...] = ()
     goals: tuple[str, ...] = ()
+    attention: Mapping[str, str] = field(default_factory=dict)
+    sequences: Mapping[str, str] = field(default_factory=dict)
+
+    def ids_of_histories(self) -> dict[str, float]:
+        """Mean ids per sample of the fields whose rows are looked up one by one."""
+        fields = fields_of_tables(self.vocabulary_sizes, self.shared)
+        ids = {
+            field: mean
+            for table in self.tables
+            for field, mean in zip(fields[table.field], table.ids_of_fields, strict=True)
+        }
+        return {field: ids[field] for field in (*self.attention, *self.sequences)}
+
+    def has_rows_apart(self, table: str) -> bool:
+        """Whether the rows of a table are looked up one by one."""
+        histories = (*self.attention, *self.sequences)
+        return any(self.shared.get(field, field) == table for field in histories)
 
 
 @dataclass(frozen=True)
@@ -229,8 +247,9 @@ class Workload:
         # Ids and lengths as they arrive, and again in the order of the tables.
         received = 0 if shard.is_replicated else 2 * (lookups * self.data.id_bytes + samples * INT)
         row = shard.columns * FLOAT
-        # With its gradient.
-        output = 2 * samples * row
+        # Of each bag, or of each id, with its gradient.
+        is_apart = self.data.has_rows_apart(self.tables[shard.table].field)
+        output = 2 * (lookups if is_apart else samples) * row
         # Gradient, weights and states of the rows.
         of_rows = 2 * row + states.per_row(shard.columns, shard.column_offset)
         of_rows += 2 * LONG + states.values_per_row * FLOAT
@@ -249,6 +268,8 @@ class Workload:
         pooled = 3 * batch * fields * self.columns * FLOAT
         # And both again, divided by the number of ids.
         pooled += 2 * batch * fields * self.columns * FLOAT if data.mean else 0
+        # Of each id of a history as it arrives, as the model reads it, and its gradient.
+        pooled += 3 * batch * sum(data.ids_of_histories().values()) * self.columns * FLOAT
         layers = batch * self.dense_bytes_per_sample
         # Gradients, and the buckets that they are summed in.
         gradients = 2 * self.dense_weight_bytes()
@@ -283,13 +304,13 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         model: built from it, its tables on `meta`.
     """
     columns = model.front.columns
-    of_tables = {id(parameter) for parameter in model.front.ebc.parameters()}
+    of_tables = {id(parameter) for parameter in model.front.parameters()}
     return Workload(
         data,
         columns.stored,
         TableStates.of(config, columns.dim, columns.stored),
         sum(p.numel() for p in model.parameters() if id(p) not in of_tables),
-        activation_bytes_per_sample(model),
+        activation_bytes_per_sample(model, data.ids_of_histories()),
         config.train.batch_size,
         world_size,
         config.train.reproducible,
@@ -304,6 +325,8 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
         DataError: a file cannot be used.
     """
     section = config.data
+    if isinstance(section, SyntheticSection) and section.histories:
+        return _from_sample(section.clicks().dataset(section.rows, section.test_rows))
     if isinstance(section, SyntheticSection):
         cardinalities = section.clicks().cardinalities()
         sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
@@ -394,10 +417,11 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     assumed = f"as in {len(rows):,} rows of the training part"
     id_bytes, trained = samples.ids.element_size(), dataset.train.rows
     given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
-    return PlannedData(*given, mean=dataset.mean, goals=dataset.goals)
+    kinds = {"attention": dataset.attention, "sequences": dataset.sequences}
+    return PlannedData(*given, mean=dataset.mean, goals=dataset.goals, **kinds)
 
 
-def activation_bytes_per_sample(model: CTRModel) -> int:
+def activation_bytes_per_sample(model: CTRModel, ids: Mapping[str, float] | None = None) -> int:
     """Peak memory of forward and backward in bytes per sample.
 
     Runs a few samples on the CPU in float32. Counts the gradient of the looked-up rows, but not the
@@ -405,8 +429,9 @@ def activation_bytes_per_sample(model: CTRModel) -> int:
 
     Args:
         model: with dense layers on the CPU and tables on `meta`; it does not change.
+        ids: mean ids per sample of each history.
     """
-    front, count = model.front, len(model.front.fields)
+    front, count = model.front, len(model.front.pooled)
     # A copy of all but the tables, so that running means and the like do not change.
     dense = copy.deepcopy(model, {id(front): front})
     peaks = []
@@ -415,11 +440,23 @@ def activation_bytes_per_sample(model: CTRModel) -> int:
             rows = torch.randn(samples, count * front.columns.stored, requires_grad=True)
             inputs = torch.randn(samples, model.numbers)
             tracker = MemTracker()
-            tracker.track_external(rows, inputs, dense)
+            histories = {
+                name: _drawn_history(samples, mean, front.columns.stored)
+                for name, mean in (ids or {}).items()
+            }
+            held = [rows, *(one.values for one in histories.values())]
+            tracker.track_external(*held, inputs, dense)
             with tracker:
-                logits = dense.logits(rows, inputs)
+                logits = dense.logits(rows, inputs, histories=histories)
                 # A network need not use its embeddings.
-                torch.autograd.grad(logits.sum(), rows, allow_unused=True)
+                torch.autograd.grad(logits.sum(), held, allow_unused=True)
             peak = tracker.get_tracker_snapshot("peak")[rows.device]["Total"]
-            peaks.append(peak - rows.nbytes - inputs.nbytes)
+            peaks.append(peak - sum(one.nbytes for one in (*held, inputs)))
     return -(-(peaks[1] - peaks[0]) // (_SAMPLES[1] - _SAMPLES[0]))
+
+
+def _drawn_history(samples: int, mean: float, columns: int) -> Jagged:
+    """Rows of ids, about `mean` for a sample."""
+    ends = (torch.arange(samples + 1) * mean).round().long()
+    lengths = ends.diff()
+    return Jagged(torch.randn(int(ends[-1]), columns, requires_grad=True), lengths)

@@ -78,9 +78,8 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
     """`[n]` float32, tile by tile if the batch has tiles."""
     if not batch.tiles:
         return model(batch.sparse, batch.dense).float()
-    rows = model.module.front.lookup(batch.sparse)
-    tiles = zip(*(values.chunk(batch.tiles) for values in (rows, batch.dense)), strict=True)
-    return torch.cat([model.module.logits(*map(aligned, tile)).float() for tile in tiles])
+    size = len(batch.dense) // batch.tiles
+    return model.module.tiled(batch.sparse, batch.dense, size, aligned).float()
 
 
 class _Scores:

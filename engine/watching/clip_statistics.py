@@ -39,6 +39,9 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
     fields, left_out = {}, []
     by_count: dict[int, Tensor] = {}
     for field, sharing in front.tables.items():
+        if front.has_rows_apart(field):
+            left_out += sharing
+            continue
         # Table by table, so that rank 0 holds only one table's part of the global batch at a time.
         places = [front.fields.index(one) for one in sharing]
         ids = processes.gather(torch.cat([_one_id(batch, one) for one in sharing]))

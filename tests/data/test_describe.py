@@ -1,12 +1,14 @@
 """`python -m stampede.data.describe`: guesses, statistics against pandas, and what is printed."""
 
 import gzip
+import json
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from sklearn.metrics import roc_auc_score
 
@@ -14,7 +16,7 @@ from stampede.data.describe import described_column, main, parts_of, read_rows
 from stampede.data.guess import guess
 from stampede.data.options import Split
 from stampede.data.raw.rows import BadRows
-from stampede.data.schema.schema import load_schema
+from stampede.data.schema.schema import Schema, load_schema
 from stampede.data.sources import open_source
 from support.paths import ROOT
 from support.prepared import write_small
@@ -332,3 +334,31 @@ def test_a_reader_that_has_enough(log, tmp_path):
     assert done.returncode == 141
     assert "Error" not in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert (tmp_path / "out/description.txt").exists()
+
+
+def test_histories_are_guessed_to_hold_the_ids_of_another_column(tmp_path):
+    draw = np.random.default_rng(0)
+    seen = [[f"i{one}" for one in draw.integers(0, 40, n)] for n in draw.integers(0, 80, 300)]
+    frame = pl.DataFrame({
+        "clicked": draw.integers(0, 2, 300),
+        "user": [f"u{one}" for one in draw.integers(0, 50, 300)],
+        "item": [f"i{one}" for one in draw.integers(0, 40, 300)],
+        "seen": ["^".join(cell) for cell in seen],
+        "cart": [json.dumps(cell[:3]) for cell in seen],
+        "words": ["|".join(f"w{one}" for one in draw.integers(0, 9, 2)) for _ in seen],
+    })  # fmt: skip
+    expected = {
+        "user": {},
+        "item": {},
+        "seen": {"separator": "^", "share": "item", "max_ids": 50, "keep": "last"},
+        "cart": {"separator": "json", "share": "item"},
+        "words": {"separator": "|"},
+    }
+    frame.write_csv(tmp_path / "log.csv")
+    found = guess([tmp_path / "log.csv"])
+    assert found.schema["ids"] == expected
+    assert any("seen has ids of item, so it uses that table" in said for said in found.reason)
+    assert Schema.model_validate(found.schema).ids["cart"].share == "item"
+    frame.with_columns(seen=pl.Series(seen)).write_parquet(tmp_path / "log.parquet")
+    expected["seen"]["separator"] = "|"
+    assert guess([tmp_path / "log.parquet"]).schema["ids"] == expected

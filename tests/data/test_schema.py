@@ -158,3 +158,33 @@ def test_a_bin_whose_name_is_taken():
         with_features(schema, "auto")
     paper = with_features(schema, "paper")
     assert list(paper.ids) == ["a", "x_bin"] and paper.numbers["x"].transform == ["minmax"]
+
+
+@pytest.mark.parametrize(
+    ("history", "said"),
+    [
+        (
+            {"pooling": "attention", "query": "itm"},
+            "ids.history: found query: itm, which",
+        ),
+        ({"pooling": "attention", "query": "price"}, "which is no id field of the schema; write"),
+        ({"pooling": "none", "query": "history"}, "which is itself a history; write one of item"),
+        ({"pooling": "attention"}, "found pooling: attention without query; write for example"),
+        ({"query": "item"}, "found query: item with pooling: sum; write pooling: attention"),
+        (
+            {"pooling": "attention", "query": "item", "separator": None},
+            "found pooling: attention without separator",
+        ),
+        ({"share": "last"}, "found share: last, which itself shares the table of item"),
+    ],
+)
+def test_histories_that_cannot_be(history, said):
+    ids = {"item": {}, "last": {"share": "item"}, "history": {"separator": "|", **history}}
+    with pytest.raises(ValueError, match=said):
+        Schema.model_validate({"label": "clicked", "ids": ids, "numbers": ["price"]})
+
+
+def test_shares_in_a_circle():
+    ids = {"item": {"share": "last"}, "last": {"share": "item"}}
+    with pytest.raises(ValueError, match="found share: last, which itself shares the table of"):
+        Schema.model_validate({"label": "clicked", "ids": ids})

@@ -50,7 +50,7 @@ def test_all_fields_with_their_first_order_weights_are_looked_up_at_once(tmp_pat
         )
         calls = []
         tables.register_forward_hook(lambda *_: calls.append(1))
-        rows = job.front.lookup(batch.sparse)
+        rows = job.front.lookup(batch.sparse).rows
     assert len(calls) == 1 and rows.shape == (25, 26 * array.weights.shape[1])
 
 
@@ -62,13 +62,13 @@ def trained_in_tiles(folder, monkeypatch, rows):
     order = []
     logits, lookup = CTRModel.logits, EmbeddingFront.lookup_sent
 
-    def noted_logits(model, part, *rest):
+    def noted_logits(model, part, *rest, **named):
         order.append(("dense", len(part)))
-        return logits(model, part, *rest)
+        return logits(model, part, *rest, **named)
 
     def noted_lookup(front, ids):
         found = lookup(front, ids)
-        order.append(("lookup", len(found)))
+        order.append(("lookup", len(found.rows)))
         return found
 
     with monkeypatch.context() as patch:

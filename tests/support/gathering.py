@@ -47,8 +47,9 @@ def states_of(model):
 
 def gather_field(model, field, dim, processes):
     """A field's weights on rank 0's CPU, None elsewhere; all ranks must call it."""
-    name = weights_name(field)
-    whole = gathered({name: model.state_dict()[name]})[name]
+    state = model.state_dict()
+    name = weights_name(field, state)
+    whole = gathered({name: state[name]})[name]
     if not processes.is_main:
         return None
     embedding, first_order = StoredColumns(dim).split(whole)

@@ -6,6 +6,8 @@ from torchrec.distributed import embeddingbag
 
 from stampede.data import Batch
 from stampede.engine.job import build
+from stampede.models.embedding_front import EmbeddingFront, LookedUp
+from stampede.models.histories import Jagged
 from stampede.optim import CowClipTables
 
 
@@ -35,6 +37,13 @@ def compute_in_float64():
             setattr(batch, name, getattr(batch, name).double())
         return batch
 
+    def looked_up_in_float64(front, *given):
+        rows, histories = looked_up(front, *given)
+        doubled = {n: Jagged(one.values.double(), one.lengths) for n, one in histories.items()}
+        return LookedUp(rows.double(), doubled)
+
+    looked_up = EmbeddingFront._looked_up
+    EmbeddingFront._looked_up = looked_up_in_float64
     build.move_dense, Batch.to, CowClipTables._apply_split = moved, sent, allocated
     # FBGEMM's lookup gives float32.
     CowClipTables._is_pooled_here = lambda tbe: True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ class _Step(NamedTuple):
 
 
 class Dense:
-    """Computes logits `[n]` of rows `[n, fields, dim + 1]` and numbers `[n, numbers]`.
+    """Computes logits `[n]` of rows `[n, fields, dim + 1]`, numbers `[n, numbers]` and histories.
 
     Args:
         graph: what `dense.json` holds: `steps`, each with a `name`, an `operator`, `arguments` and
@@ -95,9 +95,17 @@ class Dense:
             self._steps.append(_Step(name, found, arguments, named))
         self._last_use[self._output] = ""
 
-    def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
-        """Logits of samples."""
+    def __call__(
+        self, rows: Tensor, numbers: Tensor, histories: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> Tensor:
+        """Logits of samples.
+
+        Args:
+            histories: of each field `[n, most, dim + 1]`, and which places hold ids.
+        """
         values: dict[str, Any] = {"rows": rows, "numbers": numbers}
+        for number, (of_ids, is_id) in enumerate(histories):
+            values |= {f"values_{number}": of_ids, f"is_id_{number}": is_id}
         for step in self._steps:
             named = {key: _filled(one, values) for key, one in step.named.items()}
             values[step.name] = step.operator(*_filled(step.arguments, values), **named)

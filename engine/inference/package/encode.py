@@ -185,7 +185,7 @@ class Encoder:
             cells = _whole_numbers(cells, field, bad_values)
         if not field["multi"]:
             return self._rows_of(field, cells), None
-        lengths, cells = formulas.flattened(cells)
+        lengths, cells = formulas.flattened(cells, field.get("query") is None)
         return self._rows_of(field, cells), lengths
 
     def _without_fractions(

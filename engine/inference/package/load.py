@@ -286,32 +286,34 @@ class Model:
         numbers = torch.from_numpy(encoded.numbers)
         # Where the ids of each sample start, and end.
         bounds = [None if n is None else np.append(0, np.cumsum(n)) for n in encoded.lengths]
-        is_mean = [field.get("pooling") == "mean" for field in self.about["fields"]]
-        fields = list(zip(self._tables, is_mean, encoded.ids, bounds, strict=True))
+        pooling = [field.get("pooling") for field in self.about["fields"]]
+        fields = list(zip(self._tables, pooling, encoded.ids, bounds, strict=True))
         found = [np.empty((0, len(self.goals)) if self.goals else 0, np.float32)]
         for start in range(0, len(numbers), batch_size):
             batch = slice(start, start + batch_size)
-            rows = torch.stack([self._looked_up(*field, batch) for field in fields], 1)
-            logits = self._dense(rows, numbers[batch].to(self._device))
-            found.append(logits.cpu().numpy())
+            pooled, histories = [], []
+            for table, how, ids, of_field in fields:
+                rows, lengths = self._looked_up(table, ids, of_field, batch)
+                if how in ("attention", "none"):
+                    histories.append(_padded(rows, lengths))
+                if how != "none":
+                    pooled.append(_pooled(rows, lengths, how))
+            given = torch.stack(pooled, 1), numbers[batch].to(self._device), histories
+            found.append(self._dense(*given).cpu().numpy())
         return np.concatenate(found)
 
     def _looked_up(
-        self,
-        table: dict[str, Tensor],
-        is_mean: bool,
-        ids: np.ndarray,
-        bounds: np.ndarray | None,
-        batch: slice,
-    ) -> Tensor:
-        """Embedding and first-order weight of some samples of a field, `[n, dim + 1]`."""
+        self, table: dict[str, Tensor], ids: np.ndarray, bounds: np.ndarray | None, batch: slice
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embedding and first-order weight of each id of some samples, `[ids, dim + 1]`.
+
+        Also the number of ids of each sample, if it is not one.
+        """
         if bounds is None:
-            return looked_up(table, torch.from_numpy(ids[batch]).to(self._device))
+            return looked_up(table, torch.from_numpy(ids[batch]).to(self._device)), None
         bounds = bounds[batch.start : batch.stop + 1]
         rows = looked_up(table, torch.from_numpy(ids[bounds[0] : bounds[-1]]).to(self._device))
-        lengths = torch.from_numpy(np.diff(bounds)).to(self._device)
-        sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
-        return sums / lengths.clamp(min=1).unsqueeze(1) if is_mean else sums
+        return rows, torch.from_numpy(np.diff(bounds)).to(self._device)
 
 
 def looked_up(table: Mapping[str, Tensor], rows: Tensor | slice) -> Tensor:
@@ -320,6 +322,25 @@ def looked_up(table: Mapping[str, Tensor], rows: Tensor | slice) -> Tensor:
     if "scale" in table:
         embedding = embedding * table["scale"][rows].unsqueeze(1)
     return torch.cat([embedding, table["first_order"][rows].float().unsqueeze(1)], 1)
+
+
+def _pooled(rows: Tensor, lengths: Tensor | None, how: str | None) -> Tensor:
+    """`[n, dim + 1]` of the rows of samples; zeros if the network attends to them."""
+    if lengths is None:
+        return rows
+    if how == "attention":
+        return rows.new_zeros(len(lengths), rows.shape[1])
+    sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
+    return sums / lengths.clamp(min=1).unsqueeze(1) if how == "mean" else sums
+
+
+def _padded(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of samples as `[n, most, dim + 1]`, and which places hold one."""
+    places = torch.arange(max(int(lengths.max()), 1), device=rows.device)
+    is_id = places < lengths.unsqueeze(1)
+    values = rows.new_zeros(*is_id.shape, rows.shape[1])
+    values[is_id] = rows
+    return values, is_id
 
 
 def _whole_numbers(name: str, values: Any) -> np.ndarray:

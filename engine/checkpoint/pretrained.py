@@ -1,0 +1,117 @@
+"""Initial embeddings from a file of vectors that were trained elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+
+from stampede.data import DataError, Dataset
+from stampede.engine.checkpoint.manifest import weights_name
+from stampede.engine.checkpoint.warm_start import local_parts
+from stampede.engine.config import Config
+from stampede.engine.config.data import SyntheticSection
+from stampede.engine.inference.kept import row_names
+from stampede.engine.job import Job
+from stampede.engine.processes import Processes
+from stampede.engine.reading import data_folder
+from stampede.settings import SettingsError
+
+
+@torch.no_grad()
+def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Processes) -> list[str]:
+    """Give the ids of fields the vectors of `model.pretrained`; all ranks must call it.
+
+    First-order weights, and rows without a vector, keep their initial values.
+
+    Returns:
+        A line for each field: how many of its rows have a vector.
+
+    Raises:
+        SettingsError: there is no such field, or it has no table of its own ids.
+        DataError: a file cannot be used.
+    """
+    lines, dim = [], job.front.columns.dim
+    for field, file in config.model.pretrained.items():
+        rows, vectors = processes.on_main(
+            lambda field=field, file=file: _matched(config, dataset, field, Path(file), dim)
+        )
+        state, order = job.model.state_dict(), torch.from_numpy(rows)
+        # A process may hold some tables only.
+        table = state.get(weights_name(field, state))
+        for part, (first_row, first_column) in local_parts(table) if table is not None else ():
+            mine = order[first_row : first_row + len(part)]
+            places = (mine >= 0).nonzero().squeeze(1)
+            last = min(first_column + part.shape[1], dim)
+            if last > first_column:
+                found = torch.from_numpy(vectors[mine[places].numpy(), first_column:last])
+                part[places.to(part.device), : last - first_column] = found.to(part)
+        job.model.load_state_dict(state)
+        have = int((rows >= 0).sum())
+        lines.append(
+            f"model.pretrained.{field}: {have:,} of {len(rows):,} rows begin with a vector of "
+            f"{file}; {len(rows) - have:,} without one as usual"
+        )
+    return lines
+
+
+def _matched(
+    config: Config, dataset: Dataset, field: str, path: Path, dim: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The vector of each row of the field's table, -1 for none; and the vectors."""
+    owners = [name for name in dataset.vocabulary_sizes if name not in dataset.shared]
+    if field not in owners:
+        table = dataset.shared.get(field)
+        what = f"uses the table of {table}" if table else "is no id field"
+        raise SettingsError(f"model.pretrained: {field!r} {what}; write one of {', '.join(owners)}")
+    folder = None if isinstance(config.data, SyntheticSection) else data_folder(config)
+    names = row_names(folder, field, dataset.vocabulary_sizes[field])
+    ids, vectors = _read(path, dim)
+    places = dict(zip(ids, range(len(ids)), strict=True))
+    rows = np.array([places.get(str(name), -1) for name in names], dtype=np.int64)
+    if not (rows >= 0).any():
+        raise DataError(
+            f"{path}: none of its {len(ids):,} ids is one of the field {field!r}; write the ids "
+            "as in the log"
+        )
+    return rows, vectors
+
+
+def _read(path: Path, dim: int) -> tuple[list[str], np.ndarray]:
+    """Ids as text, and their vectors `[n, dim]` float32."""
+    try:
+        frame = pl.read_parquet(path, glob=False)
+    except (OSError, pl.exceptions.PolarsError) as failure:
+        reason = str(failure).splitlines()[0]
+        raise DataError(f"{path}: cannot be read as Parquet ({reason:.200})") from None
+    of_vectors = [s.name for s in frame if isinstance(s.dtype, pl.List | pl.Array)]
+    if len(frame.columns) != 2 or len(of_vectors) != 1:
+        raise DataError(
+            f"{path}: found the columns {', '.join(frame.columns)}; write two, ids and lists of "
+            "numbers"
+        )
+    (column,) = of_vectors
+    (of_ids,) = set(frame.columns) - {column}
+    ids, vectors = frame[of_ids].cast(pl.String), frame[column].cast(pl.List(pl.Float32))
+    other = vectors.list.len().fill_null(0) != dim
+    if other.any():
+        row = int(other.arg_max())
+        width = len(vectors[row]) if vectors[row] is not None else 0
+        raise DataError(
+            f"{path}, row {row + 1}, column {column}: found a vector of {width} numbers, but "
+            f"model.dim is {dim}; write vectors of that width, or model.dim={width}"
+        )
+    if ids.is_duplicated().any():
+        raise DataError(
+            f"{path}, column {of_ids}: found {ids.filter(ids.is_duplicated())[0]!r} twice; write "
+            "each id once"
+        )
+    values = vectors.explode().to_numpy().reshape(-1, dim)
+    if not np.isfinite(values).all():
+        row = int((~np.isfinite(values)).any(1).argmax())
+        raise DataError(
+            f"{path}, row {row + 1}: found a number that is not finite; write finite ones"
+        )
+    return ids.to_list(), values

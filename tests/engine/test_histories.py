@@ -1,0 +1,227 @@
+"""Runs with histories that a query attends to: wherever they are read, stored and scored."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+
+from stampede import open_run
+from stampede.engine.checkpoint.manifest import read_manifest
+from stampede.engine.checkpoint.retention import newest
+from stampede.engine.config.load import load_config
+from stampede.engine.inference import export_command as export
+from stampede.engine.planning.dry_run import dry_run
+from stampede.engine.planning.planner import Cluster
+from stampede.engine.run import run
+from support.jobs import lines, tensors_of
+from support.packages import loaded, logits_alone
+from support.paths import ROOT
+from support.periods import period, train
+from support.ranks import run_ranks
+from support.shop import SHOP, shop, train_on_shop, write_shop
+from support.warm_starts import begun
+
+ATTENDS = SHOP.replace("pooling: mean", "pooling: attention, query: item").replace(
+    "{separator: json, share: town}", "{separator: json, pooling: attention, query: town}"
+)
+# Read one by one by the network.
+ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
+OPTIONS = ["model.attention.hidden=[6]", "train.epochs=2"]
+
+
+BST = ["model.name=bst", "model.options.positions=4", "train.epochs=2"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def trained_bst(tmp_path_factory):
+    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ONE_BY_ONE), *BST)
+
+
+@pytest.fixture(params=["attention", "bst"])
+def either(request):
+    return request.getfixturevalue("trained_bst" if request.param == "bst" else "trained")
+
+
+@pytest.fixture(scope="module")
+def rows_to_score():
+    frame = shop(40, seed=8).drop(columns="clicked").astype(str)
+    frame.loc[0, ["item", "history", "last", "towns"]] = ["new", "i1|new|i0|i2|i3|i4", "new", ""]
+    frame.loc[1, ["history", "towns"]] = ["", "[]"]
+    return frame
+
+
+def test_a_run_has_each_table_once(trained):
+    manifest = read_manifest(newest(trained / "checkpoints"))
+    assert [table.field for table in manifest.tables.values()] == ["user", "item", "town", "towns"]
+    assert manifest.data.attention == {"history": "item", "towns": "town"}
+    kept = {name for name in manifest.tensors if name.startswith("model.front.")}
+    assert kept == {
+        "model.front.ebc.embedding_bags.t_user.weight",
+        "model.front.ebc.embedding_bags.t_town.weight",
+        "model.front.ec.embeddings.t_item.weight",
+        "model.front.ec.embeddings.t_towns.weight",
+    }
+
+
+def test_empty_cells_stay_empty(trained):
+    frame = pd.read_csv(trained.parent / "log.csv", dtype=str, keep_default_na=False)[:432]
+    cells = frame["history"].str.split("|")
+    expected = [min(len(cell), 4) if cell != [""] else 0 for cell in cells]
+    shard = next(trained.parent.glob("cache/*/"))
+    found = np.concatenate(
+        [np.diff(np.load(one)) for one in sorted(shard.glob("train*offsets_0*"))]
+    )
+    assert found.tolist() == expected and 0 in expected
+
+
+def test_packages_score_as_the_run(either, rows_to_score, tmp_path):
+    expected = open_run(either).score(rows_to_score)
+    assert expected.std() > 0.02
+    assert export.main([str(either), str(tmp_path / "package")]) == 0
+    columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
+    (found,) = logits_alone(tmp_path / "package", [columns], tmp_path)
+    np.testing.assert_allclose(1 / (1 + np.exp(-np.array(found))), expected, atol=1e-6)
+    model = loaded(tmp_path / "package")
+    one_by_one = [model.score({n: [v[i]] for n, v in columns.items()})[0] for i in range(40)]
+    np.testing.assert_allclose(one_by_one, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_onnx_file_scores_as_the_run(either, rows_to_score, tmp_path):
+    expected = open_run(either).score(rows_to_score)
+    file = tmp_path / "model.onnx"
+    assert export.main([str(either), str(file), "--format", "onnx"]) == 0
+    session = onnxruntime.InferenceSession(file.read_bytes())
+    inputs = {}
+    for one in json.loads(session.get_modelmeta().custom_metadata_map["inputs"]):
+        values = rows_to_score[one["column"]].tolist()
+        if one["kind"] == "row":
+            package = tmp_path / "package"
+            export.main([str(either), str(package)])
+            columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
+            values = loaded(package)._encoder.rows(columns, ["town"])["town"]
+        elif one["kind"] == "number":
+            values = np.array(values, float)
+        elif one["multi"]:
+            split = json.loads if one["column"] == "towns" else lambda cell: cell.split("|")
+            cells = [split(cell) if cell else [] for cell in values]
+            most = max(map(len, cells))
+            values = np.array([[""] * (most - len(cell)) + cell for cell in cells], object)
+        else:
+            values = np.array(values, object)
+        inputs[one["name"]] = values
+    (found,) = session.run(["probability"], inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_plan_counts_a_row_for_each_id(trained):
+    done = dry_run(load_config(trained / "config.yaml"), Cluster(2, 2, "cpu", 10**10))
+    frame = pd.read_csv(trained.parent / "log.csv", dtype=str, keep_default_na=False)[:432]
+    ids = [min(len(cell.split("|")), 4) if cell else 0 for cell in frame["history"]]
+    work = done.work
+    assert work.tables["t_item"].ids_of_fields == pytest.approx((1.0, 1.0, np.mean(ids)))
+    longer = replace(work.tables["t_item"], ids_of_fields=(1.0, 1.0, np.mean(ids) + 2))
+    others = [table for table in work.data.tables if table.field != "item"]
+    other = replace(work, data=replace(work.data, tables=(*others, longer)))
+    # A row of each id and its gradient, besides what its update needs.
+    for shard in work.placed_shards(done.plan):
+        if shard.table == "t_item":
+            more = other.activation_bytes(shard) - work.activation_bytes(shard)
+            assert more >= 2 * (other.lookups(shard) - work.lookups(shard)) * shard.columns * 4
+    more = other.common_activation_bytes() - work.common_activation_bytes()
+    assert more >= 3 * 2 * work.local_batch_size * work.columns * 4
+
+
+@pytest.mark.slow
+def test_fields_that_are_attended_to_start_from_pooled_ones_and_back(tmp_path):
+    plain = write_shop(tmp_path / "plain")
+    pooled, folder = train_on_shop(plain), write_shop(tmp_path / "attends", ATTENDS)
+    path, _, report = begun(folder, [f"checkpoint.init_from={pooled}", *OPTIONS])
+    fields = {one["field"]: one for one in report["fields"]}
+    assert fields["item"]["loaded"] > 5 and fields["item"]["new"] == 0
+    found, saved = tensors_of(path), tensors_of(newest(pooled / "checkpoints"))
+    item = saved["model.front.ebc.embedding_bags.t_item.weight"]
+    assert torch.equal(found["model.front.ec.embeddings.t_item.weight"], item)
+    assert any(name.startswith("model.attention.of_history") for name in report["new"])
+    attending = train_on_shop(folder, *OPTIONS)
+    back = write_shop(tmp_path / "back")
+    path, _, _ = begun(back, [f"checkpoint.init_from={attending}"])
+    found, saved = tensors_of(path), tensors_of(newest(attending / "checkpoints"))
+    item = saved["model.front.ec.embeddings.t_item.weight"]
+    assert torch.equal(found["model.front.ebc.embedding_bags.t_item.weight"], item)
+
+
+@pytest.mark.slow
+def test_histories_grow_from_period_to_period(tmp_path):
+    for number, first in enumerate((0, 20), 1):
+        shop(300, first, seed=number).to_csv(tmp_path / f"log{number}.csv", index=False)
+    (tmp_path / "schema.yaml").write_text(ATTENDS)
+    (tmp_path / "ads.yaml").write_text(
+        f"data: {{kind: table, schema_file: {tmp_path}/schema.yaml, path: '{tmp_path}/log*.csv'}}\n"
+        f"run: {{dir: {tmp_path}/runs}}\n"
+        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0, attention: {hidden: [6]}}\n"
+        "train: {batch_size: 64}\n"
+        "optim: {embedding: {lr: 1e-2, rows: all}}\n"
+    )
+    train(tmp_path / "ads.yaml", ["checkpoint.keep=9"])
+    files = [period(tmp_path, number) / "inputs/learned/item.parquet" for number in (1, 2)]
+    ids = [pl.read_parquet(file)["value"].to_list() for file in files]
+    for then, now in pairwise(ids):
+        assert now[: len(then)] == then and len(now) > len(then)
+    scores = torch.from_numpy(open_run(period(tmp_path, 1)).score(tmp_path / "log2.csv"))
+    labels = torch.tensor(pd.read_csv(tmp_path / "log2.csv")["clicked"].to_numpy(float))
+    logloss = float(torch.nn.functional.binary_cross_entropy(scores, labels))
+    line = [line for line in lines(tmp_path / "runs/ads") if line["kind"] == "period"][1]
+    assert line["logloss"] == pytest.approx(logloss, rel=1e-5)
+
+
+def continued(folder, options, ranks):
+    train_on_shop(folder, *options, world_size=ranks)
+
+
+@pytest.mark.slow
+def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path):
+    """As one that was not interrupted, up to rounding: tables move, with their moments."""
+    options = [*OPTIONS, "run.name=one"]
+    whole = train_on_shop(write_shop(tmp_path / "whole", ATTENDS), *options)
+    folder = write_shop(tmp_path / "parts", ATTENDS)
+    first = [*options, "train.epochs=1", "sharding.plan=row_wise"]
+    train_on_shop(folder, *first)
+    more = [*options, "checkpoint.resume=auto", "sharding.plan=column_wise"]
+    run_ranks(2, continued, folder, more, 2)
+    found, expected = (tensors_of(newest(run / "checkpoints")) for run in (folder / "one", whole))
+    assert found.keys() - {"random.rank_1"} == expected.keys()
+    for name, tensor in expected.items():
+        if name.startswith("model.") and tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_attention_is_worth_most_of_the_gap_to_the_truth(tmp_path):
+    """On synthetic users, against the same network on sums."""
+    gained = {}
+    for how in ("attention", "sum"):
+        config = load_config(
+            ROOT / "configs/histories.yaml",
+            [
+                f"run.dir={tmp_path}", f"run.name={how}", f"data.histories={how}",
+                "data.rows=150000", "data.test_rows=20000", "train.epochs=2",
+                "evaluate.compare_with_lr=false",
+            ],
+        )  # fmt: skip
+        run(config)
+        line = [one for one in lines(tmp_path / how) if one.get("part") == "test"][-1]
+        gained[how] = (line["auc"] - 0.5) / (line["attainable_auc"] - 0.5)
+        assert line["gauc"] > 0.7
+    assert gained["attention"] > 0.8 and gained["attention"] > gained["sum"] + 0.1
