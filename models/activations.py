@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 from torch import nn
 
@@ -15,7 +16,8 @@ def activate(hidden: HiddenLayers, activation: Activation) -> None:
     """Replace the ReLU of layers, which keep their normalization and dropout."""
     if activation == "relu":
         return
-    for layer in hidden._mlp:
+    layers: Any = hidden._mlp
+    for layer in layers:
         found = layer._activation_fn
         parts = found.named_children() if isinstance(found, nn.Sequential) else [("", nn.ReLU())]
         # Of one name, whether the layer has a norm and dropout or not.

@@ -131,7 +131,9 @@ class CTRModel(nn.Module):
             self.attention = nn.ModuleDict(
                 {
                     # A field may have the name of a method of ModuleDict.
-                    f"of_{field}": TargetAttention(dim, unit or AttentionOptions(), generator)
+                    f"of_{field}": TargetAttention(
+                        dim, unit or AttentionOptions.model_validate({}), generator
+                    )
                     for field in self.front.attention
                 }
             )
@@ -198,8 +200,8 @@ class CTRModel(nn.Module):
             network: Any = self.network
             return network.with_first_order(stored, dim, dense, weights, scale) + self.bias
         embeddings, id_weights = self.front.split(rows)
-        given = [embeddings, dense]
-        if self.sequences is not None:
+        given: list[Any] = [embeddings, dense]
+        if self.sequences is not None and histories is not None:
             dim = self.front.columns.dim
             given.append([histories[field].columns(0, dim) for field in self.sequences])
         logits = self.network(*given) + self.bias

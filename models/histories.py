@@ -22,7 +22,10 @@ class History(Protocol):
         values: `[ids, width]`, or with padding `[batch, most, width]`.
     """
 
-    values: Tensor
+    @property
+    def values(self) -> Tensor:
+        """Of each id."""
+        ...
 
     def columns(self, first: int, last: int) -> History:
         """The same ids with some columns of their vectors."""
