@@ -46,10 +46,18 @@ BEFORE = {
     ],
 }
 # Commands that do not run here: make's targets are checked by name, the notebook, the examples, the
-# tests and torchrun are run by tests, a sweep takes minutes, another page has such a plan, and
+# tests and torchrun are run by tests, sweeps take minutes, another page has such a plan, and
 # nothing is downloaded.
 NOT_RUN = (
-    *("make ", ". .venv", "stampede sweep", "pip install", "jupyter lab", "python -m pytest"),
+    *(
+        "make ",
+        ". .venv",
+        "stampede sweep",
+        "stampede tune",
+        "pip install",
+        "jupyter lab",
+        "python -m pytest",
+    ),
     "torchrun --nproc_per_node 2 examples/torchrec_training.py",
     "torchrun --nproc_per_node 2 launch.py configs/criteo_kaggle.yaml",
     "python launch.py --plan --world-size 128 --device-memory 80GB configs/plan_10b.yaml",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -251,7 +252,11 @@ class DensePart(nn.Module):
         self.histories = model.front.histories
 
     def forward(
-        self, rows: Tensor, numbers: Tensor, values: list[Tensor], is_id: list[Tensor]
+        self,
+        rows: Tensor,
+        numbers: Tensor,
+        values: Sequence[Tensor] = (),
+        is_id: Sequence[Tensor] = (),
     ) -> Tensor:
         """Logits `[n]`, or `[n, goals]`.
 

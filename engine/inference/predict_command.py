@@ -1,4 +1,4 @@
-"""Score rows: `stampede predict CHECKPOINT INPUT... OUTPUT.parquet`."""
+"""Score rows: `stampede predict CHECKPOINT INPUT... OUTPUT`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         help="raw files like those the run was trained on (csv, tsv, parquet; .gz, .zst; globs), "
         f"with or without label; or a prepared folder; or {OWN_DATA}, the run's own data",
     )
-    add("output", metavar="OUTPUT.parquet", help="file for the scores")
+    add("output", metavar="OUTPUT", help="file for the scores, NAME.parquet or NAME.csv")
     help = f"part of a prepared folder or of {OWN_DATA}; default test"
     add("--part", choices=PARTS, help=help)
     add(
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ignore-label", action="store_true", help="ignore label and weight columns")
     add("--batch-size", type=int, default=8192, metavar="N", help="samples at a time; 8192")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default auto")
-    add("--overwrite", action="store_true", help="replace an existing OUTPUT.parquet")
+    add("--overwrite", action="store_true", help="replace an existing OUTPUT")
     return parser
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow
+import pyarrow.csv
 import pyarrow.parquet
 import torch
 
@@ -95,15 +96,15 @@ def predict(
 
     Args:
         inputs: raw files or globs of them; one prepared folder; or `OWN_DATA`.
-        output: a `.parquet` file.
+        output: a `.parquet` or `.csv` file.
 
     Raises:
         DataError: the inputs cannot be used, or do not match the training's.
         RunFolderError: the run cannot be used, or the output cannot be written.
         SettingsError: there is no such device.
     """
-    if output.suffix != ".parquet":
-        raise RunFolderError(f"{output}: scores are written as Parquet; write a NAME.parquet")
+    if output.suffix not in (".parquet", ".csv"):
+        raise RunFolderError(f"{output}: write a NAME.parquet or NAME.csv for the scores")
     bad_rows_file = output.with_suffix(".bad_rows.jsonl")
     aside = hidden(bad_rows_file, "tmp")
     advice = "--on-bad-row skip to leave such rows out"
@@ -121,7 +122,8 @@ def predict(
                 )
             model = whole_model(trained, choose_device(options.device, "--device"))
             started = time.perf_counter()
-            count, metrics = _write(trained, model, rows, unfinished, options.batch_size)
+            is_csv = output.suffix == ".csv"
+            count, metrics = _write(trained, model, rows, unfinished, options.batch_size, is_csv)
             seconds = time.perf_counter() - started
             # The bad rows of an output that was replaced.
             bad_rows_file.unlink(missing_ok=True)
@@ -135,11 +137,12 @@ def predict(
 
 
 def _write(
-    trained: Trained, model: CTRModel, rows: Rows, path: Path, batch_size: int
+    trained: Trained, model: CTRModel, rows: Rows, path: Path, batch_size: int, is_csv: bool
 ) -> tuple[int, dict[str, Any]]:
-    """Write the scores, row group by row group; returns their number and the metrics."""
+    """Write the scores, piece by piece; returns their number and the metrics."""
     files, goals = pyarrow.array(rows.files, pyarrow.string()), trained.data.goals
-    columns = [("file", pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))] * bool(rows.files)
+    name = files.type if is_csv else pyarrow.dictionary(pyarrow.int32(), files.type)
+    columns = [("file", name)] * bool(rows.files)
     columns += [("row", pyarrow.int64())]
     columns += [(name, pyarrow.float64()) for name in names_by_goal("score", goals)]
     if rows.has_label:
@@ -149,7 +152,8 @@ def _write(
     schema = pyarrow.schema(columns, metadata=about)
     metrics, count = [PartMetrics(()) for _ in goals or [""]], 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+    opened = pyarrow.csv.CSVWriter if is_csv else pyarrow.parquet.ParquetWriter
+    with opened(path, schema, **({} if is_csv else {"compression": "zstd"})) as writer:
         for piece in _with_progress(rows):
             batches = zip(*scored(model, piece.part, batch_size), strict=True)
             found = Scored(*map(np.concatenate, batches))
@@ -165,7 +169,10 @@ def _write(
                     known = ~np.isnan(label)
                     of_goal.add(logit[known], label[known], found.weight[known])
             # A missing label is NaN here, and null there.
-            arrays = [pyarrow.array(values[n], from_pandas=True) for n in schema.names]
+            arrays = [
+                pyarrow.array(values[column.name], from_pandas=True).cast(column.type)
+                for column in schema
+            ]
             writer.write_table(pyarrow.table(arrays, schema=schema))
             count += len(piece.rows)
     if not rows.has_label or not count:

@@ -181,7 +181,10 @@ def test_outputs_that_cannot_be_written(trained_run, tmp_path, log, monkeypatch)
     (tmp_path / "old.parquet").write_text("old")
     old = (trained_run, log, tmp_path / "old.parquet")
     for given, words in (
-        ((trained_run, log, tmp_path / "s.csv"), "write a NAME.parquet\n"),
+        (
+            (trained_run, log, tmp_path / "s.txt"),
+            "write a NAME.parquet or NAME.csv for the scores\n",
+        ),
         (old, "already exists; write --overwrite, or another name"),
         ((trained_run, log, tmp_path / "folder.parquet", "--overwrite"), "is a folder"),
         ((trained_run, log, log / "s.parquet"), "cannot be written (File exists)"),

@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow.parquet
 import pytest
 import torch
+from polars.testing import assert_frame_equal
 from sklearn.metrics import roc_auc_score
 
 from stampede.data.apply import apply_learned
@@ -57,6 +58,16 @@ def test_a_file_has_the_scores_of_its_rows_in_whatever_pieces(trained_run, tmp_p
     np.testing.assert_allclose(parts["score"], whole["score"], rtol=1e-6)
     # They are written as they come.
     assert pyarrow.parquet.ParquetFile(tmp_path / "scores.parquet").num_row_groups > 5
+
+
+def test_a_csv_file_has_the_same(trained_run, tmp_path):
+    log = write_movies(tmp_path / "log.csv", rows_of_test_part())
+    expected = scores(trained_run, [log], tmp_path)
+    status, said = predict(trained_run, log, tmp_path / "scores.csv")
+    assert status == 0, said
+    found = pl.read_csv(tmp_path / "scores.csv")
+    found = found.cast({"label": pl.Float32, "weight": pl.Float32})
+    assert_frame_equal(found, expected, check_dtypes=False, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("world_size, plan", [(2, "data_parallel"), (4, "grid_shard")])
@@ -207,9 +218,9 @@ def test_scoring_treats_denormal_numbers_as_zero(trained_run, tmp_path, monkeypa
     """Products of small weights would make it many times slower."""
     seen, logits = set(), CTRModel.logits
 
-    def watched(*arguments):
+    def watched(*arguments, **named):
         seen.add(torch.full((), 1e-39).item())
-        return logits(*arguments)
+        return logits(*arguments, **named)
 
     monkeypatch.setattr(CTRModel, "logits", watched)
     scores(trained_run, [write_movies(tmp_path / "log.csv", rows_of_test_part())], tmp_path)
