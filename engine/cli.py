@@ -12,7 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stampede.engine.errors import exit_status, launched_rank
+from stampede.engine.exit_status import exit_status, launched_rank
 from stampede.engine.start_up import before_torch, launched_world_size
 from stampede.settings import SettingsError, keys_help
 

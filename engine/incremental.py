@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stampede.engine.errors import exit_status
+from stampede.engine.exit_status import exit_status
 from stampede.engine.start_up import before_torch
 
 

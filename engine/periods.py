@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stampede.data.errors import DataError, UnfinishedFileError
-from stampede.data.learning.unknown import compared
+from stampede.data.learning.unknown_shares import compared
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.raw.files import expand, naturally
 from stampede.engine.checkpoint.retention import delete_all

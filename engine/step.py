@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from stampede.data.samples import aligned
 from stampede.engine.errors import DivergedError
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
+from stampede.engine.training.diverging_loss import leaves_out
 from stampede.engine.watching.heartbeat import LOOKING_UP, READING, Heartbeat
 from stampede.models import EmbeddingFront
 from stampede.models.dropout import sample_keys, seed_of
@@ -124,17 +124,11 @@ def train_step(
         heartbeat.beat("adding up the loss")
         loss = sum_over_ranks(loss, processes.world_size, in_order=batch.tiles > 0)
     flag = job.table_update.flag if job.table_update else None
-    if flag is not None and not job.skips_nonfinite:
-        flag.mark(loss)
-    elif not math.isfinite(loss):
-        if job.skips_nonfinite:
-            for name, buffer in before.items():
-                job.dense_buffers[name].copy_(buffer)
-            heartbeat.beat("between steps")
-            return loss
-        raise DivergedError(
-            f"the loss is {loss} at step {step}; this step changed no weights", step
-        )
+    if leaves_out(loss, step, job):
+        for name, buffer in before.items():
+            job.dense_buffers[name].copy_(buffer)
+        heartbeat.beat("between steps")
+        return loss
     if watch is not None:
         watch(batch, looked_up.rows.detach(), grads[0])
     heartbeat.beat("updating tables")

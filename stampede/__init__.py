@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stampede.data.errors import DataError
     from stampede.engine.api import Run, configuration, open_run, train
-    from stampede.engine.errors import RunFolderError, TrainingStoppedError, exit_status
+    from stampede.engine.errors import RunFolderError, TrainingStoppedError
+    from stampede.engine.exit_status import exit_status
     from stampede.settings import SettingsError
 
 __version__ = "0.1.0"
@@ -41,7 +42,7 @@ _MODULES = {
     "SettingsError": "settings",
     "TrainingStoppedError": "engine.errors",
     "configuration": "engine.api",
-    "exit_status": "engine.errors",
+    "exit_status": "engine.exit_status",
     "open_run": "engine.api",
     "train": "engine.api",
 }

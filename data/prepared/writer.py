@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import Growth, Learned
-from stampede.data.learning.unknown import Shares, UnknownIds
+from stampede.data.learning.unknown_shares import Shares, UnknownIds
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.missing import missing_marks_sentence
 from stampede.data.options import WritingOptions

@@ -36,7 +36,8 @@ from stampede.engine.checkpoint.manifest import (
     TensorEntry,
     read_manifest,
 )
-from stampede.engine.errors import RunFolderError, lacks_memory
+from stampede.engine.errors import RunFolderError
+from stampede.engine.exit_status import lacks_memory
 from stampede.files import check_files
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

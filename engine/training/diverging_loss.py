@@ -9,10 +9,28 @@ from torch import Tensor
 
 from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError
+from stampede.engine.job import Job
 from stampede.engine.training.progress import Progress
 
 # After this many non-finite losses in a row, single batches are not the cause.
 _MOST_SKIPPED = 10
+
+
+def leaves_out(loss: Tensor, step: int, job: Job) -> bool:
+    """Whether a step leaves out its batch, as its loss is not finite, and changes no weights.
+
+    If updates are queued on a GPU, it marks their flag instead, which is read some steps later.
+
+    Raises:
+        DivergedError: the loss is not finite, and such batches end the run.
+    """
+    flag = job.table_update.flag if job.table_update else None
+    if flag is not None and not job.skips_nonfinite:
+        flag.mark(loss)
+        return False
+    if math.isfinite(loss) or job.skips_nonfinite:
+        return not math.isfinite(loss)
+    raise DivergedError(f"the loss is {loss} at step {step}; this step changed no weights", step)
 
 
 def count_if_skipped(loss: Tensor, progress: Progress) -> bool:

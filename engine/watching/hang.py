@@ -25,7 +25,7 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from stampede.engine.config import RunSection
-from stampede.engine.errors import HUNG
+from stampede.engine.exit_status import HUNG
 from stampede.engine.processes import Processes, connection
 from stampede.files import open_inside
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stampede.engine.checkpoint.retention import newest, verify
-from stampede.engine.errors import exit_status, lacks_memory, what_was_asked
+from stampede.engine.exit_status import exit_status, lacks_memory, what_was_asked
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.start_up import quiet_libraries
 from support.full_disk import files_of_at_most

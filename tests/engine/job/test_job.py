@@ -5,7 +5,7 @@ import torch
 import torch._inductor.config
 from torch._dynamo.utils import counters
 
-from stampede.engine.errors import exit_status
+from stampede.engine.exit_status import exit_status
 from stampede.engine.job.compile import compile_network
 from stampede.engine.job.precision import _speed_of_bf16, choose_precision
 from stampede.settings import SettingsError

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from stampede.engine.config import RunSection
-from stampede.engine.errors import exit_status
+from stampede.engine.exit_status import exit_status
 from stampede.engine.processes import Processes, processes
 from stampede.engine.watching import hang
 from stampede.engine.watching.hang import (
