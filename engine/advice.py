@@ -171,13 +171,20 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
     ]
 
 
-def on_last_epoch(part: str, score: float | None, before: float | None, epochs: int) -> list[str]:
-    """Advice if the last epoch still raised the best AUC of a part."""
-    if score is None or before is None or score - before < _STILL_RISING:
+def on_last_epoch(config: Config, folder: RunFolder) -> list[str]:
+    """Advice if the last evaluation still raised the AUC that chooses the best epoch."""
+    part, aucs = config.evaluate.select_on, []
+    # The log may have been damaged before the run was continued.
+    with suppress(*DAMAGE):
+        found = [line for line in folder.lines() if line["kind"] == "evaluation"]
+        aucs = [line["auc"] for line in found if line["part"] == part and line["auc"] is not None]
+    *earlier, last = aucs or [0.0]
+    before = max(earlier, default=1.0)
+    if last - before < _STILL_RISING:
         return []
     return [
-        f"the last epoch raised the best {part} AUC from {before:.4f} to {score:.4f}: more epochs "
-        f"may gain more (train.epochs={2 * epochs})"
+        f"the last epoch raised the best {part} AUC from {before:.4f} to {last:.4f}: more epochs "
+        f"may gain more (train.epochs={2 * config.train.epochs})"
     ]
 
 

@@ -12,6 +12,7 @@ from stampede.engine.advice import (
     compare_with_lr,
     on_batch_size,
     on_data,
+    on_last_epoch,
     tell,
     told,
 )
@@ -85,6 +86,10 @@ def run_here(config: Config, here: Processes) -> None:
             tell(found_off, this.progress.step, folder, here)
             this.progress.metrics_lines = folder.metrics_lines
             Trainer(this).fit()
+            if not dataset.period:
+                # After the last checkpoint: a run that continues with more epochs drops it.
+                rising = here.on_main(lambda: on_last_epoch(config, folder))
+                tell(rising, this.progress.step, folder, here)
             # Measured before the comparison, whose memory and seconds do not count.
             summary = summarize(this)
             summary["logistic_regression"] = compare_with_lr(

@@ -29,7 +29,8 @@ _FACTORS = {
     "optim.embedding.l2": (0.1, 10.0),
 }
 _MORE_EPOCHS = (1, 2, 4)
-_NETWORKS = ("deepfm", "dcnv2", "fm", "lr")
+# The first trial's network may be replaced by those of its group.
+_NETWORKS = (("deepfm", "dcnv2", "fm", "lr"), ("mmoe", "ple", "shared_bottom"), ("din", "dcnv2"))
 _WITHOUT_DROPOUT = ("fm", "lr")
 _DROPOUTS = (0.0, 0.1, 0.2, 0.4)
 
@@ -57,6 +58,7 @@ def tune(
     """
     start = time.monotonic()
     given = read_yaml(file, "write the path of a configuration")
+    configuration(file)
     for text in overrides:
         key, _, value = text.partition("=")
         _set(given, key, parse_yaml(value, f"override {text!r}"))
@@ -112,11 +114,13 @@ def open_parameters(given: dict[str, Any], run: Run) -> dict[str, Parameter]:
 
     parameters: dict[str, Parameter] = {}
     for key, (low, high) in _FACTORS.items():
-        parameters[key] = Parameter(low=low * value_of(key), high=high * value_of(key), log=True)
+        if usual := value_of(key):
+            parameters[key] = Parameter(low=low * usual, high=high * usual, log=True)
     epochs = value_of("train.epochs")
     parameters["train.epochs"] = Parameter(choices=[factor * epochs for factor in _MORE_EPOCHS])
-    networks = dict.fromkeys([value_of("model.name"), *_NETWORKS])
-    parameters["model.name"] = Parameter(choices=list(networks))
+    used = value_of("model.name")
+    others = next((group for group in _NETWORKS if used in group), ())
+    parameters["model.name"] = Parameter(choices=list(dict.fromkeys([used, *others])))
     dropouts = sorted({value_of("model.dropout"), *_DROPOUTS})
     parameters["model.dropout"] = Parameter(choices=dropouts)
     return {key: what for key, what in parameters.items() if _is_open(given, key)}
@@ -125,8 +129,9 @@ def open_parameters(given: dict[str, Any], run: Run) -> dict[str, Parameter]:
 def _set(given: dict[str, Any], key: str, value: Any) -> None:
     *sections, name = key.split(".")
     for section in sections:
-        # An empty section is None.
-        given[section] = given.get(section) or {}
+        # An empty section is None; what is no section is refused later.
+        if not isinstance(given.get(section), dict):
+            given[section] = {}
         given = given[section]
     given[name] = value
 
@@ -188,7 +193,10 @@ def _short(value: Any) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    given = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    given = parser.parse_intermixed_args(arguments)
+    if given.minutes < 0:
+        parser.error(f"--minutes: found {given.minutes:g}; write a number of at least 0")
     folder = given.out or Path("runs") / f"{given.config.stem}-tuned"
 
     def search() -> None:

@@ -35,6 +35,7 @@ class CTRModel(nn.Module):
 
     Attributes:
         front: the tables.
+        goals: names of several goals; none of a single label.
         network: the network.
         attention: the unit of each field with attention, as `of_FIELD`.
         numbers: number of numeric inputs.
@@ -112,6 +113,7 @@ class CTRModel(nn.Module):
             goals=max(1, len(goals)), histories=queries,
         )  # fmt: skip
         self.bias = nn.Parameter(torch.zeros(shape.goals))
+        self.goals = list(goals)
         self.goal_losses: GoalLosses | None = None
         if goals:
             self.goal_losses = GoalLosses(goals, goal_weights or {}, goal_weighting)

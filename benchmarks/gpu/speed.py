@@ -26,6 +26,7 @@ from stampede.data import Batch, GlobalBatches, Order
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, processes
 from stampede.engine.step import SentBatch, _dense_pass, prefetch, train_step
+from stampede.models.embedding_front import LookedUp
 from stampede.optim import local_cowclip_tables
 from stampede.optim.waiting_rows import WINDOW
 
@@ -268,9 +269,10 @@ def _with_sparse(setting: Setting, batch: int) -> dict[str, Any]:
         received = next(source)
         ids = received.sparse.values().view(len(fields), batch).T.long()
         rows = table(ids)
-        _, grad = _dense_pass(job, received, rows.detach(), next(number), setting.here)
+        looked_up = LookedUp(rows, {})
+        _, grads = _dense_pass(job, received, looked_up, next(number), setting.here)
         tables.zero_grad(set_to_none=True)
-        rows.backward(grad)
+        torch.autograd.backward(looked_up.tensors(), grads)
         tables.step()
         job.dense_optimizer.step()
 

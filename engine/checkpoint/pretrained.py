@@ -94,11 +94,22 @@ def _read(path: Path, dim: int) -> tuple[list[str], np.ndarray]:
         )
     (column,) = of_vectors
     (of_ids,) = set(frame.columns) - {column}
-    ids, vectors = frame[of_ids].cast(pl.String), frame[column].cast(pl.List(pl.Float32))
-    other = vectors.list.len().fill_null(0) != dim
+    ids, vectors = frame[of_ids].cast(pl.String), frame[column]
+    try:
+        vectors = vectors.cast(pl.List(pl.Float32))
+    except pl.exceptions.PolarsError:
+        raise DataError(
+            f"{path}, column {column}: found lists of {vectors.dtype.inner}; write lists of numbers"
+        ) from None
+    if vectors.null_count():
+        row = int(vectors.is_null().arg_max())
+        raise DataError(
+            f"{path}, row {row + 1}, column {column}: found no vector; leave the row out"
+        )
+    other = vectors.list.len() != dim
     if other.any():
         row = int(other.arg_max())
-        width = len(vectors[row]) if vectors[row] is not None else 0
+        width = len(vectors[row])
         raise DataError(
             f"{path}, row {row + 1}, column {column}: found a vector of {width} numbers, but "
             f"model.dim is {dim}; write vectors of that width, or model.dim={width}"

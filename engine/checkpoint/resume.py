@@ -174,6 +174,13 @@ def _set_initial_bias(
     separated = getattr(job.ctr_model.network, "separated", None)
     means = separated(shares) if separated else shares
     if max(means) >= 1.0:
+        if separated:
+            first, second = dataset.goals
+            return [
+                f"biases begin at 0: {second} ({shares[1]:.2%}) is more frequent than {first} "
+                f"({shares[0]:.2%}), but {config.model.name} takes it for what follows {first}; "
+                "write the click first in the schema's label"
+            ]
         return []
     biases = [math.log(mean / (1.0 - mean)) for mean in means]
     with torch.no_grad():

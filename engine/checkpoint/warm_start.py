@@ -222,6 +222,13 @@ class _Load:
         self.manifest = read_manifest(source.checkpoint)
         self.takes_all = config.checkpoint.init_state == "all"
         self._source, self._config, self._sizes, self._targets = source, config, sizes, targets
+        then, now = self.manifest.data.goals, job.ctr_model.goals
+        if then and now and then != now:
+            raise RunFolderError(
+                f"checkpoint.init_from: {source.checkpoint} was trained for the goals "
+                f"{', '.join(then)}, found {', '.join(now)}; write the goals in "
+                "the schema with the same names and order"
+            )
         # Stored first-order weights are multiplied by it, so that scores stay the same.
         self._ratio = self.manifest.first_order_scale / job.ctr_model.first_order_scale
         self._first_order = slice(*job.front.columns.names["first_order"])

@@ -219,7 +219,7 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
     yield Choice("model.first_order_scale", scale, reason)
     dropout, reason = 0.0, f"{_DROPOUT_BELOW:,} rows and more"
     if name not in _WITH_HIDDEN_LAYERS:
-        reason = f"{name} is not known to have hidden layers"
+        reason = f"dropout was not tried with {name}"
     elif rows < _DROPOUT_BELOW:
         dropout, reason = _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"
     yield Choice("model.dropout", dropout, reason)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from stampede.engine.advice import on_first_epoch, on_last_epoch, tell
+from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.config import Config
 from stampede.engine.console import readable_metric
 from stampede.engine.training.progress import Progress
@@ -58,11 +58,6 @@ def finish_epoch(
         )
     if run.processes.is_main:
         tqdm.write("\n".join(said))
-    epochs = config.train.epochs
-    if epoch == min(config.evaluate.every_epochs, epochs):
+    if epoch == min(config.evaluate.every_epochs, config.train.epochs):
         tell(on_first_epoch(selecting, score, epoch), progress.step, run.folder, run.processes)
         progress.metrics_lines = run.folder.metrics_lines
-    if epoch == epochs:
-        # Not of the checkpoint's lines: a run that is continued with more epochs forgets it.
-        advice = on_last_epoch(selecting, score, best, epochs)
-        tell(advice, progress.step, run.folder, run.processes)

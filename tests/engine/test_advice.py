@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from stampede import configuration
 from stampede.data import DataError
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import advice
@@ -121,11 +123,18 @@ def test_an_auc_near_chance_and_one_below_regression():
 
 
 def test_a_last_epoch_that_still_gains():
-    assert on_last_epoch("test", 0.7, None, 1) == on_last_epoch("test", None, 0.7, 2) == []
-    assert on_last_epoch("test", 0.7, 0.71, 3) == on_last_epoch("test", 0.7009, 0.7, 3) == []
-    (said,) = on_last_epoch("validation", 0.7123, 0.7, 3)
-    assert "raised the best validation AUC from 0.7000 to 0.7123" in said
-    assert "train.epochs=6" in said
+    config = configuration({"train": {"epochs": 3}})
+
+    def said(*aucs):
+        parts = [("validation", auc) for auc in aucs] + [("test", 0.9)]
+        of_parts = [{"kind": "evaluation", "part": part, "auc": auc} for part, auc in parts]
+        return on_last_epoch(config, mock.Mock(lines=lambda: [{"kind": "train"}, *of_parts]))
+
+    assert said() == said(0.7) == said(None, 0.7) == said(0.7, None) == []
+    assert said(0.7, 0.71, 0.705) == said(0.7, 0.7009) == []
+    (found,) = said(0.69, 0.7, 0.7123)
+    assert "raised the best validation AUC from 0.7000 to 0.7123" in found
+    assert "train.epochs=6" in found
 
 
 def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):

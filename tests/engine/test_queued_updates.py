@@ -55,9 +55,9 @@ def _poison_gradient(batch, patch):
     compute = step_module._dense_pass
 
     def poisoned(*given):
-        loss, grad = compute(*given)
-        grad[1, 0] = float("inf")
-        return loss, grad
+        loss, grads = compute(*given)
+        grads[0][1, 0] = float("inf")
+        return loss, grads
 
     patch.setattr(step_module, "_dense_pass", poisoned)
 
