@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from sklearn.metrics import log_loss, roc_auc_score
 
 from stampede import open_run
 from stampede.data import DataError
 from stampede.engine.config import goal_weights
+from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.export_command import main as export
 from stampede.engine.job.build import build
 from stampede.engine.processes import processes
@@ -267,6 +269,21 @@ def test_a_continued_run_is_the_whole_one(tmp_path, more):
     run(goal_config(tmp_path, *more, "run.name=next", f"checkpoint.init_from={whole.path}"))
     report = json.loads((tmp_path / "next/init_from.json").read_text())
     assert not [name for name in report["new"] if "model." in name]
+    with pytest.raises(RunFolderError, match="trained for the goals click, buy, found buy, click"):
+        swapped(tmp_path, *more, f"checkpoint.init_from={whole.path}")
+
+
+def swapped(folder, *more):
+    """Train on the goals in the other order."""
+    schema = yaml.safe_load(SCHEMA)
+    schema["label"] = dict(reversed(schema["label"].items()))
+    other = write_goals(folder / "swapped", schema=yaml.safe_dump(schema, sort_keys=False))
+    run(goal_config(other, *more))
+
+
+def test_esmm_says_which_goal_comes_first(tmp_path, capsys):
+    swapped(tmp_path, "model.name=esmm", "model.options={}", "model.initial_bias=log_odds")
+    assert "write the click first in the schema's label" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

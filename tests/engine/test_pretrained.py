@@ -71,6 +71,11 @@ def test_what_cannot_be_used(folder):
     for content, said in (
         (wide, "row 2, column vector: found a vector of 3 numbers, but model.dim is 4; write"),
         ({"id": ["i1", "i1"], "vector": [[1.0] * WIDTH] * 2}, "column id: found 'i1' twice; write"),
+        (
+            {"id": ["i1", "i2"], "vector": [[1.0] * 4, None]},
+            "row 2, column vector: found no vector",
+        ),
+        ({"id": ["i1"], "vector": [["a"] * 4]}, "found lists of String; write lists of numbers"),
         ({"id": ["i1"]}, "found the columns id; write two, ids and lists of numbers"),
         ({"id": ["x"], "vector": [[1.0] * WIDTH]}, "none of its 1 ids is one of the field 'item'"),
     ):

@@ -25,7 +25,7 @@ def tuned(folder, *overrides, minutes=0.0, metric="auc"):
 
 
 def test_without_time_the_configuration_stays(folder, capsys):
-    found = tuned(folder)
+    found = tuned(folder, "optim.embedding.l2=0")
     assert found["train"] == {"batch_size": 64}
     assert "1 trials on the validation part, 0 failed" in capsys.readouterr().out
 
@@ -70,5 +70,10 @@ def test_mistakes(folder, capsys):
         tuned(folder, "data.validation_fraction=0", "evaluate.select_on=test")
     with pytest.raises(TrainingStoppedError, match="the loss is"):
         tuned(folder, "optim.dense.lr=1e38", "optim.dense.schedule.warmup=0")
+    with pytest.raises(SystemExit):
+        main([str(folder / "movies.yaml"), "--minutes", "-1"])
+    (folder / "text.yaml").write_text("data: foo")
+    assert main([str(folder / "text.yaml"), "data.kind=table"]) == 2
+    assert "data: found 'foo'" in capsys.readouterr().err
     assert main([str(folder / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err
