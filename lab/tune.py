@@ -58,7 +58,6 @@ def tune(
     """
     start = time.monotonic()
     given = read_yaml(file, "write the path of a configuration")
-    configuration(file)
     for text in overrides:
         key, _, value = text.partition("=")
         _set(given, key, parse_yaml(value, f"override {text!r}"))
@@ -129,10 +128,12 @@ def open_parameters(given: dict[str, Any], run: Run) -> dict[str, Parameter]:
 def _set(given: dict[str, Any], key: str, value: Any) -> None:
     *sections, name = key.split(".")
     for section in sections:
-        # An empty section is None; what is no section is refused later.
-        if not isinstance(given.get(section), dict):
+        # An empty section is None.
+        if given.get(section) is None:
             given[section] = {}
         given = given[section]
+        if not isinstance(given, dict):
+            raise SettingsError(f"{section}: found {given!r}; write a section with keys")
     given[name] = value
 
 

@@ -226,8 +226,8 @@ class _Load:
         if then and now and then != now:
             raise RunFolderError(
                 f"checkpoint.init_from: {source.checkpoint} was trained for the goals "
-                f"{', '.join(then)}, found {', '.join(now)}; write the goals in "
-                "the schema with the same names and order"
+                f"{', '.join(then)}, found {', '.join(now)}; write the goals of the schema with "
+                "these names, in this order"
             )
         # Stored first-order weights are multiplied by it, so that scores stay the same.
         self._ratio = self.manifest.first_order_scale / job.ctr_model.first_order_scale
