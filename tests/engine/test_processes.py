@@ -71,7 +71,7 @@ def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch)
 def test_too_few_files_are_not_blamed_on_another_rank():
     program = (
         "import resource, sys\n"
-        "from stampede.engine.errors import exit_status\n"
+        "from stampede.engine.exit_status import exit_status\n"
         "from stampede.engine.processes import processes\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n"
         "sys.exit(exit_status(lambda: processes('cpu').__enter__()))\n"

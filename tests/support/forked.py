@@ -22,7 +22,7 @@ multiprocessing.set_forkserver_preload(
         "matplotlib.backends.backend_agg",
         "PIL.PngImagePlugin",
         "stampede.engine.run",
-        "stampede.engine.report",
+        "stampede.engine.results.plots",
         "stampede.models.deepfm",
     ]
 )
