@@ -40,6 +40,10 @@ _COMMANDS = {
         "stampede.engine.inference.export_command",
         "write a model as a folder that scores without stampede",
     ),
+    "importance": (
+        "stampede.lab.importance",
+        "show what a trained model loses without each column",
+    ),
     "report": ("stampede.lab.report.__main__", "write a page with tables and pictures of runs"),
     "sweep": (
         "stampede.lab.sweep",

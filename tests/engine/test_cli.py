@@ -16,8 +16,8 @@ from support.predicting import run_command
 from support.waiting import HANG
 
 COMMANDS = [
-    "apply", "describe", "export", "incremental", "predict", "prepare", "report", "sweep",
-    "synthetic", "train", "tune",
+    "apply", "describe", "export", "importance", "incremental", "predict", "prepare", "report",
+    "sweep", "synthetic", "train", "tune",
 ]  # fmt: skip
 
 
