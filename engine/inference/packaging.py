@@ -42,6 +42,7 @@ from stampede.engine.tables import FieldWeights, read_stored_field
 from stampede.files import hidden, make_folder, publish_folder, remove, to_json
 from stampede.models import CTRModel
 from stampede.models.histories import Padded
+from stampede.models.negative_sampling import corrected
 
 RowType = Literal["fp32", "fp16", "int8"]
 
@@ -142,6 +143,7 @@ def described_model(
         "first_order_scale": trained.config.model.first_order_scale,
         "rows": rows,
         "goals": data.goals,
+        "negative_rate": trained.config.train.negative_rate,
         "fields": [_described(of_field) for of_field in meanings.values()],
         "numbers": [
             {
@@ -271,7 +273,8 @@ class DensePart(nn.Module):
             for name, one, mask in zip(self.histories, values, is_id, strict=True)
         }
         stored = functional.pad(rows, [0, self.padding]).flatten(1)
-        return self.model.logits(stored, numbers, histories=read)
+        logits = self.model.logits(stored, numbers, histories=read)
+        return corrected(logits, self.model.negative_rate)
 
 
 def export_dense_part(model: CTRModel) -> ExportedProgram:
