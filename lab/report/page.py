@@ -43,6 +43,10 @@ _MOST_CURVES = 20
 # Of the phases of a step.
 _READING = "reading the next batch"
 
+# A table with more columns than this has a column for each run instead, if they are so few; else
+# it goes on below.
+_MANY_COLUMNS, _FEW_RUNS = 7, 3
+
 # Twice the pixels of a page, for sharp text where a screen has them.
 _DPI = 180
 
@@ -174,6 +178,19 @@ class Table:
             head: all(r[head].lstrip("+-")[:1].isdigit() for r in self.rows if r[head])
             for head in others
         }
+
+    @property
+    def on_its_side(self) -> bool:
+        """Whether runs are columns, as headings are many and runs are few."""
+        return len(self.header) > _MANY_COLUMNS and len(self.rows) <= _FEW_RUNS
+
+    @property
+    def stretches(self) -> list[dict[str, bool]]:
+        """The headings in stretches that fit beside each other, all with the first one."""
+        (first, is_number), *others = self.header.items()
+        most = _MANY_COLUMNS
+        cuts = [others[at : at + most] for at in range(0, len(others), most)]
+        return [{first: is_number} | dict(one) for one in cuts or [[]]]
 
 
 def result_tables(groups: dict[str, list[RunRecord]], baseline: RunRecord | None) -> list[Table]:

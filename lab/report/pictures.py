@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from itertools import cycle, islice
 from statistics import fmean
@@ -18,7 +19,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import EngFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+)
 from tqdm import tqdm
 
 from stampede import RunFolderError
@@ -403,16 +410,22 @@ def _calibration(styled: Styled, goal: str = "") -> Picture:
         return picture
     axes = picture.begin(4.4)
     values = np.concatenate([np.concatenate(curve[:2]) for *_, curve in found])
-    low, high = 0, values.max() * 1.05
+    low, high, locator = 0, values.max() * 1.05, partial(MaxNLocator, nbins=6)
     # On a linear scale the low probabilities would overlap.
     if values.min() > 0 and values.max() / values.min() > 20:
         axes.set(xscale="log", yscale="log")
         low, high = values.min() / 1.3, values.max() * 1.3
+        # Few enough labels to be read side by side.
+        locator = partial(LogLocator, subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,))
     axes.plot([low, high], [low, high], color="0.35", linestyle=(0, (1, 3)), label="calibrated")
     for one, style, curve in found:
         axes.plot(*curve[:2], **style, label=one.label)
     axes.set(xlabel="mean prediction", ylabel="mean label", aspect="equal")
     axes.set(xlim=(low, high), ylim=(low, high))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(locator())
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter("{x:.3g}")
     return picture.finish()
 
 

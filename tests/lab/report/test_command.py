@@ -207,4 +207,4 @@ def test_periods_of_a_log_have_a_table_and_a_picture(run_folders, tmp_path, caps
     text = (out / "report.html").read_text(encoding="utf-8")
     assert status == 0 and "Periods of ads" in text and (out / "periods_auc.png").exists()
     # The first period was scored by an untrained model.
-    assert "<td>day_2.csv</td>" in text and "0.7000" in text and "0.6000" not in text
+    assert ">day_2.csv</td>" in text and "0.7000" in text and "0.6000" not in text
