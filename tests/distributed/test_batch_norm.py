@@ -26,7 +26,8 @@ def trained_in_float64(folder, overrides, ranks):
 @pytest.mark.parametrize("overrides", [
     ["model.dropout=0.2"],
     ["model.name=mmoe", "data.conversions=true", "train.goal_weighting=uncertainty"],
-    ["model.name=din", "data.histories=attention"],
+    ["model.name=din", "data.histories=attention", "model.attention.activation=dice",
+     "model.options.activation=dice"],
 ], ids=["deepfm", "mmoe", "din"])  # fmt: skip
 def test_any_number_of_ranks(tmp_path, overrides, lr, exact):
     given = [*overrides, f"optim.embedding.lr={lr}"]
