@@ -21,6 +21,7 @@ from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
 from stampede.engine.processes import Processes
 from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training.plateau import METRIC_NAMES, selection_score
 from stampede.engine.training.progress import Progress
 from stampede.files import read_json
 from stampede.settings import DAMAGE, SettingsError, counted
@@ -172,25 +173,27 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
 
 
 def on_last_epoch(config: Config, folder: RunFolder) -> list[str]:
-    """Advice if the last evaluation still raised the AUC that chooses the best epoch."""
-    part, aucs = config.evaluate.select_on, []
+    """Advice if the last evaluation still improved what chooses the best epoch."""
+    part, metric, scores = config.evaluate.select_on, config.evaluate.metric, []
     # The log may have been damaged before the run was continued.
     with suppress(*DAMAGE):
         found = [line for line in folder.lines() if line["kind"] == "evaluation"]
-        aucs = [line["auc"] for line in found if line["part"] == part and line["auc"] is not None]
-    *earlier, last = aucs or [0.0]
-    before = max(earlier, default=1.0)
+        scores = [selection_score(line, metric) for line in found if line["part"] == part]
+    *earlier, last = [score for score in scores if score is not None] or [0.0]
+    before = max(earlier, default=math.inf)
     if last - before < _STILL_RISING:
         return []
+    sign = -1 if metric == "logloss" else 1
     return [
-        f"the last epoch raised the best {part} AUC from {before:.4f} to {last:.4f}: more epochs "
-        f"may gain more (train.epochs={2 * config.train.epochs})"
+        f"the last epoch improved the best {part} {METRIC_NAMES[metric]} from "
+        f"{sign * before:.4f} to {sign * last:.4f}: more epochs may gain more "
+        f"(train.epochs={2 * config.train.epochs})"
     ]
 
 
 def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) -> list[str]:
     """Advice if logistic regression is better on the part that selected the best epoch."""
-    ours, other = progress.best_score, regression.get(f"{part}_auc")
+    ours, other = progress.selected.get(part, {}).get("auc"), regression.get(f"{part}_auc")
     if ours is None or other is None or ours >= other - _LARGEST_LOSS_TO_LR:
         return []
     more = f"more epochs (train.epochs={_ENOUGH_EPOCHS}), " if progress.epoch <= 2 else ""

@@ -178,17 +178,22 @@ class EvaluateSection(Section):
         description="part that chooses the best epoch, stops early and reduces rates; test, as in "
         "the paper, keeps no rows for validation and makes best_auc optimistic",
     )
+    metric: Literal["auc", "logloss", "both"] = Field(
+        "auc",
+        description="what chooses the best epoch, stops early and reduces rates; both: AUC minus "
+        "logloss",
+    )
     select_goals: Annotated[
         dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_one_goal)
     ] = Field(
         {},
-        description="with several goals, the goal whose AUC chooses, or weights of the mean of "
-        "their AUCs by goal; {}: the weights of train.goals",
+        description="with several goals, the goal whose metric chooses, or weights of the mean "
+        "of their metrics by goal; {}: the weights of train.goals",
     )
     patience: int | None = Field(
         None,
         ge=0,
-        description="evaluated epochs in a row without a better AUC on select_on before training "
+        description="evaluated epochs in a row without a better metric on select_on before training "
         "stops; 0: never; null: by the recipe",
     )
     metrics: list[_Metric] = Field(

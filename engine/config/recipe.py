@@ -164,7 +164,7 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
     yield Choice("train.epochs", epochs, reason)
     epochs = at(values, "train.epochs")
     patience = math.ceil(_OF_THE_EPOCHS * (epochs / at(values, "evaluate.every_epochs")))
-    reason = "evaluated epochs without a better AUC end the training"
+    reason = "evaluated epochs without a better metric end the training"
     yield Choice("evaluate.patience", max(_PATIENCE, patience), reason)
 
     reason = "rates by the root of the batch, the same L2"

@@ -20,7 +20,7 @@ from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.metrics import PARTS, PartMetrics, over_goals
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
-from stampede.engine.training.plateau import reduce_rates
+from stampede.engine.training.plateau import reduce_rates, selection_score
 from stampede.engine.training.training_run import TrainingRun
 
 # Prefix of metrics over samples with new ids.
@@ -242,7 +242,7 @@ def evaluate_run(
     progress.evaluated_step = progress.step
     progress.metrics_lines = run.folder.metrics_lines
     # Periods have no validation part.
-    score = results.get(settings.select_on, results["test"])["auc"]
+    score = selection_score(results.get(settings.select_on, results["test"]), settings.metric)
     lines = reduce_rates(progress, run.config, score)
     if lines and run.processes.is_main:
         tqdm.write("\n".join(lines))

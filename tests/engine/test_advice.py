@@ -113,7 +113,7 @@ def test_an_auc_near_chance_and_one_below_regression():
     assert "the validation AUC is 0.5499 after epoch 2" in said
 
     def below(ours, other, epoch=3):
-        progress = SimpleNamespace(best_score=ours, epoch=epoch)
+        progress = SimpleNamespace(selected={"validation": {"auc": ours}}, epoch=epoch)
         return on_regression("validation", progress, {"validation_auc": other})
 
     assert below(0.7, 0.7019) == below(None, 0.7) == below(0.7, None) == below(0.8, 0.7) == []
@@ -127,13 +127,15 @@ def test_a_last_epoch_that_still_gains():
 
     def said(*aucs):
         parts = [("validation", auc) for auc in aucs] + [("test", 0.9)]
-        of_parts = [{"kind": "evaluation", "part": part, "auc": auc} for part, auc in parts]
+        of_parts = [
+            {"kind": "evaluation", "part": part, "auc": auc, "logloss": 0.5} for part, auc in parts
+        ]
         return on_last_epoch(config, mock.Mock(lines=lambda: [{"kind": "train"}, *of_parts]))
 
     assert said() == said(0.7) == said(None, 0.7) == said(0.7, None) == []
     assert said(0.7, 0.71, 0.705) == said(0.7, 0.7009) == []
     (found,) = said(0.69, 0.7, 0.7123)
-    assert "raised the best validation AUC from 0.7000 to 0.7123" in found
+    assert "improved the best validation AUC from 0.7000 to 0.7123" in found
     assert "train.epochs=6" in found
 
 
