@@ -193,8 +193,8 @@ class EvaluateSection(Section):
     patience: int | None = Field(
         None,
         ge=0,
-        description="evaluated epochs in a row without a better metric on select_on before training "
-        "stops; 0: never; null: by the recipe",
+        description="evaluated epochs in a row without a better metric on select_on before "
+        "training stops; 0: never; null: by the recipe",
     )
     metrics: list[_Metric] = Field(
         ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"],

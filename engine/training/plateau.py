@@ -10,7 +10,6 @@ from stampede.engine.config import Config
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.training.progress import Progress
 
-
 # What each `evaluate.metric` is called.
 METRIC_NAMES = {"auc": "AUC", "logloss": "logloss", "both": "AUC minus logloss"}
 
