@@ -62,7 +62,7 @@ def reduce_rates(progress: Progress, config: Config, score: float | None) -> lis
         if after.fraction < before.fraction:
             lines.append(
                 f"step {progress.step}: no better {METRIC_NAMES[config.evaluate.metric]} on the "
-                f"{config.evaluate.select_on} part, the {what} continue with {after.fraction:.3g} of "
-                "their scheduled rate"
+                f"{config.evaluate.select_on} part, the {what} continue with "
+                f"{after.fraction:.3g} of their scheduled rate"
             )
     return lines
