@@ -107,6 +107,13 @@ class TrainSection(Section):
     epochs: int | None = Field(
         None, ge=1, description="passes over the training rows; null: by the recipe"
     )
+    averaging: int | None = Field(
+        None,
+        ge=0,
+        description="steps of an epoch, evenly spaced, whose mean weights are put in their place "
+        "at its end, for rates that do not fall; a copy of all weights; 0: none; null: by the "
+        "recipe",
+    )
     goals: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
         description="weights of the goals' mean losses in the loss, by goal; 1 for goals that are "
