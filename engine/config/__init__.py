@@ -186,9 +186,14 @@ class EvaluateSection(Section):
         "the paper, keeps no rows for validation and makes best_auc optimistic",
     )
     metric: Literal["auc", "logloss", "both"] = Field(
-        "auc",
+        "both",
         description="what chooses the best epoch, stops early and reduces rates; both: AUC minus "
-        "logloss",
+        "logloss, since an overfitted model may still rank well",
+    )
+    calibrate: bool = Field(
+        False,
+        description="before each evaluation, set the bias so that the predictions of the "
+        "validation part add up to its clicks; the model keeps it, also in predict and packages",
     )
     select_goals: Annotated[
         dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_one_goal)
@@ -334,6 +339,17 @@ class Config(Section):
                 "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "
                 "fraction above 0, or evaluate.select_on: test"
             )
+        if self.evaluate.calibrate:
+            if self.evaluate.select_on == "test" or getattr(self.data, "split", "") == "periods":
+                raise ValueError(
+                    "evaluate.calibrate sets the bias by the validation part, which this run does "
+                    "not have; write evaluate.calibrate: false, or another select_on or split"
+                )
+            if self.model.name == "esmm":
+                raise ValueError(
+                    "evaluate.calibrate sets the bias of each score, but the second score of esmm "
+                    "is a product of two; write evaluate.calibrate: false"
+                )
         if self.run.overwrite and self.checkpoint.resume == "auto":
             raise ValueError(
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto "

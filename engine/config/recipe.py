@@ -183,7 +183,7 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
     patience = math.ceil(_OF_THE_EPOCHS * (epochs / at(values, "evaluate.every_epochs")))
     if until_no_better:
         patience = _SHORT_PATIENCE
-    reason = "evaluated epochs without a better metric end the training"
+    reason = "evaluated epochs without a better evaluate.metric end the training"
     yield Choice("evaluate.patience", max(_PATIENCE, patience), reason)
 
     reason = "rates by the root of the batch, the same L2"
