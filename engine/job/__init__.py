@@ -45,8 +45,10 @@ class Job:
 
     @property
     def dense_buffers(self) -> dict[str, Tensor]:
-        """Buffers of the network, such as BatchNorm's running mean, by name."""
-        return dict(self.ctr_model.network.named_buffers(prefix="network"))
+        """Buffers of the dense layers, such as BatchNorm's running mean, by name."""
+        model = self.ctr_model
+        parts = {"network": model.network, "attention": model.attention}
+        return {n: b for part in parts for n, b in parts[part].named_buffers(prefix=part)}
 
     @property
     def front(self) -> EmbeddingFront:

@@ -21,6 +21,7 @@ from stampede.engine.planning.workload import planned_data, workload
 from stampede.engine.processes import Processes
 from stampede.models import cpu
 from stampede.optim import TableInit, cowclip_sharders, table_update
+from stampede.settings import SettingsError
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
@@ -28,6 +29,13 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     scaling = scaled_hyperparameters(config)
     actual = scaling.scaled
     model = build_model(config, dataset)
+    if model.batch_norms and config.train.reproducible:
+        raise SettingsError(
+            "train.reproducible: found true, but the network has batch norm, whose statistics join "
+            "the tiles of a batch, and their bits would depend on the number of ranks; write "
+            "model.normalization=layer and other activations than dice, or "
+            "train.reproducible=false"
+        )
     columns = model.front.columns.dim
     kind, arguments = table_optimizer(config, actual, columns)
     apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
@@ -51,6 +59,9 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         processes,
     )
     move_dense(model, processes.device)
+    for norm in model.batch_norms:
+        # From here on: planning tries the model on each rank by itself.
+        norm.ranks = processes.world_size
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
         # Compile them now, if need be, rather than in the first step.

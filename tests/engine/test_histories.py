@@ -35,6 +35,9 @@ ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
 OPTIONS = ["model.attention.hidden=[6]", "train.epochs=2"]
 
 
+# And batch norm: scores take what training has noted of its batches.
+DICE = ["model.name=din", "model.options.activation=dice", "model.attention.activation=dice",
+        "model.normalization=batch"]  # fmt: skip
 BST = ["model.name=bst", "model.options.positions=4", "train.epochs=2"]
 
 
@@ -48,9 +51,14 @@ def trained_bst(tmp_path_factory):
     return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ONE_BY_ONE), *BST)
 
 
-@pytest.fixture(params=["attention", "bst"])
+@pytest.fixture(scope="module")
+def trained_dice(tmp_path_factory):
+    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS, *DICE)
+
+
+@pytest.fixture(params=["trained", "trained_bst", "trained_dice"])
 def either(request):
-    return request.getfixturevalue("trained_bst" if request.param == "bst" else "trained")
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
