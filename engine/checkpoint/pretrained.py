@@ -17,7 +17,6 @@ from stampede.engine.inference.kept import row_names
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.engine.reading import data_folder
-from stampede.settings import SettingsError
 
 
 @torch.no_grad()
@@ -30,13 +29,13 @@ def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Proce
         A line for each field: how many of its rows have a vector.
 
     Raises:
-        SettingsError: there is no such field, or it has no table of its own ids.
         DataError: a file cannot be used.
     """
-    lines, dim = [], job.front.columns.dim
+    lines = []
     for field, file in config.model.pretrained.items():
+        dim = job.front.columns_of(field).dim
         rows, vectors = processes.on_main(
-            lambda field=field, file=file: _matched(config, dataset, field, Path(file), dim)
+            lambda field=field, file=file, dim=dim: _matched(config, dataset, field, file, dim)
         )
         state, order = job.model.state_dict(), torch.from_numpy(rows)
         # A process may hold some tables only.
@@ -58,17 +57,13 @@ def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Proce
 
 
 def _matched(
-    config: Config, dataset: Dataset, field: str, path: Path, dim: int
+    config: Config, dataset: Dataset, field: str, file: str, dim: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The vector of each row of the field's table, -1 for none; and the vectors."""
-    owners = [name for name in dataset.vocabulary_sizes if name not in dataset.shared]
-    if field not in owners:
-        table = dataset.shared.get(field)
-        what = f"uses the table of {table}" if table else "is no id field"
-        raise SettingsError(f"model.pretrained: {field!r} {what}; write one of {', '.join(owners)}")
     folder = None if isinstance(config.data, SyntheticSection) else data_folder(config)
     names = row_names(folder, field, dataset.vocabulary_sizes[field])
-    ids, vectors = _read(path, dim)
+    path = Path(file)
+    ids, vectors = _read(path, field, dim)
     places = dict(zip(ids, range(len(ids)), strict=True))
     rows = np.array([places.get(str(name), -1) for name in names], dtype=np.int64)
     if not (rows >= 0).any():
@@ -79,7 +74,7 @@ def _matched(
     return rows, vectors
 
 
-def _read(path: Path, dim: int) -> tuple[list[str], np.ndarray]:
+def _read(path: Path, field: str, dim: int) -> tuple[list[str], np.ndarray]:
     """Ids as text, and their vectors `[n, dim]` float32."""
     try:
         frame = pl.read_parquet(path, glob=False)
@@ -112,7 +107,8 @@ def _read(path: Path, dim: int) -> tuple[list[str], np.ndarray]:
         width = len(vectors[row])
         raise DataError(
             f"{path}, row {row + 1}, column {column}: found a vector of {width} numbers, but "
-            f"model.dim is {dim}; write vectors of that width, or model.dim={width}"
+            f"embeddings of {field} have {dim}; write vectors of that width, or "
+            f"model.dims.{field}={width}"
         )
     if ids.is_duplicated().any():
         raise DataError(

@@ -30,6 +30,11 @@ DEFAULT_NETWORK = "deepfm"
 class _ModelSection(Section):
     name: str = Field(DEFAULT_NETWORK, description="network")
     dim: int = Field(10, ge=1, le=1024, description="width of the embeddings")
+    dims: dict[str, Annotated[int, Field(ge=1, le=1024)]] = Field(
+        {},
+        description="by id field, the width of its embeddings, if it is another one; a linear "
+        "layer without bias maps them to the width dim",
+    )
     hidden: list[Annotated[int, Field(ge=1)]] = Field(
         [400, 400, 400],
         min_length=1,

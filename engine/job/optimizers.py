@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.config import Config
+from stampede.models import EmbeddingFront, table_name
 from stampede.optim import (
     CowClip,
     DenseAdam,
     Hyperparameters,
     Scaled,
+    TableInit,
     learning_rate,
     scale,
 )
@@ -27,6 +30,14 @@ def scaled_hyperparameters(config: Config) -> Scaled:
     base = Hyperparameters(tables.lr, tables.l2, config.optim.dense.lr)
     scaling = config.optim.scaling
     return scale(base, scaling.rule, config.train.batch_size, scaling.base_batch_size)
+
+
+def optimize_tables(config: Config, scaled: Hyperparameters, front: EmbeddingFront) -> None:
+    """Give the tables their optimizers, before they are sharded."""
+    for table, weights in front.weights().items():
+        columns = front.columns_of(table).dim
+        kind, arguments = table_optimizer(config, scaled, columns)
+        apply_optimizer_in_backward(kind, [weights], arguments)
 
 
 def table_optimizer(
@@ -42,6 +53,16 @@ def table_optimizer(
     none = CowClip(granularity="none", columns=columns)
     arguments["clip"] = none if section.clip is None else section.clip.built(columns=columns)
     return optimizer_with(section.settings_of), arguments
+
+
+def table_inits(config: Config, front: EmbeddingFront) -> dict[str, TableInit]:
+    """The distribution of the initial values of each table, by its name."""
+    return {
+        table_name(table): TableInit(
+            config.model.init_std, front.columns_of(table).dim, config.run.seed
+        )
+        for table in front.tables
+    }
 
 
 def dense_optimizer(

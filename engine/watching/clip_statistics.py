@@ -32,10 +32,7 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
         fields by the occurrences of their ids in the global batch: `from` a power of two up to the
         next. Its `gradient_norm` includes the L2 term.
     """
-    dim, front, processes = run.config.model.dim, run.job.front, run.processes
-    clip = run.config.optim.embedding.clip.built(columns=dim)
-    embeddings, _ = front.split(rows)
-    grads, _ = front.split(grad)
+    front, processes = run.job.front, run.processes
     fields, left_out = {}, []
     by_count: dict[int, Tensor] = {}
     for field, sharing in front.tables.items():
@@ -43,9 +40,13 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
             left_out += sharing
             continue
         # Table by table, so that rank 0 holds only one table's part of the global batch at a time.
-        places = [front.fields.index(one) for one in sharing]
+        dim = front.columns_of(field).dim
+        clip = run.config.optim.embedding.clip.built(columns=dim)
         ids = processes.gather(torch.cat([_one_id(batch, one) for one in sharing]))
-        looked_up = [torch.cat([embeddings[:, at], grads[:, at]], 1) for at in places]
+        looked_up = [
+            torch.cat([front.of_field(given, one)[:, :dim] for given in (rows, grad)], 1)
+            for one in sharing
+        ]
         values = processes.gather(torch.cat(looked_up))
         if ids is None:
             continue

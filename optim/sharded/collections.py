@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -72,7 +72,7 @@ class CowClipCollection(_Mixin):
         *,
         settings: dict[str, UpdateSettings],
         rates: dict[str, float],
-        init: TableInit | None,
+        init: TableInit | Mapping[str, TableInit] | None,
         owner: BackwardUpdate,
         **arguments: Any,
     ) -> None:
@@ -190,7 +190,7 @@ class CowClipCollection(_Mixin):
                     continue
                 fill_shard_(
                     part,
-                    init or TableInit(),
+                    (init.get(table.name) if isinstance(init, Mapping) else init) or TableInit(),
                     table=table.name,
                     row_offset=shard.row_offset,
                     column_offset=shard.column_offset,

@@ -69,7 +69,7 @@ def test_what_cannot_be_used(folder):
             begun(folder, options(folder, field), "bad")
     wide = {"id": ["i1", "i2"], "vector": [[1.0] * WIDTH, [1.0] * 3]}
     for content, said in (
-        (wide, "row 2, column vector: found a vector of 3 numbers, but model.dim is 4; write"),
+        (wide, "row 2, column vector: found a vector of 3 numbers, but embeddings of item have 4;"),
         ({"id": ["i1", "i1"], "vector": [[1.0] * WIDTH] * 2}, "column id: found 'i1' twice; write"),
         (
             {"id": ["i1", "i2"], "vector": [[1.0] * 4, None]},

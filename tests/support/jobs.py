@@ -82,7 +82,9 @@ def train_an_epoch_in(here: Processes, config: Config) -> Trained:
     ]
     batches, goals = reader.evaluation(reader.dataset.test), goal_weights(config, dataset.goals)
     evaluation = evaluate(job.model, batches, here, goals=goals)
-    tables = {f: gather_field(job.model, f, config.model.dim, here) for f in dataset.tables}
+    tables = {
+        f: gather_field(job.model, f, job.front.columns_of(f).dim, here) for f in dataset.tables
+    }
     dense = {name: p.detach().clone() for name, p in job.dense_parameters.items()}
     plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
     return Trained(losses, evaluation, tables, dense, plan)

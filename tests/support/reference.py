@@ -15,7 +15,7 @@ class ReferenceTables:
         weights: by table, `[rows, dim]`.
         rule: `adam`, `rowwise_adam`, `adagrad`, `rowwise_adagrad`, `sgd` or `lion`.
         rows: `all` or `touched`.
-        granularity, ratio, bound, threshold, variant, columns: the clip.
+        granularity, ratio, bound, threshold, variant, columns: the clip; columns may be by table.
         group: tables that `global` holds together; all by default.
     """
 
@@ -72,9 +72,10 @@ class ReferenceTables:
             weights[rows], self.first[name][rows], self.second[name][rows] = w, m, v
 
     def _clip(self, grads, counts, takes_part):
-        c = self.columns
-        g = {n: grads[n][:, :c] for n in grads}
-        w = {n: self.weights[n][:, :c] for n in grads}
+        given = self.columns
+        columns = given if isinstance(given, dict) else dict.fromkeys(grads, given)
+        g = {n: grads[n][:, : columns[n]] for n in grads}
+        w = {n: self.weights[n][:, : columns[n]] for n in grads}
         factor = {n: torch.ones(len(grads[n]), dtype=torch.float64) for n in grads}
         times = {n: counts[n].clamp_min(1).double() for n in grads}
         for name in grads:
@@ -103,7 +104,7 @@ class ReferenceTables:
                 factor[name][:] = min(1.0, self.threshold / float(every.clamp_min(1e-300)))
         for name in grads:
             factor[name] = factor[name].nan_to_num(1.0)
-            grads[name][:, :c] *= factor[name][:, None]
+            grads[name][:, : columns[name]] *= factor[name][:, None]
         return {name: factor[name] < 1 for name in grads}
 
     def _move(self, w, g, m, v, lr):
