@@ -23,7 +23,8 @@ from stampede.engine.reading import data_folder
 def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Processes) -> list[str]:
     """Give the ids of fields the vectors of `model.pretrained`; all ranks must call it.
 
-    First-order weights, and rows without a vector, keep their initial values.
+    In a later period of a log, only its new ids. First-order weights, and rows without a vector,
+    keep their initial values; in frozen tables, which would never learn them, both are zeros.
 
     Returns:
         A line for each field: how many of its rows have a vector.
@@ -32,26 +33,42 @@ def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Proce
         DataError: a file cannot be used.
     """
     lines = []
-    for field, file in config.model.pretrained.items():
+    for field, given in config.model.pretrained.items():
         dim = job.front.columns_of(field).dim
         rows, vectors = processes.on_main(
-            lambda field=field, file=file, dim=dim: _matched(config, dataset, field, file, dim)
+            lambda field=field, file=given.path, dim=dim: _matched(
+                config, dataset, field, file, dim
+            )
         )
-        state, order = job.model.state_dict(), torch.from_numpy(rows)
+        due = np.ones(len(rows), bool)
+        if dataset.period > 1:
+            due[:] = False
+            due[dataset.rows_of_new_ids.get(field, [])] = True
+        state = job.model.state_dict()
         # A process may hold some tables only.
         table = state.get(weights_name(field, state))
         for part, (first_row, first_column) in local_parts(table) if table is not None else ():
-            mine = order[first_row : first_row + len(part)]
-            places = (mine >= 0).nonzero().squeeze(1)
+            here = slice(first_row, first_row + len(part))
+            mine = rows[here]
+            if not given.train:
+                part[torch.from_numpy((due[here] & (mine < 0)).nonzero()[0]).to(part.device)] = 0
+            places = (due[here] & (mine >= 0)).nonzero()[0]
             last = min(first_column + part.shape[1], dim)
             if last > first_column:
-                found = torch.from_numpy(vectors[mine[places].numpy(), first_column:last])
-                part[places.to(part.device), : last - first_column] = found.to(part)
+                found = torch.from_numpy(vectors[mine[places], first_column:last])
+                at = torch.from_numpy(places).to(part.device)
+                part[at, : last - first_column] = found.to(part)
         job.model.load_state_dict(state)
-        have = int((rows >= 0).sum())
+        have, count = int((due & (rows >= 0)).sum()), int(due.sum())
+        without = f"{count - have:,} without one as usual"
+        if not given.train:
+            without = (
+                f"{count - have:,} without one are zeros; training leaves them all as they are"
+            )
+        what = "new rows" if dataset.period > 1 else "rows"
         lines.append(
-            f"model.pretrained.{field}: {have:,} of {len(rows):,} rows begin with a vector of "
-            f"{file}; {len(rows) - have:,} without one as usual"
+            f"model.pretrained.{field}: {have:,} of {count:,} {what} begin with a vector of "
+            f"{given.path}; {without}"
         )
     return lines
 

@@ -145,7 +145,7 @@ class TableStates:
         scaled, found = scaled_hyperparameters(config).scaled, {}
         for table in front.tables:
             columns = front.columns_of(table)
-            kind, arguments = table_optimizer(config, scaled, columns.dim)
+            kind, arguments = table_optimizer(config, scaled, columns.dim, table)
             settings = kind.update_settings(kind.defaults_with(arguments))
             found[table_name(table)] = cls(columns.stored, settings)
         return found
@@ -257,6 +257,8 @@ class Workload:
         of_rows = 2 * row + states.per_row(shard.columns, shard.column_offset)
         of_rows += 2 * LONG + states.values_per_row * FLOAT
         update = lookups * _SORTING + self.distinct_rows(shard) * of_rows
+        if states.settings.rule.is_frozen:
+            update = 0
         if states.needs_all_rows:
             update += shard.rows * states.values_per_row * FLOAT
         return round(received + output + update)

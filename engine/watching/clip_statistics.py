@@ -21,7 +21,8 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
 
     A sample's embedding of a field with one id is the row of that id, and the row's gradient is the
     sum of its samples' gradients. So neither the tables nor their update are touched. Tables of
-    which a field has several ids in a sample are left out, as its embeddings are made of many rows.
+    which a field has several ids in a sample are left out, as its embeddings are made of many rows;
+    frozen ones have nothing to clip.
 
     Args:
         rows: looked up for the batch, before their update.
@@ -36,6 +37,8 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
     fields, left_out = {}, []
     by_count: dict[int, Tensor] = {}
     for field, sharing in front.tables.items():
+        if field in run.config.model.frozen:
+            continue
         if front.has_rows_apart(field):
             left_out += sharing
             continue

@@ -250,7 +250,7 @@ class _CowClipSharder(_InDeviceMemory[_Module]):
             if not parameter.requires_grad:
                 raise ValueError(
                     f"table {name!r} with CowClip has requires_grad=False, which sharded tables do "
-                    "not heed; to freeze it, give its optimizer lr=0"
+                    "not heed; to freeze it, name FrozenTables in apply_optimizer_in_backward"
                 )
             # Each of two modules would get its own copy.
             if getattr(parameter, "_stampede_module", lambda: None)() is not None:
@@ -403,7 +403,9 @@ def say_optimizers(
         for name in (table.name for table in group.embedding_tables):
             given = [kind.__name__ for kind in getattr(parameters[name], "_optimizer_classes", ())]
             level = logging.INFO
-            if name in chosen:
+            if name in chosen and chosen[name].settings.rule.is_frozen:
+                text = f"are frozen by {chosen[name].name}"
+            elif name in chosen:
                 text = f"are updated in their backward by {chosen[name]}"
                 if is_dense:
                     text += ", also under data_parallel: no optimizer of the program may have them"

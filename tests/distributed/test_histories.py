@@ -29,15 +29,21 @@ FIELDS = {
     "C1": (ROWS, False),
     "C2": (ROWS, False, {"table": "C1"}),
     "C3": (ROWS, False),
+    "C4": (ROWS, False),
     "M1": (ROWS, True, {"table": "C1", **ATTENDS}),
     "M2": (ROWS, True, {"table": "C1", "pooling": "mean"}),
     "M3": (ROWS, True, ATTENDS),
+    "M4": (ROWS, True, ATTENDS),
 }
-TABLES = {"C1": ["C1", "C2", "M1", "M2"], "C3": ["C3"], "M3": ["M3"]}
+TABLES = {"C1": ["C1", "C2", "M1", "M2"], "C3": ["C3"], "C4": ["C4"], "M3": ["M3"], "M4": ["M4"]}
+HISTORIES = ("M1", "M3", "M4")
 # The first is pooled, the other one is in an EmbeddingCollection of its own.
 DIMS = {"C3": 3, "M3": 12}
+FROZEN = ("C4", "M4")
 JOB = [
-    f"model.dim={DIM}", "model.dims={C3: 3, M3: 12}", "model.name=din", "model.hidden=[6, 5]",
+    f"model.dim={DIM}", "model.dims={C3: 3, M3: 12}",
+    f"model.pretrained={{{', '.join(f'{f}: {{path: none, train: false}}' for f in FROZEN)}}}",
+    "model.name=din", "model.hidden=[6, 5]",
     "model.init_std=0.3", "model.attention.hidden=[8, 3]", "optim.embedding.l2=1e-3",
     "optim.embedding.clip.ratio=0.002", f"train.batch_size={BATCH}",
 ]  # fmt: skip
@@ -53,7 +59,7 @@ EXACT = 1e-5
 def without_histories_of_a_rank(arrays):
     """The second half of the first batch of an epoch has no history."""
     start, stop = BATCH // 2, BATCH
-    for name in ("0", "2"):
+    for name in ("0", "2", "3"):
         offsets = arrays[f"offsets_{name}"]
         begin, end = offsets[start], offsets[stop]
         arrays[f"values_{name}"] = np.delete(arrays[f"values_{name}"], slice(begin, end))
@@ -65,7 +71,7 @@ def without_histories_of_a_rank(arrays):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     parts = {
-        name: without_histories_of_a_rank(drawn_rows(rows, 3, 0, multi=3, seed=seed))
+        name: without_histories_of_a_rank(drawn_rows(rows, 4, 0, multi=4, seed=seed))
         for seed, (name, rows) in enumerate({"train": 333, "test": 67}.items())
     }
     return write_prepared(tmp_path_factory.mktemp("data") / "data", parts, FIELDS, 100)
@@ -131,7 +137,7 @@ def logits_of(tables, layers, batch, softmax):
         parts = []
         for name in FIELDS:
             rows = cells[name][sample]
-            if name in ("M1", "M3"):
+            if name in HISTORIES:
                 parts.append(attended(layers, name, query, rows, softmax))
             else:
                 parts.append(rows.sum(0) / (max(len(rows), 1) if name == "M2" else 1))
@@ -163,7 +169,7 @@ def trained_by_reference(folder, data, softmax):
         dense, losses, empty = ReferenceTables(dense, lr=scaled.dense_lr), [], 0
         for batch in Reader(config, dataset, here).training():
             half = len(batch.label) // 2
-            empty += not any(batch.sparse[name].lengths()[half:].any() for name in ("M1", "M3"))
+            empty += not any(batch.sparse[name].lengths()[half:].any() for name in HISTORIES)
             given = {name: w.requires_grad_() for name, w in tables.weights.items()}
             layers = {n: w.view(shapes[n]).requires_grad_() for n, w in dense.weights.items()}
             of_samples = functional.binary_cross_entropy_with_logits(
@@ -178,7 +184,7 @@ def trained_by_reference(folder, data, softmax):
                 name: sum(batch.sparse[f].values().long().bincount(minlength=ROWS) for f in fields)
                 for name, fields in TABLES.items()
             }
-            tables.step(dict(zip(TABLES, found, strict=False)), counts)
+            tables.step(dict(zip(TABLES, found, strict=False)), counts, frozen=FROZEN)
             of_layers = (grad.view(-1, 1) for grad in found[len(TABLES) :])
             ones = {name: torch.ones(len(w)) for name, w in dense.weights.items()}
             dense.step(dict(zip(layers, of_layers, strict=True)), ones)
@@ -205,6 +211,7 @@ def test_training_is_that_of_the_reference(tmp_path, data, expected, ranks):
         assert found.plan == {plan}
         assert found.losses == pytest.approx(losses, rel=EXACT)
         assert list(found.tables) == list(TABLES)
+        assert found.without_state <= set(FROZEN) and (ranks > 1 or found.without_state)
         for name, weights in found.tables.items():
             largest = tables.weights[name].abs().max()
             deviation = (torch.cat(weights, 1) - tables.weights[name]).abs().max()

@@ -50,17 +50,18 @@ class ReferenceTables:
     def __getattr__(self, name):
         return self.settings[name]
 
-    def step(self, grads, counts, lr=None):
+    def step(self, grads, counts, lr=None, frozen=()):
         """One step from dense gradients `[rows, dim]` and counts `[rows]` by table."""
         self.t += 1
         lr = self.lr if lr is None else lr
-        grads = {n: grads[n].double() + 2 * self.l2 * w for n, w in self.weights.items()}
+        moving = {n: w for n, w in self.weights.items() if n not in frozen}
+        grads = {n: grads[n].double() + 2 * self.l2 * w for n, w in moving.items()}
         takes_part = {
             n: counts[n] > 0 if self.rows == "touched" else torch.ones_like(counts[n]) > 0
             for n in grads
         }
         clipped = self._clip(grads, counts, takes_part)
-        for name, weights in self.weights.items():
+        for name, weights in moving.items():
             self.touched += int((counts[name] > 0).sum())
             self.clipped += int((clipped[name] & (counts[name] > 0)).sum())
             self.largest_count = max(self.largest_count, int(counts[name].max()))
