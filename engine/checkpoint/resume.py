@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ _FREE = ("model.import", "model.initial_bias", "model.pretrained",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
          "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_lr", "checkpoint.",
          "sharding.")  # fmt: skip
+
+# Moments of a frozen table do not exist.
+_FREEZES = re.compile(r"model\.pretrained\..+\.train")
 
 # Keys that only say how the run was started.
 _NOT_WORTH_TELLING = (
@@ -112,7 +116,8 @@ def begin(
     """
     if found.newest is None:
         draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
-    if found.newest is None and found.source is None:
+    filled: list[str] = []
+    if found.newest is None and (found.source is None or dataset.period > 1):
         filled = fill_pretrained(config, job, dataset, processes)
     if found.source is not None:
         before = read_manifest(found.source.checkpoint)
@@ -127,7 +132,7 @@ def begin(
         # Schedules and rates continue.
         kept = ("step", "skipped_batches", "plateau", "table_plateau")
         kept = {name: getattr(before.progress, name) for name in kept if takes_all}
-        return Progress(**kept), [*found.lines, loaded, *report.lines()], report
+        return Progress(**kept), [*found.lines, loaded, *report.lines(), *filled], report
     if found.newest is None:
         lines = [*found.lines, *filled, *_set_initial_bias(config, job, dataset, processes)]
         return Progress(), lines, None
@@ -208,7 +213,11 @@ def changes(path: Path, config: Config, processes: Processes) -> list[str]:
         # The run keeps what the recipe chose when it began.
         now[key] = before.get(key)
     differing = _differing(before, now)
-    harmful = [line for key, line in differing.items() if not key.startswith(_FREE)]
+    harmful = [
+        line
+        for key, line in differing.items()
+        if not key.startswith(_FREE) or _FREEZES.fullmatch(key)
+    ]
     if harmful:
         raise RunFolderError(
             f"{path} cannot be continued with another configuration:\n"

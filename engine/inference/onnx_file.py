@@ -20,6 +20,7 @@ from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.raw.log import LARGEST
 from stampede.data.schema.schema import HISTORIES
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.package.load import together
 from stampede.engine.inference.packaging import (
     SAMPLES,
     DensePart,
@@ -240,7 +241,7 @@ class Scoring(nn.Module):
             if field.about["pooling"] == "attention":
                 pooled.append(torch.zeros_like(rows[:, 0]))
         numbers = self.numbers(numbers, len(values[0]))
-        logits = self.dense(torch.stack(pooled, 1), numbers, of_ids, masks).float()
+        logits = self.dense(together(pooled), numbers, of_ids, masks).float()
         if logits.ndim == 1:
             return logits.sigmoid(), logits
         return (*logits.sigmoid().unbind(1), *logits.unbind(1))

@@ -14,6 +14,7 @@ from stampede.engine.config import Config
 from stampede.engine.job.precision import DensePrecision
 from stampede.models import CTRModel, EmbeddingFront
 from stampede.optim import BackwardUpdate, DenseAdam, Scaled
+from stampede.settings import SettingsError
 
 
 @dataclass
@@ -94,7 +95,14 @@ class ModelInputs(Protocol):
 
 
 def build_model(config: Config, data: ModelInputs) -> CTRModel:
-    """The model before sharding: its tables are on `meta`."""
+    """The model before sharding: its tables are on `meta`.
+
+    Raises:
+        SettingsError: the configuration does not fit the data.
+    """
+    for key in ("dims", "pretrained"):
+        for field in getattr(config.model, key):
+            _check_has_table(key, field, data)
     return CTRModel(
         config.model.name,
         data.vocabulary_sizes,
@@ -107,6 +115,7 @@ def build_model(config: Config, data: ModelInputs) -> CTRModel:
         mean=data.mean,
         attention=data.attention,
         sequences=data.sequences,
+        dims=config.model.dims,
         unit=config.model.attention,
         first_order_scale=config.model.first_order_scale,
         dropout=config.model.dropout,
@@ -115,6 +124,14 @@ def build_model(config: Config, data: ModelInputs) -> CTRModel:
         goal_weights=config.train.goals,
         goal_weighting=config.train.goal_weighting,
     )
+
+
+def _check_has_table(key: str, field: str, data: ModelInputs) -> None:
+    owners = [name for name in data.vocabulary_sizes if name not in data.shared]
+    if field not in owners:
+        table = data.shared.get(field)
+        what = f"uses the table of {table}" if table else "is no id field"
+        raise SettingsError(f"model.{key}: {field!r} {what}; write one of {', '.join(owners)}")
 
 
 def move_dense(model: CTRModel, device: torch.device) -> None:

@@ -63,7 +63,10 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "ids": ids,
         "parameters": {
             # Each id has an embedding and a first-order weight.
-            "tables": ids * (config.model.dim + 1),
+            "tables": sum(
+                rows * (run.job.front.columns_of(table).dim + 1)
+                for table, rows in dataset.tables.items()
+            ),
             "dense": sum(parameter.numel() for parameter in run.job.dense_parameters.values()),
         },
         "world_size": run.processes.world_size,

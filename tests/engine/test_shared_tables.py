@@ -157,7 +157,11 @@ def test_a_plan_from_sizes(tmp_path):
     apart = ["data.tables={item: 100000, user: 1000, history: 100000}", given[1]]
     shared = dry_run(planned_config(*given, "data.share={history: item}"), gpus(1, 80))
     separate = dry_run(planned_config(*apart), gpus(1, 80))
-    assert shared.to_dict()["tables"]["item"] == {"rows": 100_000, "ids_per_sample": 51.0}
+    assert shared.to_dict()["tables"]["item"] == {
+        "rows": 100_000,
+        "columns": 12,
+        "ids_per_sample": 51.0,
+    }
     assert shared.costs.lookups == pytest.approx(separate.costs.lookups)
     weights = [done.work.table_bytes() for done in (shared, separate)]
     assert weights[0] * 201 == weights[1] * 101

@@ -27,7 +27,7 @@ import json
 import math
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -298,7 +298,7 @@ class Model:
                     histories.append(_padded(rows, lengths))
                 if how != "none":
                     pooled.append(_pooled(rows, lengths, how))
-            given = torch.stack(pooled, 1), numbers[batch].to(self._device), histories
+            given = together(pooled), numbers[batch].to(self._device), histories
             found.append(self._dense(*given).cpu().numpy())
         return np.concatenate(found)
 
@@ -332,6 +332,12 @@ def _pooled(rows: Tensor, lengths: Tensor | None, how: str | None) -> Tensor:
         return rows.new_zeros(len(lengths), rows.shape[1])
     sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
     return sums / lengths.clamp(min=1).unsqueeze(1) if how == "mean" else sums
+
+
+def together(pooled: Sequence[Tensor]) -> Tensor:
+    """`[n, fields, columns]` of `[n, columns]` of each field; side by side if widths differ."""
+    is_even = len({rows.shape[1] for rows in pooled}) == 1
+    return torch.stack(list(pooled), 1) if is_even else torch.cat(list(pooled), 1)
 
 
 def _padded(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
