@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_labels
-from stampede.data.samples import sampled_rows
+from stampede.data.samples import click_shares, sampled_rows
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
@@ -46,6 +46,9 @@ _MOST_TABLE_ROWS = 100_000_000
 # Largest share of validation rows with unseen ids, and its excess over training rows with rare ids.
 _MOST_UNSEEN = 0.2
 _MOST_BEYOND_RARE = 0.1
+
+# How many times more or less clicks a part has, and by how many standard errors.
+_MOVED, _ERRORS = 1.25, 4.0
 
 _OTHER_LABELS = (
     "check the label column, or choose another split (data.split, or split of stampede prepare)"
@@ -123,13 +126,14 @@ def _batch_of_enough_steps(rows: int, world_size: int) -> int:
 def on_data(dataset: Dataset) -> list[str]:
     """Advice from preparation, on parts of one class, and on columns with ids unseen in training.
 
-    Reads some 65,000 rows of each part, which must be on the CPU.
+    Reads the labels and some 65,000 rows of each part, which must be on the CPU.
     """
     sentences = [dataset.advice] if dataset.advice else []
     for name, part in (("validation", dataset.validation), ("test", dataset.test)):
         if part is not None:
             found = _one_class(name, part, dataset.goals)
             sentences += [f"{clause}: {_OTHER_LABELS}" for clause in found]
+    sentences += _moved_shares(dataset)
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
     rare, unseen = (_unseen_shares(part, dataset) for part in (dataset.train, dataset.validation))
@@ -144,6 +148,35 @@ def on_data(dataset: Dataset) -> list[str]:
             "columns, or keep a part that recurs, such as the hour of a timestamp"
         )
     return sentences
+
+
+def _moved_shares(dataset: Dataset) -> Iterator[str]:
+    """A sentence for each goal that is far more or less frequent in another part."""
+    parts = dataset.parts()
+    shares = {name: click_shares(part) for name, part in parts.items()}
+
+    def has_moved(name: str, share: float | None, before: float) -> bool:
+        # Parts of one class have been told.
+        if not share or share == 1 or 1 / _MOVED <= share / before <= _MOVED:
+            return False
+        rows = 1 / parts["train"].rows + 1 / parts[name].rows
+        return abs(share - before) > _ERRORS * math.sqrt(before * (1 - before) * rows)
+
+    for number, goal in enumerate(dataset.goals or ("",)):
+        found = {name: of_goals[number] for name, of_goals in shares.items()}
+        before = found.pop("train")
+        moved = [
+            f"{share:.3g} of the {name} rows"
+            for name, share in found.items()
+            if before and has_moved(name, share, before)
+        ]
+        if moved:
+            what = f"labels of {goal!r}" if goal else "labels"
+            yield (
+                f"{before:.3g} of the training rows but {' and '.join(moved)} have {what} of 1: "
+                "scores will be off by as much. If the rows are in time order, train on newer ones "
+                "and set evaluate.calibrate=true; else check the split"
+            )
 
 
 def _unseen_shares(part: Part, dataset: Dataset) -> dict[str, float]:
