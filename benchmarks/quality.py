@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -37,7 +37,7 @@ from report import ROOT, Report, command_line, markdown
 from tqdm import tqdm
 
 from stampede import open_run
-from stampede.data.schema.schema import CRITEO, avazu
+from stampede.data.schema.schema import CRITEO, Schema, avazu
 from stampede.data.sources import open_source
 from stampede.data.split import Assignment
 from stampede.engine.config.load import load_config
@@ -45,14 +45,49 @@ from stampede.engine.config.load import load_config
 PEER_PROGRAM = ROOT / "benchmarks/peers/raw_logs.py"
 PEERS = {"lr": "scikit-learn LR", "lightgbm": "LightGBM", "fuxictr": "FuxiCTR DeepFM"}
 
-# A real log: its name in `--data`, the configuration shipped for it, and its columns for
-# configs/table.yaml.
 TABLE = ROOT / "configs/table.yaml"
+
+
+def _ids(*names: str) -> dict[str, dict[str, Any]]:
+    return {name: {} for name in names}
+
+
+class Log(NamedTuple):
+    """A real log: its file in `--data`, the configuration shipped for it, its columns, its split.
+
+    The columns are for configs/table.yaml.
+    """
+
+    file: str
+    config: Path
+    schema: Schema
+    split: str = ""
+
+
 LOGS = {
-    "criteo": ("criteo_kaggle_137k.tsv.gz", ROOT / "configs/criteo_kaggle.yaml", CRITEO),
-    "avazu": ("avazu_20k.csv.gz", ROOT / "configs/avazu.yaml", avazu(split_hour=True)),
-}
-CONFIGS = [*(config.stem for _, config, _ in LOGS.values()), TABLE.stem]
+    "criteo": Log("criteo_kaggle_137k.tsv.gz", ROOT / "configs/criteo_kaggle.yaml", CRITEO),
+    "avazu": Log("avazu_20k.csv.gz", ROOT / "configs/avazu.yaml", avazu(split_hour=True)),
+    "movielens": Log("movielens_100k.csv.gz", TABLE, Schema.model_validate({
+        "label": {"column": "rating", "at_least": 4},
+        "ids": {**_ids("user_id", "age", "gender", "occupation", "zip", "movie_id", "year"),
+                "genres": {"separator": "|"}},
+        "time": {"column": "timestamp"},
+    }), "sequential"),
+    "adult": Log("adult.csv.gz", TABLE, Schema.model_validate({
+        "label": {"column": "income", "positive": [">50K"]},
+        "ids": _ids("workclass", "education", "marital_status", "occupation", "relationship",
+                    "race", "sex", "native_country"),
+        "numbers": _ids("age", "fnlwgt", "education_num", "capital_gain", "capital_loss",
+                        "hours_per_week"),
+    }), "random"),
+    "flights": Log("flights_2013.csv.gz", TABLE, Schema.model_validate({
+        "label": "late",
+        "ids": _ids("carrier", "flight", "tailnum", "origin", "dest"),
+        "numbers": _ids("sched_arr_time", "distance"),
+        "time": {"column": "scheduled", "format": "iso8601"},
+    }), "sequential"),
+}  # fmt: skip
+CONFIGS = list(dict.fromkeys([*(log.config.stem for log in LOGS.values()), TABLE.stem]))
 
 # Networks for the whole first log; elsewhere only the configuration's own.
 MODELS, MAIN = ("lr", "fm", "deepfm", "dcnv2", "wide_deep", "dcn"), ("criteo", "whole")
@@ -98,7 +133,7 @@ def quality(options: argparse.Namespace, report: Report) -> str:
     """AUC and logloss of all contenders."""
     if options.quick:
         options.seeds, options.subsets, options.models = 1, ["whole"], options.models or []
-    for path in (options.data / LOGS[name][0] for name in options.logs):
+    for path in (options.data / LOGS[name].file for name in options.logs):
         if not path.exists():
             sys.exit(f"error: {path}: no such file; name the folder of the logs with --data")
     found: list[dict[str, Any]] = []
@@ -150,7 +185,7 @@ def contenders(
     if models is None:
         models = list(MODELS) if (rows.log, rows.name) == MAIN else []
     ours = []
-    for config in (LOGS[rows.log][1], TABLE):
+    for config in dict.fromkeys((LOGS[rows.log].config, TABLE)):
         if config.stem not in configs:
             continue
         schema = [f"data.schema_file={rows.file.with_suffix('.yaml')}"] if config == TABLE else []
@@ -159,14 +194,16 @@ def contenders(
         for model in (models if config != TABLE else []) or [own]:
             named = () if model == own else (f"model.name={model}",)
             ours.append(Contender(f"{config.name} {model}", "", config, (*overrides, *named)))
-    others = [Contender(PEERS[peer], peer) for peer in peers]
+    # FuxiCTR's settings are those that BARS found for these two logs.
+    has_settings = LOGS[rows.log].config != TABLE
+    others = [Contender(PEERS[p], p) for p in peers if p != "fuxictr" or has_settings]
     return [*others[: "lr" in peers], *ours, *others["lr" in peers :]]
 
 
 def write_subsets(log: str, options: argparse.Namespace, scratch: Path) -> Iterator[Rows]:
     """The whole log, and random rows of it in their order, each in a file of the log's format."""
-    name, _, schema = LOGS[log]
-    with gzip.open(options.data / name, "rb") as file:
+    schema = LOGS[log].schema
+    with gzip.open(options.data / LOGS[log].file, "rb") as file:
         lines = file.read().splitlines(keepends=True)
     head, lines = ([], lines) if schema.columns else (lines[:1], lines[1:])
     if options.quick:
@@ -185,8 +222,13 @@ def write_subsets(log: str, options: argparse.Namespace, scratch: Path) -> Itera
 
 def divided(log: str, name: str, file: Path, count: int) -> Rows:
     """So many rows in a file, split as in the log's configuration."""
-    data = load_config(LOGS[log][1], [f"data.path={file}"]).data
-    source = open_source(data.kind, str(file), data)
+    of_log, named = LOGS[log], {}
+    given = [f"data.path={file}", *([f"data.split={of_log.split}"] if of_log.split else [])]
+    if of_log.config == TABLE:
+        named = {"schema": str(file.with_suffix(".yaml"))}
+        given.append(f"data.schema_file={named['schema']}")
+    data = load_config(of_log.config, given).data
+    source = open_source(data.kind, str(file), data, **named)
     parts = Assignment(source, [count]).parts(SimpleNamespace(numbers=np.arange(count), file=0))
     np.save(file.with_suffix(".npy"), parts)
     share = source.test_share if data.test_fraction is None else data.test_fraction
