@@ -11,6 +11,7 @@ raw file to the scores, including tuning.
     peers/bin/pip install 'lightgbm>=4,<5' fuxictr==2.3.10
     python benchmarks/quality.py --python peers/bin/python
     python benchmarks/quality.py --logs criteo --subsets whole --peers lr --models lr fm --resume
+    python benchmarks/quality.py --logs criteo --subsets whole --models deepfm --batches 4096 65536
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 from launched import run_program
+from matplotlib.figure import Figure
 from report import ROOT, Report, command_line, markdown
 from tqdm import tqdm
 
@@ -143,6 +145,9 @@ def quality(options: argparse.Namespace, report: Report) -> str:
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         measure(options, found, report, Path(scratch))
     report.failed = sorted({run["contender"] for run in found if "failed" in run})
+    lines = [line for line in summarize(found) if (line["log"], line["rows"]) == MAIN]
+    if lines := [line for line in lines if "failed" not in line]:
+        draw(lines, options.out.with_suffix(".png"))
     return tables(report.found)
 
 
@@ -155,7 +160,7 @@ def measure(
         (rows, one, seed)
         for log in options.logs
         for rows in write_subsets(log, options, scratch)
-        for one in contenders(rows, options.peers, options.configs, options.models)
+        for one in contenders(rows, options)
         for seed in range(1, options.seeds + 1 if one.peer != "lr" else 2)
     ]
     for rows, one, seed in tqdm(runs, unit="run", ncols=100):
@@ -178,13 +183,12 @@ def measure(
         report.add(runs=found)
 
 
-def contenders(
-    rows: Rows, peers: list[str], configs: list[str], models: list[str] | None
-) -> list[Contender]:
+def contenders(rows: Rows, options: argparse.Namespace) -> list[Contender]:
     """The contenders on some rows: logistic regression, ours, the other peers."""
+    peers, configs, models = options.peers, options.configs, options.models
+    is_main, ours = (rows.log, rows.name) == MAIN, []
     if models is None:
-        models = list(MODELS) if (rows.log, rows.name) == MAIN else []
-    ours = []
+        models = list(MODELS) if is_main else []
     for config in dict.fromkeys((LOGS[rows.log].config, TABLE)):
         if config.stem not in configs:
             continue
@@ -194,6 +198,9 @@ def contenders(
         for model in (models if config != TABLE else []) or [own]:
             named = () if model == own else (f"model.name={model}",)
             ours.append(Contender(f"{config.name} {model}", "", config, (*overrides, *named)))
+        for batch in options.batches if is_main and config != TABLE else []:
+            given = (*overrides, f"train.batch_size={batch}")
+            ours.append(Contender(f"{config.name} {own}, batch {batch:,}", "", config, given))
     # FuxiCTR's settings are those that BARS found for these two logs.
     has_settings = LOGS[rows.log].config != TABLE
     others = [Contender(PEERS[p], p) for p in peers if p != "fuxictr" or has_settings]
@@ -323,6 +330,22 @@ def _aucs(runs: list[dict[str, Any]]) -> dict[str, float]:
     return {draw: statistics.mean(aucs) for draw, aucs in by_draw.items()}
 
 
+def draw(lines: list[dict[str, Any]], path: Path) -> None:
+    """Test AUC by the seconds from the raw file to the scores, a point for each contender."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot(xscale="log", xlabel="seconds from the raw log to scores, all told")
+    axes.set_ylabel("test AUC")
+    for line in lines:
+        is_ours = line["contender"] not in PEERS.values()
+        place = line["seconds"], line["auc"]
+        axes.plot(*place, "o", color="tab:blue" if is_ours else "tab:gray")
+        name = line["contender"].partition(".yaml ")[2] or line["contender"]
+        axes.annotate(name, place, (6, 4), textcoords="offset points", fontsize=9)
+    axes.margins(x=0.3, y=0.15)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
 def tables(found: dict[str, Any]) -> str:
     """The results as Markdown, a table for each log and subset."""
     sections: dict[tuple[str, str], tuple[str, list[list[Any]]]] = {}
@@ -359,6 +382,13 @@ if __name__ == "__main__":
         nargs="*",
         help=f"networks of the log's own configuration everywhere; default: {', '.join(MODELS)} on "
         "the whole Criteo sample, elsewhere the configuration's own",
+    )
+    parser.add_argument(
+        "--batches",
+        nargs="*",
+        type=int,
+        default=[],
+        help="further runs of the whole Criteo sample with these batch sizes",
     )
     parser.add_argument("--python", default=sys.executable, help="has LightGBM and FuxiCTR")
     parser.add_argument("--resume", action="store_true", help="keep the results in --out")

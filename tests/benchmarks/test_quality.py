@@ -108,6 +108,7 @@ def test_ours_and_logistic_regression_are_measured_once(tmp_path, monkeypatch):
         peers=["lr"],
         configs=["avazu"],
         models=["lr"],
+        batches=[],
         seeds=1,
         subsets=["whole"],
         draws=1,
