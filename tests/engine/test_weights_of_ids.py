@@ -147,7 +147,8 @@ def test_an_onnx_file_scores_as_the_run(trained, rows_to_score, tmp_path):
             most = max(map(len, cells))
             if one["kind"] == "weights":
                 padded = [
-                    [float(x or 7) for x in cell] + [1.0] * (most - len(cell)) for cell in cells
+                    [7.0 if x == "" else float(x) for x in cell] + [1.0] * (most - len(cell))
+                    for cell in cells
                 ]
                 inputs[one["name"]] = np.array(padded)
             else:
