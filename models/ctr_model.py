@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from stampede.models.batch_norm import use_global_batches
 from stampede.models.dropout import draw_by_sample
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
@@ -48,6 +49,7 @@ class CTRModel(nn.Module):
         first_order: whether there is a first-order term.
         first_order_scale: its `scale`.
         goal_losses: the sum of the goals' losses; None for a single label.
+        batch_norms: all `nn.BatchNorm1d`, as `GlobalBatchNorm`.
 
     Args:
         name: registered name of the network.
@@ -155,6 +157,9 @@ class CTRModel(nn.Module):
                     for table, own in self.front.dims.items()
                 }
             )
+        self.batch_norms = [
+            norm for part in (self.network, self.attention) for norm in use_global_batches(part)
+        ]
 
     def l2_terms(self) -> dict[int, float]:
         """Coefficients of the network's own L2 terms, by `id` of the parameter."""
@@ -201,7 +206,7 @@ class CTRModel(nn.Module):
 
         They are `[batch]`, or `[batch, goals]` with several goals.
 
-        A sample's logit depends on that sample alone.
+        A sample's logit depends on that sample alone, except by batch norm in training.
 
         Args:
             keys: `[batch]` int64, from which dropout draws the masks of each sample, see

@@ -77,11 +77,11 @@ class Jagged:
 
     def sums(self, values: Tensor) -> Tensor:
         """See `History`."""
-        return torch.segment_reduce(values, "sum", lengths=self.lengths, axis=0, initial=0.0)
+        return self._reduced(values, "sum", 0.0)
 
     def largest(self, values: Tensor) -> Tensor:
         """See `History`."""
-        return torch.segment_reduce(values, "max", lengths=self.lengths, axis=0, initial=-1e30)
+        return self._reduced(values, "max", -1e30)
 
     def padded(self) -> Padded:
         """See `History`."""
@@ -90,6 +90,11 @@ class Jagged:
         is_id = torch.arange(most, device=self.lengths.device) < self.lengths.unsqueeze(1)
         place = is_id.unsqueeze(2).expand_as(values)
         return Padded(values.masked_scatter(place, self.values), is_id)
+
+    def _reduced(self, values: Tensor, how: str, initial: float) -> Tensor:
+        if not len(self.lengths):
+            return values  # segment_reduce fails without samples.
+        return torch.segment_reduce(values, how, lengths=self.lengths, axis=0, initial=initial)
 
     def bounds(self, first: int, last: int) -> tuple[int, int]:
         """Where the ids of samples begin and end."""

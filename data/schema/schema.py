@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from stampede.data.options import PreparationOptions
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences, yaml_value
 
 # Names of fields and numbers become parts of the names of files, metrics and tables.
@@ -436,9 +437,25 @@ class Schema(Section):
         }
 
 
+# Of a configuration; a schema has none of them.
+_SECTIONS = ("run", "data", "model", "optim", "train", "evaluate", "checkpoint", "sharding")
+
+
 def load_schema(path: Path) -> Schema:
     """Read a schema. Raises a `SettingsError` that says what to write instead of wrong keys."""
     values = read_yaml(path, "write a schema as docs/schema.md shows")
+    for key in values:
+        if key in PreparationOptions.model_fields:
+            raise SettingsError(
+                f"{path}:\n  {key}: is a key of the configuration, not of a schema; delete it "
+                f"here, and write data.{key}=VALUE after `python launch.py CONFIG.yaml`, or --set "
+                f"{key}=VALUE after `stampede describe` or `stampede prepare`"
+            )
+        if key in _SECTIONS:
+            raise SettingsError(
+                f"{path}:\n  {key}: is a section of a configuration, not of a schema; move it into "
+                "the file after `python launch.py`"
+            )
     try:
         schema = Schema.model_validate(values)
     except ValidationError as failure:

@@ -15,7 +15,7 @@ from stampede.data import Dataset, click_shares
 from stampede.engine.checkpoint.manifest import Manifest, data_entry, read_manifest
 from stampede.engine.checkpoint.pretrained import fill_pretrained
 from stampede.engine.checkpoint.retention import newest_whole
-from stampede.engine.checkpoint.tensors import check_same_network, read_tensors
+from stampede.engine.checkpoint.tensors import check_same_network, on_cpu, read_tensors
 from stampede.engine.checkpoint.warm_start import (
     LoadReport,
     Source,
@@ -261,6 +261,8 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
             + "\n".join(f"  data: {line}" for line in lines)
             + f"\nuse the same data, {_INSTEAD}{path}"
         )
+    if any(name.startswith("mean.") for name in manifest.tensors):
+        job.mean = on_cpu(job.model.state_dict(), copy=True)
     state = job.state(dist.get_rank())
     check_same_network(path, manifest, state["model"])
     if manifest.world_size != dist.get_world_size():

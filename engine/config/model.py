@@ -87,8 +87,9 @@ class _ModelSection(Section):
     )
     normalization: Normalization = Field(
         "none",
-        description="layer: layer norm before the ReLU of each hidden layer of the MLP; plain "
-        "torch then computes these layers, which is slower on a CPU",
+        description="layer, batch: layer norm or batch norm before the ReLU of each hidden layer "
+        "of the MLP, batch norm with the statistics of the global batch; plain torch then computes "
+        "these layers, which is slower on a CPU",
     )
     initial_bias: Literal["log_odds", "zero"] = Field(
         "log_odds",

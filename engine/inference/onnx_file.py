@@ -12,6 +12,7 @@ import torch
 from onnx import TensorProto, compose, helper
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 from torch.nn import functional
 
 from stampede.data.formulas import (
@@ -428,6 +429,13 @@ class Field(nn.Module):
         return torch.cat([found, functional.embedding(rows, self.first_order).float()], -1)
 
 
+def _has_attention(program: ExportedProgram) -> bool:
+    graphs = (part for part in program.graph_module.modules() if isinstance(part, GraphModule))
+    return any(
+        "scaled_dot_product" in str(node.target) for part in graphs for node in part.graph.nodes
+    )
+
+
 def translated(program: ExportedProgram) -> onnx.ModelProto:
     """A program as an ONNX model; the names of its values start with `inside/`.
 
@@ -436,7 +444,8 @@ def translated(program: ExportedProgram) -> onnx.ModelProto:
     """
     try:
         # Of the attention of torch itself, torch.onnx knows only that of four dimensions.
-        program = program.run_decompositions()
+        if _has_attention(program):
+            program = program.run_decompositions()
         found = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False)
         model = found.model_proto
     except torch.onnx.OnnxExporterError as failure:

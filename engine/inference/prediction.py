@@ -337,19 +337,10 @@ def _rows(
     folders = [Path(name) for name in inputs if not is_own and os.path.isdir(name)]
     if folders and len(inputs) > 1:
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder alone, or files")
-    part = options.part or "test"
-    if is_own and isinstance(trained.config.data, SyntheticSection):
-        dataset = open_dataset(trained.config, None)
-        opened, has_weight = getattr(dataset, part), dataset.has_weight
-        if opened is None:
-            raise DataError(f"the run's data have no {part} part; write another --part")
-    elif is_own or (folders and (folders[0] / MANIFEST).exists()):
-        folder = own_folder(trained.config, trained.run) if is_own else folders[0]
-        other = "score raw files, or prepare them with `stampede apply`"
-        manifest = check_trained_with(folder, trained.data, trained.checkpoint, other)
-        if not manifest.rows(part):
-            raise DataError(f"{folder}: the {part} part has no rows; write another --part")
-        opened, has_weight = open_part(folder, manifest, part), manifest.has_weight
+    if is_own or (folders and (folders[0] / MANIFEST).exists()):
+        opened, has_weight, _ = open_own_part(
+            trained, options.part or "test", None if is_own else folders[0]
+        )
     else:
         learned, manifest = _learned(trained, inputs[0])
         if options.part is not None:
@@ -362,6 +353,31 @@ def _rows(
     pieces = (Piece(Slice(opened, *both), np.arange(*both), 0, both[1]) for both in bounds)
     with_label = not options.ignore_label
     return Rows(pieces, opened.rows, (), with_label, with_label and has_weight)
+
+
+def open_own_part(
+    trained: Trained, part: PartName, folder: Path | None = None
+) -> tuple[Part, bool, Manifest | None]:
+    """A part of the run's own data, or of a prepared folder with the same inputs.
+
+    Returns:
+        The part; whether it has weights; and its manifest, None for synthetic clicks.
+
+    Raises:
+        DataError: it is not there, has no rows, or does not match the training's.
+    """
+    if folder is None and isinstance(trained.config.data, SyntheticSection):
+        dataset = open_dataset(trained.config, None)
+        opened = getattr(dataset, part)
+        if opened is None:
+            raise DataError(f"the run's data have no {part} part; write another --part")
+        return opened, dataset.has_weight, None
+    folder = own_folder(trained.config, trained.run) if folder is None else folder
+    other = "score raw files, or prepare them with `stampede apply`"
+    manifest = check_trained_with(folder, trained.data, trained.checkpoint, other)
+    if not manifest.rows(part):
+        raise DataError(f"{folder}: the {part} part has no rows; write another --part")
+    return open_part(folder, manifest, part), manifest.has_weight, manifest
 
 
 def _learned(trained: Trained, asked: str) -> tuple[Learned, Manifest]:

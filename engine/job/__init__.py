@@ -25,6 +25,8 @@ class Job:
         scaling: settings at the base batch size and at the configured one.
         seed: of random numbers in the dense layers, such as dropout.
         skips_nonfinite: whether to skip a batch whose loss is not finite.
+        mean: of the weights at some steps of the current epoch, on the CPU, like the model's
+            `state_dict`; None before the first one, see `stampede.engine.training.averaging`.
     """
 
     model: DistributedModelParallel
@@ -35,6 +37,7 @@ class Job:
     table_update: BackwardUpdate | None = None
     seed: int = 0
     skips_nonfinite: bool = False
+    mean: dict[str, Any] | None = None
 
     @property
     def ctr_model(self) -> CTRModel:
@@ -43,8 +46,10 @@ class Job:
 
     @property
     def dense_buffers(self) -> dict[str, Tensor]:
-        """Buffers of the network, such as BatchNorm's running mean, by name."""
-        return dict(self.ctr_model.network.named_buffers(prefix="network"))
+        """Buffers of the dense layers, such as BatchNorm's running mean, by name."""
+        model = self.ctr_model
+        parts = {"network": model.network, "attention": model.attention}
+        return {n: b for part in parts for n, b in parts[part].named_buffers(prefix=part)}
 
     @property
     def front(self) -> EmbeddingFront:
@@ -65,7 +70,7 @@ class Job:
 
         Brings all rows of the tables up to date. All ranks must call it at the same point.
         """
-        return {
+        state = {
             "model": self.model.state_dict(),
             "fused": self.model.fused_optimizer.state_dict()["state"],
             "dense": {
@@ -74,6 +79,7 @@ class Job:
             },
             "random": {f"rank_{rank}": torch.get_rng_state()},
         }
+        return state if self.mean is None else {**state, "mean": self.mean}
 
 
 class ModelInputs(Protocol):

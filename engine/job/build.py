@@ -25,6 +25,7 @@ from stampede.engine.planning.workload import planned_data, workload
 from stampede.engine.processes import Processes
 from stampede.models import cpu
 from stampede.optim import cowclip_sharders, table_update
+from stampede.settings import SettingsError
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
@@ -32,6 +33,13 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     scaling = scaled_hyperparameters(config)
     actual = scaling.scaled
     model = build_model(config, dataset)
+    if model.batch_norms and config.train.reproducible:
+        raise SettingsError(
+            "train.reproducible: found true, but the network has batch norm, whose statistics join "
+            "the tiles of a batch, and their bits would depend on the number of ranks; write "
+            "model.normalization=layer and other activations than dice, or "
+            "train.reproducible=false"
+        )
     optimize_tables(config, actual, model.front)
     l2 = model.l2_terms()
     if model.number_weights is not None:
@@ -53,6 +61,9 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         processes,
     )
     move_dense(model, processes.device)
+    for norm in model.batch_norms:
+        # From here on: planning tries the model on each rank by itself.
+        norm.ranks = processes.world_size
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
         # Compile them now, if need be, rather than in the first step.

@@ -37,6 +37,9 @@ ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
 OPTIONS = ["model.attention.hidden=[6]", "train.epochs=2"]
 
 
+# And batch norm: scores take what training has noted of its batches.
+DICE = ["model.name=din", "model.options.activation=dice", "model.attention.activation=dice",
+        "model.normalization=batch"]  # fmt: skip
 # Of tables that are pooled, and of those that are not.
 WIDTHS = ["model.dims={user: 3, item: 20, towns: 5}"]
 BST = ["model.name=bst", "model.options.positions=4", "train.epochs=2"]
@@ -53,12 +56,17 @@ def trained_bst(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def trained_dice(tmp_path_factory):
+    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS, *DICE)
+
+
+@pytest.fixture(scope="module")
 def trained_widths(tmp_path_factory):
     folder = write_shop(tmp_path_factory.mktemp("shop"), ATTENDS)
     return train_on_shop(folder, "model.name=deepfm", *OPTIONS, *WIDTHS)
 
 
-@pytest.fixture(params=["trained", "trained_bst", "trained_widths"])
+@pytest.fixture(params=["trained", "trained_bst", "trained_dice", "trained_widths"])
 def either(request):
     return request.getfixturevalue(request.param)
 

@@ -22,6 +22,9 @@ def double_model(name, options=None, hidden=(8, 6), **more):
     for name, parameter in model.named_parameters():
         if not name.startswith("front."):
             parameter.data = torch.randn(parameter.shape, dtype=torch.float64) * 0.5
+    for norm in model.batch_norms:
+        norm.running_mean = torch.randn(norm.num_features, dtype=torch.float64)
+        norm.running_var = torch.rand(norm.num_features, dtype=torch.float64) + 0.1
     return model
 
 
@@ -68,7 +71,17 @@ def relu(x, layer):
     return x.clamp(min=0)
 
 
-ACTIVATIONS = {"prelu": prelu, "relu": relu}
+def dice_of(x, mean, variance, layer):
+    share = 1 / (1 + (-(x - mean) / (variance + 1e-8).sqrt()).exp())
+    return share * x + (1 - share) * layer._activation_fn.activation.alpha * x
+
+
+def dice(x, layer):
+    norm = layer._activation_fn.activation.norm
+    return dice_of(x, norm.running_mean, norm.running_var, layer)
+
+
+ACTIVATIONS = {"prelu": prelu, "relu": relu, "dice": dice}
 
 
 def attended_by_hand(unit, activation, softmax, query, rows):
@@ -94,7 +107,8 @@ def test_attention(name, activation, softmax):
     options = {"activation": activation} if name == "din" else {}
     unit = AttentionOptions(hidden=[5, 3], activation=activation, softmax=softmax)
     queries = {"history": "item", "seen": "user"}
-    model = double_model(name, options, attention=queries, unit=unit)
+    # Dice then has running statistics.
+    model = double_model(name, options, attention=queries, unit=unit).eval()
     rows, numbers, histories = inputs_of(model)
     fields = list(rows.unbind(1))
     for field, query in queries.items():
@@ -117,6 +131,32 @@ def test_attention(name, activation, softmax):
         )
         first_order = stored[..., DIM].sum(1) + model.number_weights(numbers).squeeze(1)
         expected = mlp_by_hand(model.network.mlp, x, relu) + model.bias + pairs + first_order
+    compare(model, expected, rows, numbers, histories)
+
+
+def test_in_training_dice_has_statistics_of_all_ids_and_samples():
+    options, unit = {"activation": "dice"}, AttentionOptions(hidden=[5, 3], activation="dice")
+    model = double_model("din", options, attention={"history": "item"}, unit=unit)
+    rows, numbers, histories = inputs_of(model, {"history": LENGTHS["history"]})
+
+    def in_training(x, layer):
+        mean = x.mean(0)
+        return dice_of(x, mean, (x - mean).square().mean(0), layer)
+
+    ids, place = histories["history"].values, model.front.place("history")
+    of_ids = [i for i, length in enumerate(LENGTHS["history"]) for _ in range(length)]
+    query, key = rows[of_ids, model.front.place("item"), :DIM], ids[:, :DIM]
+    x = torch.cat([query, key, query - key, query * key], 1)
+    unit = model.attention["of_history"]
+    for layer in unit.hidden._mlp:
+        x = in_training(layer._linear(x), layer)
+    weighted = unit.output(x) * ids
+    attended = (
+        torch.zeros(BATCH, ids.shape[1]).double().index_add(0, torch.tensor(of_ids), weighted)
+    )
+    stored = torch.cat([rows[:, :place], attended[:, None], rows[:, place + 1 :]], 1)
+    x = torch.cat([stored[..., :DIM].flatten(1), numbers], 1)
+    expected = mlp_by_hand(model.network.mlp, x, in_training) + model.bias
     compare(model, expected, rows, numbers, histories)
 
 
