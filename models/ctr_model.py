@@ -61,7 +61,7 @@ class CTRModel(nn.Module):
         hidden: widths of the MLP's hidden layers.
         seed: of the dense layers' initial weights.
         options: of the network; by default its defaults.
-        shared, mean, attention, sequences, dims: of the fields, see `EmbeddingFront`.
+        shared, mean, attention, sequences, dims, weighted: of the fields, see `EmbeddingFront`.
         unit: options of the fields with attention.
         first_order_scale: above 0. The initial scores do not depend on it: the numbers' weights are
             drawn, then stored divided by the scale.
@@ -90,6 +90,7 @@ class CTRModel(nn.Module):
         attention: Mapping[str, str] | None = None,
         sequences: Mapping[str, str] | None = None,
         dims: Mapping[str, int] | None = None,
+        weighted: Sequence[str] = (),
         unit: AttentionOptions | None = None,
         first_order_scale: float = 1.0,
         dropout: float = 0.0,
@@ -108,7 +109,9 @@ class CTRModel(nn.Module):
                 "such as deepfm"
             )
         generator = torch.Generator().manual_seed(seed)
-        self.front = EmbeddingFront(vocabulary_sizes, dim, shared, mean, attention, sequences, dims)
+        self.front = EmbeddingFront(
+            vocabulary_sizes, dim, shared, mean, attention, sequences, dims, weighted
+        )
         self.numbers = numbers
         if self.front.sequences and not registered.histories:
             raise SettingsError(

@@ -87,6 +87,7 @@ class SentIds(NamedTuple):
 
     parts: tuple[tuple[Any, Awaitable[Any]], ...]
     divisors: Tensor | None  # see `_divisors`
+    weights: dict[str, Tensor]  # see `_weights`
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses the contexts."""
@@ -137,6 +138,7 @@ class EmbeddingFront(nn.Module):
         shared: the field whose table a field uses, by field; others have tables of their own.
         mean: fields whose rows are averaged over the ids of a sample; those of others are summed.
         attention, sequences: see above.
+        weighted: pooled fields whose ids have weights, which their rows are multiplied by.
         dims: widths of tables that have another one than `dim`, by the field whose own they are.
     """
 
@@ -149,6 +151,7 @@ class EmbeddingFront(nn.Module):
         attention: Mapping[str, str] | None = None,
         sequences: Mapping[str, str] | None = None,
         dims: Mapping[str, int] | None = None,
+        weighted: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.fields = list(vocabulary_sizes)
@@ -161,6 +164,8 @@ class EmbeddingFront(nn.Module):
         self.widths = [self.columns_of(field).stored for field in self.pooled]
         # TorchRec sums, and the front divides: so one table may serve sums and means, on any plan.
         self.mean = list(mean)
+        # Of these the front sums the rows itself.
+        self._weighted = [f for f in weighted if self.has_rows_apart(self.table_of[f])]
         # Any: sharding replaces them.
         self.ebc: Any = None
         self.ec: Any = None
@@ -180,7 +185,10 @@ class EmbeddingFront(nn.Module):
             else:
                 bags.append(EmbeddingBagConfig(**about))
         if bags:
-            self.ebc = EmbeddingBagCollection(tables=bags, device=torch.device("meta"))
+            # TorchRec has weights of all fields or of none; those of others are 1.
+            is_weighted = bool(weighted)
+            device = torch.device("meta")
+            self.ebc = EmbeddingBagCollection(bags, is_weighted=is_weighted, device=device)
         for width, configs in sequences_of.items():
             collection = EmbeddingCollection(tables=configs, device=torch.device("meta"))
             if width == self.columns.stored:
@@ -222,7 +230,9 @@ class EmbeddingFront(nn.Module):
         A sample with several ids of a field gets their sum or mean; without ids, zeros.
         """
         divisors = _divisors(sparse, self.mean, self.pooled)
-        return self._looked_up([found(sparse) for found in self._collections()], divisors)
+        weights = _weights(sparse, self._weighted)
+        found = [collection(sparse) for collection in self._collections()]
+        return self._looked_up(found, divisors, weights)
 
     def send(self, sparse: KeyedJaggedTensor) -> SentIds:
         """Start to send a batch's ids, once the front is sharded; see `lookup_sent`."""
@@ -230,7 +240,8 @@ class EmbeddingFront(nn.Module):
         for collection in self._collections():
             context = collection.create_context()
             parts.append((context, collection.input_dist(context, sparse).wait()))
-        return SentIds(tuple(parts), _divisors(sparse, self.mean, self.pooled))
+        divisors = _divisors(sparse, self.mean, self.pooled)
+        return SentIds(tuple(parts), divisors, _weights(sparse, self._weighted))
 
     def lookup_sent(self, sent: SentIds) -> LookedUp:
         """As `lookup`, of ids that were sent; they can be looked up once."""
@@ -239,16 +250,20 @@ class EmbeddingFront(nn.Module):
             ids = awaited.wait()
             if any(part.values().is_cuda for part in ids):
                 # They may have come on another stream.
-                ids.record_stream(torch.cuda.current_stream())
-                if sent.divisors is not None:
-                    sent.divisors.record_stream(torch.cuda.current_stream())
+                here = torch.cuda.current_stream()
+                ids.record_stream(here)
+                for tensor in (sent.divisors, *sent.weights.values()):
+                    if tensor is not None:
+                        tensor.record_stream(here)
             found.append(collection.compute_and_output_dist(context, ids))
-        return self._looked_up(found, sent.divisors)
+        return self._looked_up(found, sent.divisors, sent.weights)
 
     def _collections(self) -> list[Any]:
         return [one for one in (self.ebc, self.ec, *self.ec_of.values()) if one is not None]
 
-    def _looked_up(self, found: list[Any], divisors: Tensor | None) -> LookedUp:
+    def _looked_up(
+        self, found: list[Any], divisors: Tensor | None, weights: Mapping[str, Tensor]
+    ) -> LookedUp:
         if self.ec is None and not len(self.ec_of):
             return LookedUp(_divided(_in_order(found[0], self.pooled), divisors, self.widths), {})
         of_ids = {
@@ -265,6 +280,8 @@ class EmbeddingFront(nn.Module):
         for name, one in of_ids.items():
             if name in self.attention:
                 rows[name] = first.values.new_zeros(len(first.lengths), widths[name])
+            elif name in weights:
+                rows[name] = one.sums(one.values * weights[name].unsqueeze(1))
             elif name not in self.sequences:
                 rows[name] = one.sums(one.values)
         together = torch.cat([rows[name] for name in self.pooled], 1)
@@ -310,6 +327,12 @@ def _divisors(sparse: KeyedJaggedTensor, mean: list[str], pooled: list[str]) -> 
     for field in mean:
         divisors[pooled.index(field)] = lengths[sparse.keys().index(field)].clamp(min=1)
     return divisors.T
+
+
+@torch.fx.wrap  # See `_in_order`.
+def _weights(sparse: KeyedJaggedTensor, fields: list[str]) -> dict[str, Tensor]:
+    """The weights of some fields' ids, `[ids]` float32."""
+    return {field: sparse[field].weights() for field in fields}
 
 
 @torch.fx.wrap  # See `_in_order`.

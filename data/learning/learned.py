@@ -17,7 +17,7 @@ import polars as pl
 from pydantic import Field, field_validator
 
 from stampede.data.errors import DataError
-from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
+from stampede.data.formulas import bucket, bucket_rows, filled, flattened, flattened_weights, scaled
 from stampede.data.learning.vocabulary import (
     COUNT,
     FIRST_ROW,
@@ -49,10 +49,12 @@ from stampede.data.schema.schema import (
     Quantiles,
     Schema,
     Vocabulary,
+    column_of_weights,
     is_history,
     is_multi,
     settled,
     table_of,
+    weights_column,
 )
 from stampede.files import read_file, sha256
 from stampede.settings import Section, reading
@@ -210,6 +212,31 @@ def _rows_of_whole_ids(name: str, rows: RowsOfIds, values: pl.Series) -> np.ndar
     return rows(values)
 
 
+class EncodedBag(NamedTuple):
+    """Ids of a multi-valued field for some rows.
+
+    Attributes:
+        lengths: `[n]` int64, ids of each row.
+        values: `[ids]`, rows of its table.
+        weights: `[ids]` float32, weight of each id; None if all are 1.
+    """
+
+    lengths: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None = None
+
+    def take(self, mask: np.ndarray) -> EncodedBag:
+        """The rows where `mask` holds."""
+        each = np.repeat(mask, self.lengths)
+        weights = None if self.weights is None else self.weights[each]
+        return EncodedBag(self.lengths[mask], self.values[each], weights)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is stored for each id, by kind of array, see `ShardEntry`."""
+        found = {"values": self.values}
+        return found if self.weights is None else found | {"weights": self.weights}
+
+
 class Learned:
     """Turns typed rows into arrays, by encoders of the id fields and ranges of the numbers."""
 
@@ -235,15 +262,15 @@ class Learned:
         frame: pl.DataFrame,
         numbers_dtype: str,
         distinct: Mapping[str, Distinct] | None = None,
-    ) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+    ) -> tuple[dict[str, np.ndarray], list[EncodedBag]]:
         """Encode typed rows (see `stampede.data.raw.log`).
 
         Args:
             distinct: the columns of `distinct_ids`, if `frame` lacks them.
 
         Returns:
-            The arrays `ids` `[n, single-valued fields]` and `numbers` `[n, numbers]`; and of each
-            multi-valued field, `lengths` `[n]` and `values`.
+            The arrays `ids` `[n, single-valued fields]` and `numbers` `[n, numbers]`; and each
+            multi-valued field's ids.
         """
         if distinct is None:
             distinct = distinct_ids(frame, self.schema)
@@ -262,7 +289,10 @@ class Learned:
         for entry in self.fields[len(single) :]:
             lengths, values = flattened(frame[entry.name], entry.query is None)
             rows = self._encoders[entry.name].rows(values).astype(self.ids_dtype)
-            bags.append((lengths, rows))
+            weights = None
+            if entry.weighted:
+                weights = flattened_weights(frame[column_of_weights(entry.name)], lengths)
+            bags.append(EncodedBag(lengths, rows, weights))
         numbers = np.empty((len(frame), 0), dtype=np.float32)
         if self._numbers:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
@@ -465,6 +495,7 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
                 "multi": is_multi(field),
                 "table": None if table == name else table,
                 "pooling": getattr(field, "pooling", "sum"),
+                "weighted": weights_column(field) is not None,
                 "query": getattr(field, "query", None),
             }
             if is_history(field):

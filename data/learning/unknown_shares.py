@@ -35,9 +35,9 @@ class UnknownIds:
         self._fields = fields
         self.counts = np.zeros((len(fields), 3), np.int64)
 
-    def add(self, ids: np.ndarray, bags: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Count `ids` `[n, single-valued fields]` and the values of the multi-valued ones."""
-        columns = [*ids.T, *(values for _, values in bags)]
+    def add(self, ids: np.ndarray, bags: Sequence[np.ndarray]) -> None:
+        """Count `ids` `[n, single-valued fields]` and the ids of each multi-valued one."""
+        columns = [*ids.T, *bags]
         for counts, field, rows in zip(self.counts, self._fields, columns, strict=True):
             counts[0] += len(rows)
             for at, row in enumerate((field.missing_row, field.unseen_row), 1):

@@ -79,6 +79,7 @@ class DataEntry(Section):
     vocabulary_sizes: dict[str, Count]
     shared: dict[str, str] = Field(default_factory=dict)
     mean: list[str] = Field(default_factory=list)
+    weighted: list[str] = Field(default_factory=list)
     goals: list[str] = Field(default_factory=list)
     attention: dict[str, str] = Field(default_factory=dict)
     sequences: dict[str, str] = Field(default_factory=dict)
@@ -123,6 +124,7 @@ def data_entry(dataset: Dataset) -> DataEntry:
         vocabulary_sizes=dict(dataset.vocabulary_sizes),
         shared=dict(dataset.shared),
         mean=list(dataset.mean),
+        weighted=list(dataset.weighted),
         goals=list(dataset.goals),
         attention=dict(dataset.attention),
         sequences=dict(dataset.sequences),

@@ -172,6 +172,7 @@ def _described(meanings: RowMeanings) -> dict[str, Any]:
         "separator": getattr(field, "separator", None),
         "max_ids": getattr(field, "max_ids", None),
         "keep": getattr(field, "keep", "first"),
+        "weights": getattr(field, "weights", None),
         "encode": meanings.encode,
     }
     if field is None:

@@ -92,6 +92,7 @@ class ModelInputs(Protocol):
     goals: Sequence[str]
     attention: Mapping[str, str]
     sequences: Mapping[str, str]
+    weighted: Sequence[str]
 
 
 def build_model(config: Config, data: ModelInputs) -> CTRModel:
@@ -116,6 +117,7 @@ def build_model(config: Config, data: ModelInputs) -> CTRModel:
         attention=data.attention,
         sequences=data.sequences,
         dims=config.model.dims,
+        weighted=data.weighted,
         unit=config.model.attention,
         first_order_scale=config.model.first_order_scale,
         dropout=config.model.dropout,

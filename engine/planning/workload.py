@@ -75,7 +75,8 @@ class PlannedData:
     """What a plan needs to know about the data.
 
     Attributes:
-        vocabulary_sizes, numbers, shared, mean, attention, sequences, goals: as of a `Dataset`.
+        vocabulary_sizes, numbers, shared, mean, weighted, attention, sequences, goals: as of a
+            `Dataset`.
         tables: in the order of the fields.
         assumed: how often rows are looked up, in words.
         rows: of the training part; None if only table sizes are known.
@@ -89,6 +90,7 @@ class PlannedData:
     assumed: str
     rows: int | None = None
     mean: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
     goals: tuple[str, ...] = ()
     attention: Mapping[str, str] = field(default_factory=dict)
     sequences: Mapping[str, str] = field(default_factory=dict)
@@ -248,7 +250,8 @@ class Workload:
         # A bag of each field.
         samples *= len(self.tables[shard.table].ids_of_fields)
         # Ids and lengths as they arrive, and again in the order of the tables.
-        received = 0 if shard.is_replicated else 2 * (lookups * self.data.id_bytes + samples * INT)
+        per_id = self.data.id_bytes + FLOAT * bool(self.data.weighted)
+        received = 0 if shard.is_replicated else 2 * (lookups * per_id + samples * INT)
         row = shard.columns * FLOAT
         # Of each bag, or of each id, with its gradient.
         is_apart = self.data.has_rows_apart(self.tables[shard.table].field)
@@ -266,7 +269,8 @@ class Workload:
     def common_activation_bytes(self) -> int:
         """Bytes that a step allocates on every rank, wherever the tables are."""
         batch, data, fields = self.local_batch_size, self.data, len(self.data.vocabulary_sizes)
-        ids = sum(t.ids_per_sample for t in data.tables) * data.id_bytes + fields * INT
+        per_id = data.id_bytes + FLOAT * bool(data.weighted)
+        ids = sum(t.ids_per_sample for t in data.tables) * per_id + fields * INT
         # The batch, its ids sorted by destination, label and weight.
         inputs = batch * (2 * ids + (data.numbers + 2) * FLOAT)
         table_of = {f: data.shared.get(f, f) for f in data.vocabulary_sizes}
@@ -424,7 +428,8 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     id_bytes, trained = samples.ids.element_size(), dataset.train.rows
     given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
     kinds = {"attention": dataset.attention, "sequences": dataset.sequences}
-    return PlannedData(*given, mean=dataset.mean, goals=dataset.goals, **kinds)
+    kinds |= {"mean": dataset.mean, "weighted": dataset.weighted}
+    return PlannedData(*given, goals=dataset.goals, **kinds)
 
 
 def activation_bytes_per_sample(model: CTRModel, ids: Mapping[str, float] | None = None) -> int:

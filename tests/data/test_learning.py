@@ -195,7 +195,7 @@ def test_learned_is_read_back(tmp_path):
         distinct = distinct_ids(frame, one.schema)
         assert list(distinct) == ["a"]
         for rows, known in ((frame, None), (frame.drop("a"), distinct)):
-            found, [(lengths, values)] = one.encode(rows, "float32", known)
+            found, [(lengths, values, _)] = one.encode(rows, "float32", known)
             assert found["ids"].tolist() == [[2], [3], [2]]
             assert (lengths.tolist(), values.tolist()) == ([2, 1, 1], [2, 3, 0, 0])
             np.testing.assert_allclose(found["numbers"], [[1 / 3], [1.0], [0.0]], rtol=1e-6)

@@ -56,6 +56,11 @@ SHARED = (
         ("label: y\nids: {u: {keep: last}}", ["ids.u", "keep: last without max_ids; write both"]),
         ("label: y\nids: {u: {pooling: mean}}", ["ids.u", "pooling: mean without separator"]),
         ("label: y\nids: {u: {separator: '|', pooling: max}}", ["ids.u.pooling: found 'max'"]),
+        ("label: y\nids: {u: {weights: w}}", ["ids.u", "weights: w with one id in a cell"]),
+        (
+            "label: y\nids: {i: {}, u: {separator: '|', weights: w, pooling: attention, query: i}}",
+            ["ids.u", "weights: w with pooling: attention; write a separator and pooling: sum or"],
+        ),
         ("label: y\nids: {../u: {}}", ["field '../u': write letters, digits"]),
         ("label: y\nids: [user", ["line 3: not valid YAML"]),
     ],
