@@ -19,9 +19,9 @@ import pyarrow.parquet
 import torch
 
 from stampede.data import DataError, Part
-from stampede.data.errors import OnBadRow
 from stampede.data.learning.learned import Learned, load
 from stampede.data.learning.unknown_shares import Compared, UnknownIds, compared
+from stampede.data.options import OnBadRow
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
