@@ -60,6 +60,10 @@ def _predict(given: argparse.Namespace) -> None:
             # NaN if all weights are 0.
             undefined = math.isnan(logloss)
             rows.append((f"logloss{of_goal}", "undefined" if undefined else f"{logloss:.4f}"))
+            calibration = readable_metric(found["calibration"])
+            if found["calibration"] is not None:
+                calibration += ", the mean score divided by the share of clicks"
+            rows.append((f"calibration{of_goal}", calibration))
     print(table(rows))
     for sentence in done.unknown.warnings if done.unknown is not None else ():
         print(f"warning: {sentence}", file=sys.stderr)
