@@ -35,6 +35,8 @@ _FEWEST_STEPS = 50
 _LEAST_AUC = 0.55
 # Rates that fall to 0 make the last epoch the best, by less than this.
 _STILL_RISING = 0.001
+# Of the mean prediction and the share of clicks, in either direction.
+_MOST_CALIBRATION = 1.5
 _LARGEST_LOSS_TO_LR = 0.002
 # As many as the recipe gives a log that is small enough for the comparison.
 _ENOUGH_EPOCHS = 6
@@ -203,6 +205,34 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
         f"the {part} AUC is {score:.4f} after epoch {epoch}, hardly above chance: check labels and "
         "columns, or try higher rates"
     ]
+
+
+def on_calibration(config: Config, results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Advice if the mean prediction is far from the share of clicks, by part."""
+    found = results["test"]
+    goals = found.get("goals") or {"": found}
+    far = {
+        goal: one["calibration"]
+        for goal, one in goals.items()
+        if one.get("calibration") is not None
+        # A model that learned nothing gets other advice.
+        and (one.get("auc") or 0.0) >= _LEAST_AUC
+        and not 1 / _MOST_CALIBRATION <= one["calibration"] <= _MOST_CALIBRATION
+    }
+    if not far:
+        return []
+    told = ", ".join(f"{value:.2f}" + f" for {goal}" * bool(goal) for goal, value in far.items())
+    remedy = (
+        "if the log lacks negatives in the training part only, write the share that it kept as "
+        "train.negative_rate; else clicks have become rarer or more frequent since: train on newer "
+        "rows"
+    )
+    if config.train.negative_rate < 1:
+        remedy = (
+            "metrics are those of uncorrected scores, so the test part must lack the same share of "
+            "negatives as the training part (train.negative_rate)"
+        )
+    return [f"the mean prediction on the test part is {told} times the share of clicks: {remedy}"]
 
 
 def on_last_epoch(config: Config, folder: RunFolder) -> list[str]:

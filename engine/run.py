@@ -11,6 +11,7 @@ from stampede.engine.advice import (
     check_labels,
     compare_with_lr,
     on_batch_size,
+    on_calibration,
     on_data,
     on_last_epoch,
     tell,
@@ -89,7 +90,9 @@ def run_here(config: Config, here: Processes) -> None:
             if not dataset.period:
                 # After the last checkpoint: a run that continues with more epochs drops it.
                 rising = here.on_main(lambda: on_last_epoch(config, folder))
-                tell(rising, this.progress.step, folder, here)
+                selected = this.progress.selected or this.progress.last
+                off = on_calibration(config, selected)
+                tell([*rising, *off], this.progress.step, folder, here)
             # Measured before the comparison, whose memory and seconds do not count.
             summary = summarize(this)
             summary["logistic_regression"] = compare_with_lr(

@@ -36,10 +36,17 @@ class GlobalBatchNorm(nn.BatchNorm1d):
     @torch.compiler.disable  # It waits for other ranks.
     def _of_all_ranks(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        mean, variance, count = _statistics(input.detach(), self.ranks)
-        self._note(mean, variance, count)
-        given = (mean, variance, count, self.weight, self.bias, self.eps, self.ranks)
+        given = (*self.of_batch(input), self.weight, self.bias, self.eps, self.ranks)
         return _Normalized.apply(input, *given)
+
+    def of_batch(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of each feature over all ranks, and the number of values, a scalar.
+
+        Also moves the running statistics.
+        """
+        found = _statistics(input.detach(), self.ranks)
+        self._note(*found)
+        return found
 
     @torch.no_grad()
     def _note(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
@@ -75,15 +82,18 @@ def _like(norm: nn.BatchNorm1d) -> GlobalBatchNorm:
 
 
 def _statistics(values: Tensor, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of each feature over all ranks, and the number of values, a scalar."""
-    along = _all_but_features(values)
     dtype = torch.promote_types(values.dtype, torch.float32)
     features = values.shape[1]
     count = values.numel() // max(features, 1)
     # Without samples they are NaN.
     of_rank = values.new_zeros(2 * features + 1, dtype=torch.float64)
     if count:
-        variance, mean = torch.var_mean(values.to(dtype), along, correction=0)
+        values, along = values.to(dtype), _all_but_features(values)
+        if values.device.type == "cpu":
+            # Ten times as fast.
+            mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
+        else:
+            variance, mean = torch.var_mean(values, along, correction=0)
         of_rank = torch.cat([mean.double(), variance.double() * count, of_rank[:1] + count])
     of_ranks = of_rank
     if ranks > 1:
@@ -124,16 +134,22 @@ class _Normalized(torch.autograd.Function):
         shape = [-1, *[1] * (values.dim() - 2)]
         normal = (values - mean.view(shape)) * scale.view(shape)
         sums = torch.stack([grad.sum(along, dtype=mean.dtype), (grad * normal).sum(along)])
-        of_bias, of_weight = sums.clone()
-        if ctx.ranks > 1:
-            dist.all_reduce(sums)
-        of_mean, of_scale = sums / count.clamp(min=1)
+        of_bias, of_weight = sums
+        of_mean, of_scale = mean_over_ranks(sums, count, ctx.ranks)
         factor = scale if weight is None else scale * weight
         inner = grad - of_mean.view(shape) - normal * of_scale.view(shape)
         of_values = (factor.view(shape) * inner).to(values.dtype)
         if weight is None:
             return of_values, *[None] * 7
         return of_values, None, None, None, of_weight, of_bias, None, None
+
+
+def mean_over_ranks(sums: Tensor, count: Tensor, ranks: int) -> Tensor:
+    """The ranks' sums, added up and divided by the number of values."""
+    sums = sums.clone()
+    if ranks > 1:
+        dist.all_reduce(sums)
+    return sums / count.clamp(min=1)
 
 
 def _all_but_features(values: Tensor) -> Sequence[int]:

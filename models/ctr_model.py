@@ -43,6 +43,8 @@ class CTRModel(nn.Module):
         projections: the weights of that layer, `[dim, own width]`, of each such table, as
             `of_TABLE`.
         goals: names of several goals; none of a single label.
+        negative_rate: share of the negatives that the training rows are, for `corrected`, which
+            what scores with the model applies to its logits.
         network: the network.
         attention: the unit of each field with attention, as `of_FIELD`.
         numbers: number of numeric inputs.
@@ -126,6 +128,7 @@ class CTRModel(nn.Module):
         )  # fmt: skip
         self.bias = nn.Parameter(torch.zeros(shape.goals))
         self.goals = list(goals)
+        self.negative_rate = 1.0
         self.goal_losses: GoalLosses | None = None
         if goals:
             self.goal_losses = GoalLosses(goals, goal_weights or {}, goal_weighting)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from stampede.models import cpu
 from stampede.models.activations import activate
 from stampede.models.mlp import hidden_layers, linear
 from stampede.models.options import AttentionOptions
@@ -191,11 +193,59 @@ class TargetAttention(nn.Module):
             history: rows of at least `dim` columns, the first of which are the embedding.
         """
         rows = history.values
-        keys, query = rows[..., : self.dim], history.each(query)
-        inputs = torch.cat([query, keys, query - keys, query * keys], -1)
-        weights = self.output(self.hidden(inputs.flatten(0, -2)))
+        has_kernels = isinstance(history, Jagged) and cpu.trains_in_float32(rows, query)
+        if has_kernels:
+            inputs = _UnitInputs.apply(query, rows, history.lengths.long())
+        else:
+            keys, each = rows[..., : self.dim], history.each(query)
+            inputs = torch.cat([each, keys, each * keys], -1).flatten(0, -2)
+        weights = self.output(self._hidden(inputs))
         weights = weights.view(*rows.shape[:-1], 1).to(rows.dtype)
         if self.softmax:
             weights = (weights - history.each(history.largest(weights.detach()))).exp()
             weights = weights / history.each(history.sums(weights))
+        if has_kernels:
+            return _WeightedSums.apply(weights, rows, history.lengths.long())
         return history.sums(weights * rows)
+
+    def _hidden(self, inputs: Tensor) -> Tensor:
+        """The hidden layers, from `[q, k, q * k]`: the weights of q - k are added to others."""
+        first, *others = self.hidden._mlp
+        of_query, of_key, of_difference, of_product = first._linear.weight.split(self.dim, 1)
+        weight = torch.cat([of_query + of_difference, of_key - of_difference, of_product], 1)
+        found = first._activation_fn(functional.linear(inputs, weight, first._linear.bias))
+        for layer in others:
+            found = layer(found)
+        return found
+
+
+class _UnitInputs(torch.autograd.Function):
+    """The inputs of the hidden layers in C++, `[ids, 3 * dim]`."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+        given = query.contiguous(), rows.contiguous(), lengths.contiguous()
+        ctx.save_for_backward(*given)
+        return torch.ops.stampede_dense.unit_inputs(*given)
+
+    @staticmethod
+    @cpu.no_double_backward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        operator = torch.ops.stampede_dense.unit_inputs_backward
+        return *operator(grad.contiguous(), *ctx.saved_tensors), None
+
+
+class _WeightedSums(torch.autograd.Function):
+    """Sums of weighted rows in C++, `[batch, width]`."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+        given = weights.contiguous(), rows.contiguous(), lengths.contiguous()
+        ctx.save_for_backward(*given)
+        return torch.ops.stampede_dense.weighted_sums(*given)
+
+    @staticmethod
+    @cpu.no_double_backward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        operator = torch.ops.stampede_dense.weighted_sums_backward
+        return *operator(grad.contiguous(), *ctx.saved_tensors), None

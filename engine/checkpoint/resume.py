@@ -43,7 +43,7 @@ _FREE = ("model.import", "model.initial_bias", "model.pretrained",
          "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds", "data.path", "data.cache",
          "data.residence", "data.memory_gb", "train.epochs", "train.log_every",
          "train.clip_stats_every", "train.compile", "train.on_nonfinite", "train.on_divergence.",
-         "train.timing_every", "train.profile.",
+         "train.timing_every", "train.profile.", "train.negative_rate",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
          "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_lr", "checkpoint.",
          "sharding.")  # fmt: skip
@@ -124,6 +124,7 @@ def begin(
         report = load_matching(found.source, config, dataset.vocabulary_sizes, job, processes)
         if found.source.held is not None:
             found.source.held.close()
+        _shift_biases(report, before, config, job)
         takes_all = config.checkpoint.init_state == "all"
         if takes_all:
             _check_all_was_taken(report, before, config)
@@ -147,6 +148,22 @@ def begin(
     if config.checkpoint.init_from:
         lines.append("checkpoint.init_from is not used: the run has its own checkpoint")
     return progress, lines, None
+
+
+@torch.no_grad()
+def _shift_biases(report: LoadReport, before: Manifest, config: Config, job: Job) -> None:
+    """Let loaded biases begin where another share of negatives puts the logits, see `corrected`.
+
+    That is exact for a single label and the first goal, and nearly so for others that are rare.
+    """
+    was = before.config.get("train", {}).get("negative_rate", 1.0)
+    if "model.bias" not in report.loaded or was == config.train.negative_rate:
+        return
+    model = job.ctr_model
+    shift = math.log(was / config.train.negative_rate)
+    # What follows a click has the same odds with any number of others.
+    shifted = model.bias[:1] if hasattr(model.network, "combined") else model.bias
+    shifted += shift
 
 
 def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -> None:

@@ -114,6 +114,14 @@ class TrainSection(Section):
         "at its end, for rates that do not fall; a copy of all weights; 0: none; null: by the "
         "recipe",
     )
+    negative_rate: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the rows without a click that the log kept, such as 0.1; scores of "
+        "predict, packages and ONNX files are corrected for it, metrics of the run are not. With "
+        "several goals, of the rows without the first one, which the others need",
+    )
     goals: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
         description="weights of the goals' mean losses in the loss, by goal; 1 for goals that are "

@@ -43,6 +43,7 @@ from stampede.engine.tables import FieldWeights, read_stored_field
 from stampede.files import hidden, make_folder, publish_folder, remove, to_json
 from stampede.models import CTRModel, StoredColumns
 from stampede.models.histories import Padded
+from stampede.models.negative_sampling import corrected
 
 RowType = Literal["fp32", "fp16", "int8"]
 
@@ -143,6 +144,7 @@ def described_model(
         "first_order_scale": trained.config.model.first_order_scale,
         "rows": rows,
         "goals": data.goals,
+        "negative_rate": trained.config.train.negative_rate,
         "fields": [_described(of_field) for of_field in meanings.values()],
         "numbers": [
             {
@@ -280,7 +282,8 @@ class DensePart(nn.Module):
         else:
             parts = rows.split([columns.dim + 1 for columns in self.pooled], 1)
             stored = torch.cat(list(map(_padded, parts, self.pooled)), 1)
-        return self.model.logits(stored, numbers, histories=read)
+        logits = self.model.logits(stored, numbers, histories=read)
+        return corrected(logits, self.model.negative_rate)
 
 
 def _padded(rows: Tensor, columns: StoredColumns) -> Tensor:

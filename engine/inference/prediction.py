@@ -42,6 +42,7 @@ from stampede.engine.processes import choose_device
 from stampede.engine.reading import open_dataset
 from stampede.files import hidden, remove
 from stampede.models import CTRModel
+from stampede.models.negative_sampling import corrected
 
 OnBadValue = Literal["error", "missing"]
 
@@ -159,12 +160,17 @@ def _write(
             found = Scored(*map(np.concatenate, batches))
             logits, labels = (one.reshape(len(one), -1).T for one in found[:2])
             values = {"row": piece.rows, "weight": found.weight}
-            values |= zip(names_by_goal("score", goals), probability(logits), strict=True)
+            right = _corrected(model, found.logits)
+            scores = probability(right.reshape(len(right), -1).T)
+            values |= zip(names_by_goal("score", goals), scores, strict=True)
             values |= zip(names_by_goal("label", goals), labels, strict=True)
             if rows.files:
                 indices = np.full(len(piece.rows), piece.file, dtype=np.int32)
                 values["file"] = pyarrow.DictionaryArray.from_arrays(indices, files)
             if rows.has_label:
+                if rows.files:
+                    # The run's own data lack the same negatives as its training part.
+                    logits = right.reshape(len(right), -1).T
                 for of_goal, logit, label in zip(metrics, logits, labels, strict=True):
                     known = ~np.isnan(label)
                     of_goal.add(logit[known], label[known], found.weight[known])
@@ -320,7 +326,15 @@ def _with_progress(rows: Rows) -> Iterator[Piece]:
 def _probabilities(model: CTRModel, rows: Rows, batch_size: int) -> np.ndarray:
     pieces = _with_progress(rows)
     batches = (batch for piece in pieces for batch in scored(model, piece.part, batch_size))
-    return np.concatenate([_no_scores(model), *(probability(b.logits) for b in batches)])
+    found = (probability(_corrected(model, batch.logits)) for batch in batches)
+    return np.concatenate([_no_scores(model), *found])
+
+
+def _corrected(model: CTRModel, logits: np.ndarray) -> np.ndarray:
+    """Logits among all samples, see `corrected`: float64 if the log kept a share of negatives."""
+    if model.negative_rate == 1.0:
+        return logits
+    return corrected(torch.from_numpy(logits).double(), model.negative_rate).numpy()
 
 
 def _no_scores(model: CTRModel) -> np.ndarray:
