@@ -203,12 +203,13 @@ def test_a_plan_of_histories_from_sizes():
             dry_run(planned_config(*given, wrong), gpus(1, 80))
 
 
-def test_clips_of_tables_are_watched_whole(tmp_path):
+@pytest.mark.parametrize("more", [[], ["model.dims={item: 3, user: 9}"]], ids=["", "widths"])
+def test_clips_of_tables_are_watched_whole(tmp_path, more):
     """Of a table whose ids come in bags, the rows of all fields; else of all fields together."""
     kept = [line for line in SHOP.splitlines() if "separator" not in line]
     schema = "\n".join(kept)
     folder = write_shop(tmp_path, schema)
-    run = train_on_shop(folder, "train.clip_stats_every=1", "train.batch_size=432")
+    run = train_on_shop(folder, "train.clip_stats_every=1", "train.batch_size=432", *more)
     found = next(line for line in lines(run) if line["kind"] == "clipping")
     frame = pd.read_csv(folder / "log.csv", dtype=str, keep_default_na=False)[:432]
     counts = pd.concat([frame["item"], frame["last"].replace("", np.nan)]).value_counts()
