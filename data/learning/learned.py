@@ -360,8 +360,6 @@ class Learner:
         rows: of the training part so far.
         soft_labels: whether some labels are between 0 and 1; set it before saving.
         notes: sentences for the user, once it has saved.
-        unseen: share of the ids that no earlier period had, by field, of all fields of its table
-            together; empty without periods.
     """
 
     def __init__(
@@ -378,7 +376,6 @@ class Learner:
         self.rows = 0
         self.soft_labels = False
         self.notes: list[str] = []
-        self.unseen: dict[str, float] = {}
         self._numbers = schema.numbers if self._before is None else {}
         # Whether these numbers become logarithms is decided when all values are known.
         self._log1p = {
@@ -439,9 +436,6 @@ class Learner:
                 limits = (field.min_count, growth.options, field.max_size)
                 after = grown(growth.ids_before(name), counts, growth.period, *limits)
                 table = after.vocabulary
-                if after.seen:
-                    sharing = [field for field in tables if tables[field] == name]
-                    self.unseen |= dict.fromkeys(sharing, after.unseen / after.seen)
                 after.waiting.write_parquet(folder / waiting[name])
             table.write_parquet(folder / files[name])
             return alike(table, name)

@@ -223,8 +223,6 @@ class Grown(NamedTuple):
 
     vocabulary: pl.DataFrame  # columns of `KEPT`; counts are those since the id began to wait
     waiting: pl.DataFrame  # ids without a row; columns of `WAITING`
-    seen: int = 0  # occurrences of ids in the period
-    unseen: int = 0  # those of ids that had no row before
 
 
 def nothing_known() -> Grown:
@@ -291,7 +289,7 @@ def grown(
     vocabulary = pl.concat([kept, admitted.with_columns(places).select(kept.columns)])
     vocabulary = vocabulary.sort("place").drop("place")
     waiting = waiting.join(admitted, on=VALUE, how="anti").sort([PERIOD, VALUE])
-    return Grown(vocabulary, waiting, seen[COUNT].sum(), new[COUNT].sum())
+    return Grown(vocabulary, waiting)
 
 
 def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFrame:

@@ -57,13 +57,17 @@ def write_rows(
     learned: Learned,
     options: WritingOptions,
     progress: RowProgress,
+    new: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[dict[PartName, list[ShardEntry]], dict[PartName, Shares]]:
     """Encode rows and write each to its part.
+
+    Args:
+        new: see `UnknownIds`.
 
     Returns:
         The manifest's entries of the files; and the shares of missing and unseen ids, by part.
     """
-    unknown = {part: UnknownIds(learned.fields) for part in PARTS}
+    unknown = {part: UnknownIds(learned.fields, new) for part in PARTS}
     writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:

@@ -176,6 +176,12 @@ def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -
     was, now = before.config["optim"]["embedding"]["optimizer"], config.optim.embedding.optimizer
     if was != now:
         other.append(f"optim.embedding.optimizer was {was!r}, now {now!r}")
+    # Frozen tables have no moments.
+    given = before.config["model"].get("pretrained", {})
+    froze = {name for name, one in given.items() if isinstance(one, dict) and not one["train"]}
+    for name in sorted(froze ^ config.model.frozen):
+        was, now = (name not in frozen for frozen in (froze, config.model.frozen))
+        other.append(f"model.pretrained.{name}.train was {was}, now {now}")
     if other:
         error = RunFolderError(
             "checkpoint.init_state: found 'all', but the model differs from the one in "

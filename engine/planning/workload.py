@@ -349,15 +349,20 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
             "data.tables is not given; write the rows of each id field's table, such as "
             "data.tables='{user: 1e9, item: 2e7}'"
         )
-    fields = [*section.tables, *section.share]
+    fields, kinds = [*section.tables, *section.share], ("attention", "sequences")
+    histories = {**section.attention, **section.sequences}
+    queries = [field for field in fields if field not in histories]
+    what = "a field of data.tables", "a field that is no history"
     for key, named, known in (
         ("ids_per_sample", section.ids_per_sample, fields),
         ("share", section.share.values(), section.tables),
+        *((kind, getattr(section, kind), fields) for kind in kinds),
+        *((kind, getattr(section, kind).values(), queries) for kind in kinds),
     ):
         unknown = [field for field in named if field not in known]
         if unknown:
             raise SettingsError(
-                f"data.{key}: {unknown[0]!r} is not a field of data.tables; write one of "
+                f"data.{key}: {unknown[0]!r} is not {what[known is queries]}; write one of "
                 f"{', '.join(known)}"
             )
     twice = [field for field in section.share if field in section.tables]
@@ -370,7 +375,8 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     id_bytes = 4 if max(sizes.values()) < 2**31 else 8
     ids, numbers = section.ids_per_sample, section.numbers
     planned = _from_sizes(sizes, section.share, ids, section.zipf, numbers, id_bytes)
-    return replace(planned, goals=tuple(section.goals))
+    found = {kind: getattr(section, kind) for kind in kinds}
+    return replace(planned, goals=tuple(section.goals), **found)
 
 
 def zipf(rows: int, exponent: float) -> Callable[[int], float]:

@@ -197,6 +197,17 @@ def test_histories_grow_from_period_to_period(tmp_path):
     ids = [pl.read_parquet(file)["value"].to_list() for file in files]
     for then, now in pairwise(ids):
         assert now[: len(then)] == then and len(now) > len(then)
+    # Fields of one table have shares of their own.
+    log = pd.read_csv(tmp_path / "log2.csv", dtype=str, keep_default_na=False)
+    cells = {name: log[name].map(lambda one: [one]) for name in ("item", "last")}
+    cells["history"] = log["history"].map(lambda one: one.split("|")[-4:] if one else [])
+    manifest = json.loads((period(tmp_path, 2) / "inputs/manifest.json").read_text())
+    told = manifest["source"]["unknown_ids"]["train"]
+    for name, of_field in cells.items():
+        found = of_field.explode().dropna()
+        unseen = (found != "") & ~found.isin(ids[0])
+        assert told[name]["unseen"] == pytest.approx(unseen.mean())
+    assert len({told[name]["unseen"] for name in cells}) == 3
     scores = torch.from_numpy(open_run(period(tmp_path, 1)).score(tmp_path / "log2.csv"))
     labels = torch.tensor(pd.read_csv(tmp_path / "log2.csv")["clicked"].to_numpy(float))
     logloss = float(torch.nn.functional.binary_cross_entropy(scores, labels))

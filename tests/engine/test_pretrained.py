@@ -102,6 +102,10 @@ def test_a_frozen_table_stays_and_has_no_moments(folder, tmp_path):
     thawed = [f"model.pretrained={{item: {folder}/vectors.parquet}}", "checkpoint.resume=auto"]
     with pytest.raises(RunFolderError, match=r"model\.pretrained\.item\.train"):
         train_on_shop(folder, *frozen_options(folder), *thawed)
+    everything = [f"checkpoint.init_from={run}", "checkpoint.init_state=all", "run.name=next"]
+    with pytest.raises(RunFolderError, match=r"pretrained\.item\.train was False, now True"):
+        begun(folder, [*frozen_options(folder), thawed[0], *everything], "thawed")
+    begun(folder, [*frozen_options(folder), *everything], "as before")
 
 
 @pytest.mark.slow

@@ -6,13 +6,16 @@ import numpy as np
 import onnxruntime
 import pandas as pd
 import pytest
+from sklearn.metrics import log_loss
 
 from stampede import open_run
 from stampede.data import DataError
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.inference import export_command as export
 from stampede.engine.tables import read_field
+from support.jobs import lines
 from support.packages import loaded
+from support.periods import period, train
 from support.shop import shop, train_on_shop, write_shop
 
 SCHEMA = """
@@ -158,6 +161,25 @@ def test_an_onnx_file_scores_as_the_run(trained, rows_to_score, tmp_path):
             inputs[one["name"]] = np.array(values, object)
     (found,) = session.run(["probability"], inputs)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_periods_are_scored_with_their_weights(tmp_path):
+    for number in (1, 2):
+        weighted_shop(300, seed=number).to_csv(tmp_path / f"log{number}.csv", index=False)
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    (tmp_path / "ads.yaml").write_text(
+        f"data: {{kind: table, schema_file: {tmp_path}/schema.yaml, path: '{tmp_path}/log*.csv'}}\n"
+        f"run: {{dir: {tmp_path}/runs}}\n"
+        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0}\n"
+        "train: {batch_size: 64}\n"
+        "optim: {embedding: {lr: 1e-2, rows: all}}\n"
+    )
+    train(tmp_path / "ads.yaml", ["checkpoint.keep=9"])
+    scores = open_run(period(tmp_path, 1)).score(tmp_path / "log2.csv")
+    labels = pd.read_csv(tmp_path / "log2.csv")["clicked"].to_numpy()
+    line = [line for line in lines(tmp_path / "runs/ads") if line["kind"] == "period"][1]
+    assert line["logloss"] == pytest.approx(log_loss(labels, scores), rel=1e-5)
 
 
 @pytest.mark.parametrize(
