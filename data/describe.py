@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -11,17 +13,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
-import yaml
 
-from stampede.data.errors import DataError, OnBadRow, exit_status
+from stampede.data.errors import DataError, exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess
 from stampede.data.missing import missing_marks_sentence
-from stampede.data.options import Split
+from stampede.data.options import OnBadRow, Split
 from stampede.data.prepared.manifest import BAD_ROWS, PARTS
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
@@ -111,13 +112,16 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
             "--label belongs to a guessed schema; delete it, or --schema and --kind"
         )
     kind, schema, notes = "table" if options.schema else options.kind, options.schema, []
+    given = options.schema
     if kind is None:
-        kind, guessed, notes = guess(expand(options.path), options.label)
-        if guessed is not None:
-            schema = str(made / SCHEMA)
-            text = yaml.safe_dump(guessed, sort_keys=False, allow_unicode=True)
-            Path(schema).write_text(text, encoding="utf-8")
-            notes.append(f"the guessed schema is in {out / SCHEMA}; correct it and use --schema")
+        guessed = guess(expand(options.path), options.label)
+        kind, notes = guessed.kind, guessed.reason
+        if guessed.schema is not None:
+            schema, given = str(made / SCHEMA), str(out / SCHEMA)
+            Path(schema).write_text(guessed.schema_text(), encoding="utf-8")
+            notes.append(f"the guessed schema is in {given}; correct it and use --schema")
+        if guessed.split and not options.set:
+            split = Split.model_validate(guessed.split)
     # Without the fields that data.features=auto adds: a run says which these are.
     source = open_source(kind, options.path, split, schema=schema or "", features="paper")
     remedy = "--on-bad-row skip to leave such rows out"
@@ -138,9 +142,33 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
     about = (_about_parts(of_goal, goal) for goal, of_goal in parts.items())
     if advice := [*chain.from_iterable(about), *_about_columns(columns)]:
         blocks.append(["advice", *_indented(advice)])
+    blocks.append(["to train", *_command(kind, options.path, given, split)])
     text = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
     (made / TEXT).write_text(text, encoding="utf-8")
     return text
+
+
+def _command(kind: Kind, path: Sequence[str], schema: str | None, split: Split) -> Iterator[str]:
+    """The command that trains on the log, in lines for a shell."""
+    keys: dict[str, Any] = {"path": path[0] if len(path) == 1 else list(path)}
+    if schema:
+        keys["schema_file"] = schema
+    for key, value in split.model_dump(exclude_unset=True).items():
+        # Digits need no quotes: the key reads them as text.
+        whole = isinstance(value, list) and all(re.fullmatch(r"0|[1-9]\d*", v) for v in value)
+        keys[key] = [int(one) for one in value] if whole else value
+    words = ["python", "launch.py", f"configs/{kind}.yaml"]
+    if kind == "criteo_1tb":
+        # It has no file of its own.
+        words[2:] = ["configs/criteo_kaggle.yaml", f"data.kind={kind}"]
+    words += [f"data.{key}={yaml_value(value)}" for key, value in keys.items()]
+    line = " "
+    for word in map(shlex.quote, words):
+        if len(line) + len(word) > WIDTH - 4 and line.strip():
+            yield f"{line} \\"
+            line = "   "
+        line += f" {word}"
+    yield line
 
 
 def read_rows(

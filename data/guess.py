@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +16,24 @@ import polars as pl
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import JSON, UNITS, fitting_format, seconds_of_time, split
+from stampede.data.guess_columns import (
+    MOST_PARTS,
+    NAME_OF_AN_ID,
+    number_or_ids,
+    part_column,
+    split_by,
+)
 from stampede.data.raw.files import read_blocks
 from stampede.data.raw.formats import is_parquet, open_parquet
-from stampede.data.raw.log import LABEL, Labels, typed_label
-from stampede.data.schema.schema import CRITEO, MISSING, Label
+from stampede.data.raw.log import LABEL, SPLIT, Labels, RawLog, typed_label
+from stampede.data.raw.rows import BadRows
+from stampede.data.schema.schema import CRITEO, MISSING, Label, Schema
 from stampede.data.sources import Kind
-from stampede.settings import cut, shown
+from stampede.settings import counted, cut, shown, yaml_value
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y")
-_NAME_OF_AN_ID = re.compile(r"([a-z]Id|ID|(^|_)id)$")
+# Columns with two values that are no labels, and with more that are.
+_NO_LABELS, _RATINGS = ("sex", "gender"), ("rating", "ratings", "stars")
 _NAME_OF_A_TIME = re.compile(
     r"(^|[^a-z])(time|timestamp|ts|date|datetime|day|when|at)($|[^a-z])|time(stamp)?$|[a-z]At$",
     re.IGNORECASE,
@@ -42,14 +52,44 @@ _MARKS = ("|", "^")
 # A field of several ids shares a table that has this part of its ids, if they are so many; of long
 # cells the last ids are kept.
 _SHARED, _FEWEST_SHARED, _MOST_IDS = 0.5, 5, 50
+# So does a field of one id, if they are so many texts: whole numbers are alike by chance.
+_FEWEST_TEXTS = 20
 
 
 class Guess(NamedTuple):
-    """A log's kind, a table's schema as in a schema file, and sentences that say why."""
+    """What a log seems to be.
+
+    Attributes:
+        kind: of the log.
+        schema: as in a schema file; None for a kind whose columns are known.
+        reason: sentences that say why.
+        split: keys of the configuration that split it by a column, if it has one for that.
+        why: what each column seems to be, by its name in the schema.
+    """
 
     kind: Kind
     schema: dict[str, Any] | None
     reason: list[str]
+    split: Mapping[str, Any] = MappingProxyType({})
+    why: Mapping[str, str] = MappingProxyType({})
+
+    def schema_text(self) -> str:
+        """The schema as a file, a line for each column with the reason beside it."""
+        lines = ["# Guessed by `stampede describe`: correct it, and delete what is no input."]
+        for key, value in (self.schema or {}).items():
+            if key not in ("ids", "numbers"):
+                lines.append(_with_reason(f"{key}: {yaml_value(value)}", self.why.get(f"#{key}")))
+                continue
+            lines.append(f"{key}:" + " {}" * (not value))
+            lines += [
+                _with_reason(f"  {yaml_value(name)}: {yaml_value(options)}", self.why.get(name))
+                for name, options in value.items()
+            ]
+        return "\n".join(lines) + "\n"
+
+
+def _with_reason(line: str, reason: str | None) -> str:
+    return f"{line}  # {reason}" if reason else line
 
 
 def guess(files: Sequence[Path], label: str | None = None) -> Guess:
@@ -65,7 +105,7 @@ def guess(files: Sequence[Path], label: str | None = None) -> Guess:
     if is_parquet(path):
         with open_parquet(path) as file:
             rows = next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table())
-        return _table(path, pl.from_arrow(rows), label, {})
+        return _table(files, pl.from_arrow(rows), label, {})
     block = next(read_blocks(path), None)
     if block is None:
         raise DataError(f"{path}: is empty; write the path of the click log")
@@ -82,77 +122,148 @@ def guess(files: Sequence[Path], label: str | None = None) -> Guess:
         return Guess("avazu", None, [f"guessed --kind avazu: line 1 of {path} is its header"])
     separator = max("\t,;|", key=line.count)
     written = {"separator": separator}
-    return _table(path, _delimited_head(path, head, separator), label, written)
+    return _table(files, _delimited_head(path, head, separator), label, written)
 
 
 def _label_column(path: Path, head: pl.DataFrame, given: str | None) -> tuple[str, str]:
-    """The column of the label, and a sentence if only its values say so."""
-    found = ", ".join(map(shown, head.columns))
+    """The column of the label, and why."""
     if given is not None:
         if given not in head.columns:
+            found = cut(", ".join(map(shown, head.columns)))
             raise DataError(f"{path}: --label {shown(given)}: no such column; write one of {found}")
-        return given, ""
+        return given, "given by --label"
     named = (name for word in LABELS for name in head.columns if name.lower() == word)
     if (name := next(named, None)) is not None:
-        return name, ""
-    flat = (series for series in head if not series.dtype.is_nested())
-    of_two = [series.name for series in flat if series.drop_nulls().n_unique() == 2]
+        return name, "named like a label"
+    of_two = _of_two_values(head)
     # Numbers as names are a row: the file has no header line.
-    if len(of_two) == 1 and not any(_NUMBER.match(name) for name in head.columns):
-        return of_two[0], (
-            f"no column is named like a label; guessed {of_two[0]!r}, the only one with two "
-            "values; --label COLUMN names another"
-        )
-    raise DataError(
-        f"{path}: cannot tell which column is the label: found {found}, none is named "
-        f"{', '.join(LABELS)}; write `stampede describe {shlex.quote(str(path))} --label COLUMN`, "
-        "or a schema file (if line 1 is a row and not a header, with `columns: [label, user, "
-        "item]`) and give it with --schema"
-    )
+    if not any(_NUMBER.match(name) for name in head.columns):
+        if len(of_two) == 1:
+            others = [name for name in head.columns if name.lower() in _NO_LABELS]
+            besides = f" besides {others[0]}" if others else ""
+            return of_two[0], f"the only column with two values{besides}"
+        rated = [name for name in head.columns if name.lower() in _RATINGS]
+        if len(rated) == 1 and not of_two:
+            return rated[0], "a rating, and no column has two values"
+    raise DataError(_which_label(path, head, of_two))
 
 
-def _table(path: Path, head: pl.DataFrame, given: str | None, written: dict[str, Any]) -> Guess:
-    label, said_of_label = _label_column(path, head, given)
+def _of_two_values(head: pl.DataFrame) -> list[str]:
+    flat = [series for series in head if not series.dtype.is_nested()]
+    of_two = [series.name for series in flat if series.drop_nulls().n_unique() == 2]
+    return [name for name in of_two if name.lower() not in _NO_LABELS]
+
+
+def _which_label(path: Path, head: pl.DataFrame, of_two: list[str]) -> str:
+    """What to write if no column is certainly the label: every column, and the command."""
+    rest = [name for name in head.columns if name not in of_two]
+    shown_first, most = [*of_two, *rest], 40
+    width = min(30, max(len(_word(name)) for name in shown_first[:most]))
+    lines = []
+    for name in shown_first[:most]:
+        present = head[name].drop_nulls()
+        some = present.head(200).unique(maintain_order=True).head(3)
+        values = ", ".join(str(one)[:20] for one in some.to_list())
+        distinct = "" if present.dtype.is_nested() else f"{counted(present.n_unique(), 'value')}: "
+        lines.append(cut(f"  {_word(name):<{width}}  {distinct}{values}"))
+    more = len(shown_first) - most
+    lines += [f"  and {more:,} more columns"] * (more > 0)
+    command = f"stampede describe {shlex.quote(str(path))} --label"
+    typed = [shlex.quote(name) for name in of_two[:5]] or ["COLUMN"]
+    why = "no column has two values" if not of_two else f"{', '.join(of_two[:5])} have two values"
+    return "\n".join([
+        f"{path}: cannot tell which column is the label: none is named {', '.join(LABELS)}, and "
+        f"{why}; write",
+        *(f"  {command} {name}" for name in typed),
+        "or a schema file, given with --schema (if line 1 is a row and not a header, with "
+        "`columns: [label, user, item]`). The columns are",
+        *lines,
+    ])  # fmt: skip
+
+
+def _word(name: str) -> str:
+    """A column's name on one line of a list."""
+    text = name if name.isprintable() else ascii(name)
+    return text if len(text) <= 30 else text[:28] + ".."
+
+
+def _table(
+    files: Sequence[Path], head: pl.DataFrame, given: str | None, written: dict[str, Any]
+) -> Guess:
+    path = files[0]
+    label, why_label = _label_column(path, head, given)
     section, said = _label(path, head[label])
-    times = _times(head.drop(label))
-    time = times[0] if times else None
-    ids: dict[str, Any] = {}
-    numbers: dict[str, Any] = {}
+    rest = head.drop(label)
+    split, parts, why_parts = _split(files, rest, written)
+    rest = rest.drop(parts) if parts else rest
+    times = _times(rest)
+    time, why = (times[0] if times else None), {"#label": why_label}
+    schema: dict[str, Any] = {**written, "label": section, "ids": {}, "numbers": {}}
     left_out = [f"{one['column']} (a time)" for one in times[1:]]
-    for series in head.drop(label, *(one["column"] for one in times)):
+    for series in rest.drop([one["column"] for one in times]):
         name = re.sub(r"[^A-Za-z0-9_-]", "_", series.name).lstrip("_-")
         options = {} if name == series.name else {"column": series.name}
-        if not name or name in ids or name in numbers or series.dtype.is_temporal():
+        if not name or name in why or series.dtype.is_temporal():
             left_out.append(series.name)
-        elif series.dtype.is_float():
-            numbers[name] = options
+        elif mark := _mark(series, written.get("separator")):
+            schema["ids"][name], why[name] = {**options, "separator": mark}, "lists of ids"
         else:
-            if mark := _mark(series, written.get("separator")):
-                options["separator"] = mark
-            ids[name] = options
-    if not ids:
+            is_number, why[name] = number_or_ids(series)
+            schema["numbers" if is_number else "ids"][name] = options
+    if not schema["ids"]:
         raise DataError(
             f"{path}: found no column of ids (texts or whole numbers) besides the label {label!r}; "
             "write a schema file and give it with --schema"
         )
-    shared = _shared(head, ids)
-    timed = f", time {time['column']!r}" if time else ""
-    reason = [
-        f"guessed a table: label {label!r}, {len(ids)} columns of texts or whole numbers as ids, "
-        f"{len(numbers)} of fractions as numbers{timed}"
-    ]
-    if left_out:
-        reason.append(f"left out: {_listed(left_out)}")
+    shared = _shared(head, schema["ids"])
+    another = "" if given else "; --label COLUMN names another"
+    reason = [f"guessed a table: label {label!r}, {why_label}{another}"]
+    reason += [_listed_by_reason(kind, schema[kind], why) for kind in ("ids", "numbers")]
     if time is None:
         reason.append("found no time; if a column is one, write it as `time` of the schema")
+    else:
+        schema["time"] = time
+        form = "dates" if head[time["column"]].dtype.is_temporal() else "seconds since 1970"
+        form = {"milliseconds": "milliseconds since 1970"}.get(
+            time.get("format", ""), time.get("format", form)
+        )
+        reason.append(f"time: {time['column']!r}, as {form}")
+    if left_out:
+        reason.append(f"left out: {_listed(left_out)}")
+    if parts:
+        reason.append(f"split by {parts!r}: {why_parts}")
     reason += [
         f"{name} has ids of {options['share']}, so it uses that table; correct it if they only "
         "look alike"
         for name, options in shared.items()
     ]
-    reason += [sentence for sentence in (said_of_label, said) if sentence]
-    schema = {**written, "label": section, "ids": ids, "numbers": numbers}
-    return Guess("table", {**schema, "time": time} if time else schema, reason)
+    return Guess("table", schema, [*reason, *filter(None, [said])], split, why)
+
+
+def _listed_by_reason(kind: str, names: dict[str, Any], why: dict[str, str]) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for name in names:
+        by_reason.setdefault(why[name], []).append(name)
+    groups = [f"{', '.join(group)} ({reason})" for reason, group in by_reason.items()]
+    return cut(f"{kind}: " + ("; ".join(groups) or "none"))
+
+
+def _split(
+    files: Sequence[Path], head: pl.DataFrame, written: dict[str, Any]
+) -> tuple[dict[str, Any], str, str]:
+    """Keys that split the log by a column of parts, that column's name, and why; or nothing."""
+    column = part_column(head)
+    if column is None:
+        return {}, "", ""
+    # All rows, as they may be sorted by part; nothing else is read.
+    schema = Schema.model_validate({**written, "label": None, "ids": {"part": {"column": column}}})
+    values: set[str] = set()
+    for chunk in RawLog(schema, files, column).chunks(BadRows("skip")):
+        values |= set(chunk.frame[SPLIT].drop_nulls())
+        if len(values) > MOST_PARTS:
+            return {}, "", ""
+    split, why = split_by(column, values)
+    return split, column if split else "", why
 
 
 def _mark(series: pl.Series, of_columns: str | None) -> str | None:
@@ -169,10 +280,10 @@ def _mark(series: pl.Series, of_columns: str | None) -> str | None:
 
 
 def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
-    """Let fields of several ids share the table of a field that has them; returns these fields.
+    """Let fields share the table of a field of one id that has their ids; returns these fields.
 
-    It has most of a field's ids among its own, and no other field has more. Long cells are cut to
-    their last ids.
+    It has most of a field's ids among its own; of several, it is the one with the most of them, or,
+    for a field of one id, with the most ids. Long cells are cut to their last ids.
     """
     values = {name: head[given.get("column", name)] for name, given in ids.items()}
     single = {
@@ -181,8 +292,19 @@ def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
         if "separator" not in ids[name]
     }
     found = {}
+    owners: list[str] = []
+    for name in sorted(single, key=lambda one: len(single[one]), reverse=True):
+        texts = {one for one in single[name] if not one.isdecimal()}
+        least = max(_SHARED * len(single[name]), _FEWEST_TEXTS)
+        owner = next((one for one in owners if len(single[one] & texts) >= least), None)
+        if owner is None:
+            owners.append(name)
+        else:
+            ids[name]["share"] = owner
+            found[name] = ids[name]
+    single = {name: single[name] for name in owners}
     for name, given in ids.items():
-        if name in single or not single:
+        if "separator" not in given or not single:
             continue
         cells = values[name]
         if cells.dtype == pl.String:
@@ -250,7 +372,7 @@ def _times(head: pl.DataFrame) -> list[dict[str, str]]:
         format = fitting_format(present)
         # Any number may be an id or a price: times lie within a few years.
         is_number = format in (*UNITS, "%Y%m%d", "%Y%m%d%H")
-        if is_number and _NAME_OF_AN_ID.search(series.name):
+        if is_number and NAME_OF_AN_ID.search(series.name):
             continue
         if format is None or (is_number and not is_named and not _looks_timed(present, format)):
             continue

@@ -29,6 +29,7 @@ from stampede.engine.start_up import launched_world_size, libraries_quiet
 from stampede.settings import SettingsError, read_yaml, reading
 
 if TYPE_CHECKING:
+    from stampede.data.prepared.manifest import PartName
     from stampede.engine.inference.packaging import RowType
     from stampede.engine.inference.prediction import OnBadValue
     from stampede.engine.inference.trained import Trained
@@ -304,6 +305,40 @@ class Run:
         inputs = inputs_folder(trained.config, trained.run)
         names = row_names(inputs, field, len(weights))
         return pd.DataFrame(weights, index=pd.Index(names, name=field))
+
+    def importance(
+        self,
+        *,
+        part: PartName = "test",
+        rows: int = 100_000,
+        repeats: int = 5,
+        goal: str | None = None,
+        seed: int = 0,
+    ) -> pd.DataFrame:
+        """Permutation importance: what the model loses if a column's values are shuffled.
+
+        All inputs made from a column of the log are shuffled together. Needs the run's own data.
+
+        Args:
+            part: of the run's data.
+            rows: at most; of a larger part, rows that `seed` draws.
+            repeats: shuffles of each column, at least 2.
+            goal: of several; by default the one with the largest weight in `evaluate.select_goals`.
+
+        Returns:
+            A row for each column, the most important first: `auc_lost` and `logloss_added`, means
+            over the repeats, and `auc_error` and `logloss_error`, their standard errors. `attrs`
+            has the `auc` and `logloss` of the rows as they are, and how many `rows` were used.
+
+        Raises:
+            DataError, RunFolderError: the data or the checkpoint are not there.
+            SettingsError: there is no such goal, or a number is too small.
+        """
+        from stampede.engine.inference.importance import permutation_importance
+
+        asked = {"part": part, "rows": rows, "repeats": repeats, "goal": goal, "seed": seed}
+        with libraries_quiet():
+            return permutation_importance(self._trained, self._model, **asked)
 
     def report(self, folder: str | PathLike[str] | None = None) -> Path:
         """Write the page of pictures and tables, by default into `report` in the run folder.

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stampede.engine.exit_status import exit_status, launched_rank
-from stampede.engine.start_up import before_torch, launched_world_size
-from stampede.settings import SettingsError, keys_help
+from stampede.engine.exit_status import exit_status
+from stampede.engine.start_up import before_torch, launched_rank, launched_world_size
+from stampede.settings import SettingsError
 
 # Slow imports are inside functions.
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ _COMMANDS = {
     "export": (
         "stampede.engine.inference.export_command",
         "write a model as a folder that scores without stampede",
+    ),
+    "importance": (
+        "stampede.lab.importance",
+        "show what a trained model loses without each column",
     ),
     "report": ("stampede.lab.report.__main__", "write a page with tables and pictures of runs"),
     "sweep": (
@@ -178,28 +182,48 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
     return Cluster(world_size, node, parsed.compute_device or "cuda", size)
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
-    from stampede.engine.config import config_type
+class _Help(argparse.Action):
+    """Prints the short help, or that on a key or a section, and exits."""
 
-    shipped = []
-    # Beside `engine/`; an installed wheel has none.
-    configs = Path(__file__).resolve().parents[1] / "configs"
-    if (configs / "quickstart.yaml").is_file():
-        shipped.append("shipped configurations:")
-        for path in sorted(configs.glob("*.yaml")):
-            first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-            shipped.append(f"  {configs.name}/{path.name:<24} {first}")
-        shipped.append("")
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        from stampede.engine.config.help import help_on
+
+        # `--help CONFIG.yaml` asks for no key, `--help train.epochs=3` for one.
+        topic = "" if str(values or "").endswith(".yaml") else str(values or "").partition("=")[0]
+        print(help_on(topic) if topic else parser.format_help().rstrip())
+        parser.exit()
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    from stampede.engine.config.help import WIDTH, short_help
+
     called = f"python {program}" if program.endswith(".py") else program
     parser = argparse.ArgumentParser(
         prog=program,
-        description="Train a click-through-rate model. Several processes:\n"
-        "torchrun --nproc_per_node N launch.py CONFIG.yaml, or\n"
-        "torchrun --nproc_per_node N -m stampede.engine.cli CONFIG.yaml",
+        description="Train a click-through-rate model. Several processes: torchrun\n"
+        "--nproc_per_node N launch.py CONFIG.yaml (or -m stampede.engine.cli CONFIG.yaml).",
         usage=f"{called} CONFIG.yaml [section.key=value ...] [--print-config]\n"
-        f"       {called} --plan --world-size N --device-memory SIZE CONFIG.yaml ...",
-        epilog="\n".join([*shipped, "keys, with defaults:", *keys_help(config_type())]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        f"       {called} --plan --world-size N --device-memory SIZE CONFIG.yaml ...\n"
+        f"       {called} --help [KEY | SECTION | all]",
+        epilog=short_help(),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=26, width=WIDTH
+        ),
+        add_help=False,
+    )
+    parser.add_argument(
+        "-h",
+        "--help",
+        nargs="?",
+        action=_Help,
+        metavar="KEY",
+        help="this, or what a key is, such as train.epochs, or a section, or all",
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="a job; see the list below")
     parser.add_argument(
@@ -216,21 +240,23 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     plan = parser.add_argument_group(
         "dry run",
-        "memory, lookups and traffic of every rank of a cluster that need not exist;\n"
-        "exit status 1 if the run does not fit",
+        "memory, lookups and traffic of a cluster that need not exist; status 1 if it does not fit",
     )
     plan.add_argument("--plan", action="store_true", help="plan the run instead of running it")
     plan.add_argument("--world-size", type=int, metavar="N", help="number of devices; required")
     plan.add_argument(
         "--device-memory",
         metavar="SIZE",
-        help="memory of a device, such as 141GB (10^9 bytes) or 80GiB (2^30 bytes); required",
+        help="of a device, such as 141GB (10^9 bytes) or 80GiB (2^30 bytes); required",
     )
     plan.add_argument(
         "--devices-per-node", type=int, metavar="N", help="devices of a machine; default 8"
     )
     plan.add_argument(
-        "--compute-device", choices=["cuda", "cpu"], help="kind of the devices; default cuda"
+        "--compute-device",
+        choices=["cuda", "cpu"],
+        metavar="KIND",
+        help="cuda or cpu; default cuda",
     )
     plan.add_argument(
         "--plan-out", type=Path, metavar="FILE.json", help="file for the costs of every rank"

@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "  metrics.jsonl      a line for each file: AUC and logloss before it was trained on\n"
         "  periods.png        the same as a picture\n"
         "  period_0001, ...   a run folder for each file, for predict and export\n\n"
-        "keys that matter here (launch.py --help lists all): data.order_by, data.max_rows,\n"
+        "keys that matter here (launch.py --help all): data.order_by, data.max_rows,\n"
         "data.admission_periods, data.evict, and min_count in the schema; checkpoint.keep: number\n"
         "of periods that keep their checkpoints",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -11,6 +11,7 @@ from stampede.engine.advice import (
     check_labels,
     compare_with_lr,
     on_batch_size,
+    on_calibration,
     on_data,
     on_last_epoch,
     tell,
@@ -19,6 +20,7 @@ from stampede.engine.advice import (
 from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.config import Config
 from stampede.engine.config.recipe import described, with_recipe
+from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
 from stampede.engine.planning.planner import describe_plan
@@ -38,7 +40,7 @@ def run(config: Config) -> None:
         SettingsError, DataError, RunFolderError: a user's mistake.
         TrainingStoppedError: training failed.
     """
-    with processes(config.run.device) as here:
+    with printing(not config.run.quiet), processes(config.run.device) as here:
         run_here(config, here)
 
 
@@ -89,7 +91,9 @@ def run_here(config: Config, here: Processes) -> None:
             if not dataset.period:
                 # After the last checkpoint: a run that continues with more epochs drops it.
                 rising = here.on_main(lambda: on_last_epoch(config, folder))
-                tell(rising, this.progress.step, folder, here)
+                selected = this.progress.selected or this.progress.last
+                off = on_calibration(config, selected)
+                tell([*rising, *off], this.progress.step, folder, here)
             # Measured before the comparison, whose memory and seconds do not count.
             summary = summarize(this)
             summary["logistic_regression"] = compare_with_lr(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models.batch_norm import use_global_batches
@@ -34,9 +35,16 @@ class CTRModel(nn.Module):
     on the size of a gradient, so with Adam the true weights `scale * w` learn `scale` times as fast
     as embeddings, and an `l2` of the stored weights is `l2 / scale**2` of the true ones.
 
+    Embeddings of tables with another width than `dim` are mapped to it by a linear layer without
+    bias, a table's own, so that every network sees one width.
+
     Attributes:
         front: the tables.
+        projections: the weights of that layer, `[dim, own width]`, of each such table, as
+            `of_TABLE`.
         goals: names of several goals; none of a single label.
+        negative_rate: share of the negatives that the training rows are, for `corrected`, which
+            what scores with the model applies to its logits.
         network: the network.
         attention: the unit of each field with attention, as `of_FIELD`.
         numbers: number of numeric inputs.
@@ -53,7 +61,7 @@ class CTRModel(nn.Module):
         hidden: widths of the MLP's hidden layers.
         seed: of the dense layers' initial weights.
         options: of the network; by default its defaults.
-        shared, mean, attention, sequences: of the fields, see `EmbeddingFront`.
+        shared, mean, attention, sequences, dims, weighted: of the fields, see `EmbeddingFront`.
         unit: options of the fields with attention.
         first_order_scale: above 0. The initial scores do not depend on it: the numbers' weights are
             drawn, then stored divided by the scale.
@@ -81,6 +89,8 @@ class CTRModel(nn.Module):
         mean: Sequence[str] = (),
         attention: Mapping[str, str] | None = None,
         sequences: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
+        weighted: Sequence[str] = (),
         unit: AttentionOptions | None = None,
         first_order_scale: float = 1.0,
         dropout: float = 0.0,
@@ -99,7 +109,9 @@ class CTRModel(nn.Module):
                 "such as deepfm"
             )
         generator = torch.Generator().manual_seed(seed)
-        self.front = EmbeddingFront(vocabulary_sizes, dim, shared, mean, attention, sequences)
+        self.front = EmbeddingFront(
+            vocabulary_sizes, dim, shared, mean, attention, sequences, dims, weighted
+        )
         self.numbers = numbers
         if self.front.sequences and not registered.histories:
             raise SettingsError(
@@ -116,6 +128,7 @@ class CTRModel(nn.Module):
         )  # fmt: skip
         self.bias = nn.Parameter(torch.zeros(shape.goals))
         self.goals = list(goals)
+        self.negative_rate = 1.0
         self.goal_losses: GoalLosses | None = None
         if goals:
             self.goal_losses = GoalLosses(goals, goal_weights or {}, goal_weighting)
@@ -139,6 +152,12 @@ class CTRModel(nn.Module):
                         dim, unit or AttentionOptions.model_validate({}), generator
                     )
                     for field in self.front.attention
+                }
+            )
+            self.projections = nn.ParameterDict(
+                {
+                    f"of_{table}": linear(own, dim, generator, bias=False).weight
+                    for table, own in self.front.dims.items()
                 }
             )
         self.batch_norms = [
@@ -198,6 +217,8 @@ class CTRModel(nn.Module):
         """
         if self._draws is not None:
             self._draws.begin(keys)
+        if len(self.projections):
+            rows, histories = self._of_one_width(rows, histories or {})
         if histories:
             rows = self._attended(rows, histories)
         scale = self.first_order_scale
@@ -220,6 +241,28 @@ class CTRModel(nn.Module):
         if self.number_weights is not None:
             logits = logits + scaled(self.number_weights(dense).squeeze(1), scale)
         return logits
+
+    def _of_one_width(
+        self, rows: Tensor, histories: Mapping[str, History]
+    ) -> tuple[Tensor, Mapping[str, History]]:
+        """Rows and histories as if all tables had the width `dim`."""
+        parts = zip(self.front.pooled, rows.split(self.front.widths, 1), strict=True)
+        together = torch.cat([self._projected(field, part) for field, part in parts], 1)
+        return together, {
+            field: history.holding(self._projected(field, history.values))
+            for field, history in histories.items()
+        }
+
+    def _projected(self, field: str, rows: Tensor) -> Tensor:
+        """Stored rows `[..., width]` of a field as those of a table of the width `dim`."""
+        table, columns = self.front.table_of[field], self.front.columns
+        if table not in self.front.dims:
+            return rows
+        embedding, first_order = self.front.columns_of(field).split(rows)
+        weight = self.projections[f"of_{table}"]
+        projected = functional.linear(embedding, weight).to(rows.dtype)
+        padding = columns.stored - columns.dim - 1
+        return functional.pad(torch.cat([projected, first_order], -1), [0, padding])
 
     def _attended(self, rows: Tensor, histories: Mapping[str, History]) -> Tensor:
         """Rows with what the queries of the fields with attention attend to."""

@@ -33,6 +33,10 @@ class History(Protocol):
         """The same ids with some columns of their vectors."""
         ...
 
+    def holding(self, values: Tensor) -> History:
+        """The same ids with other vectors, shaped as `values` but for the width."""
+        ...
+
     def each(self, of_samples: Tensor) -> Tensor:
         """`[batch, width]` as values of the ids, shaped as `values`."""
         ...
@@ -63,7 +67,11 @@ class Jagged:
 
     def columns(self, first: int, last: int) -> Jagged:
         """See `History`."""
-        return Jagged(self.values[:, first:last], self.lengths)
+        return self.holding(self.values[:, first:last])
+
+    def holding(self, values: Tensor) -> Jagged:
+        """See `History`."""
+        return Jagged(values, self.lengths)
 
     def each(self, of_samples: Tensor) -> Tensor:
         """See `History`."""
@@ -110,7 +118,11 @@ class Padded:
 
     def columns(self, first: int, last: int) -> Padded:
         """See `History`."""
-        return Padded(self.values[..., first:last], self.is_id)
+        return self.holding(self.values[..., first:last])
+
+    def holding(self, values: Tensor) -> Padded:
+        """See `History`."""
+        return Padded(values, self.is_id)
 
     def each(self, of_samples: Tensor) -> Tensor:
         """See `History`."""

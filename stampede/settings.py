@@ -400,8 +400,13 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
 
 def keys_help(model: type[BaseModel], defaults: bool = True) -> list[str]:
     """The keys of a model with their descriptions, as lines of at most 100 columns."""
+    return key_lines(all_keys(model), defaults)
+
+
+def key_lines(keys: Sequence[Key], defaults: bool = True) -> list[str]:
+    """Keys with their descriptions, as lines of at most 100 columns."""
     lines = []
-    for key in all_keys(model):
+    for key in keys:
         is_section = isinstance(key.default, BaseModel)
         default = "a section, see below" if is_section else yaml_value(key.default)
         lines.append(f"  {key.path} = {default}" if defaults else f"  {key.path}")

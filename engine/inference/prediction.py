@@ -19,9 +19,9 @@ import pyarrow.parquet
 import torch
 
 from stampede.data import DataError, Part
-from stampede.data.errors import OnBadRow
 from stampede.data.learning.learned import Learned, load
-from stampede.data.learning.unknown_shares import Compared, UnknownIds, compared
+from stampede.data.learning.unknown_shares import Compared, Shares, UnknownIds, compared
+from stampede.data.options import OnBadRow
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
@@ -42,6 +42,7 @@ from stampede.engine.processes import choose_device
 from stampede.engine.reading import open_dataset
 from stampede.files import hidden, remove
 from stampede.models import CTRModel
+from stampede.models.negative_sampling import corrected
 
 OnBadValue = Literal["error", "missing"]
 
@@ -73,7 +74,7 @@ class Prediction(NamedTuple):
         bad_values: numbers of values treated as missing, by column.
         seconds: of scoring, without loading the model.
         metrics: of `PartMetrics`, if there are labels.
-        unknown: what to tell about missing and unseen ids; None for prepared rows.
+        unknown: what to tell about missing and unseen ids; None if that is not known.
     """
 
     rows: int
@@ -150,7 +151,7 @@ def _write(
     columns += [("weight", pyarrow.float32())] * rows.has_weight
     about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
     schema = pyarrow.schema(columns, metadata=about)
-    metrics, count = [PartMetrics(()) for _ in goals or [""]], 0
+    metrics, count = [PartMetrics(("calibration",)) for _ in goals or [""]], 0
     path.parent.mkdir(parents=True, exist_ok=True)
     opened = pyarrow.csv.CSVWriter if is_csv else pyarrow.parquet.ParquetWriter
     with opened(path, schema, **({} if is_csv else {"compression": "zstd"})) as writer:
@@ -159,12 +160,17 @@ def _write(
             found = Scored(*map(np.concatenate, batches))
             logits, labels = (one.reshape(len(one), -1).T for one in found[:2])
             values = {"row": piece.rows, "weight": found.weight}
-            values |= zip(names_by_goal("score", goals), probability(logits), strict=True)
+            right = _corrected(model, found.logits)
+            scores = probability(right.reshape(len(right), -1).T)
+            values |= zip(names_by_goal("score", goals), scores, strict=True)
             values |= zip(names_by_goal("label", goals), labels, strict=True)
             if rows.files:
                 indices = np.full(len(piece.rows), piece.file, dtype=np.int32)
                 values["file"] = pyarrow.DictionaryArray.from_arrays(indices, files)
             if rows.has_label:
+                if rows.files:
+                    # The run's own data lack the same negatives as its training part.
+                    logits = right.reshape(len(right), -1).T
                 for of_goal, logit, label in zip(metrics, logits, labels, strict=True):
                     known = ~np.isnan(label)
                     of_goal.add(logit[known], label[known], found.weight[known])
@@ -292,6 +298,7 @@ class Rows(NamedTuple):
         files: names of raw files.
         has_label, has_weight: whether the rows have these columns.
         unknown: counts the missing and unseen ids of raw rows, once they are scored.
+        recorded: their shares in prepared rows, if their preparation recorded them.
         source: of the manifest of the training's data.
     """
 
@@ -301,11 +308,13 @@ class Rows(NamedTuple):
     has_label: bool
     has_weight: bool
     unknown: UnknownIds | None = None
+    recorded: Shares | None = None
     source: Mapping[str, Any] = {}
 
     def told(self) -> Compared | None:
         """What to tell about missing and unseen ids, once all rows are scored."""
-        return None if self.unknown is None else compared(self.unknown.shares(), self.source)
+        found = self.recorded if self.unknown is None else self.unknown.shares()
+        return None if found is None else compared(found, self.source)
 
 
 def _with_progress(rows: Rows) -> Iterator[Piece]:
@@ -320,7 +329,15 @@ def _with_progress(rows: Rows) -> Iterator[Piece]:
 def _probabilities(model: CTRModel, rows: Rows, batch_size: int) -> np.ndarray:
     pieces = _with_progress(rows)
     batches = (batch for piece in pieces for batch in scored(model, piece.part, batch_size))
-    return np.concatenate([_no_scores(model), *(probability(b.logits) for b in batches)])
+    found = (probability(_corrected(model, batch.logits)) for batch in batches)
+    return np.concatenate([_no_scores(model), *found])
+
+
+def _corrected(model: CTRModel, logits: np.ndarray) -> np.ndarray:
+    """Logits among all samples, see `corrected`: float64 if the log kept a share of negatives."""
+    if model.negative_rate == 1.0:
+        return logits
+    return corrected(torch.from_numpy(logits).double(), model.negative_rate).numpy()
 
 
 def _no_scores(model: CTRModel) -> np.ndarray:
@@ -337,19 +354,9 @@ def _rows(
     folders = [Path(name) for name in inputs if not is_own and os.path.isdir(name)]
     if folders and len(inputs) > 1:
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder alone, or files")
-    part = options.part or "test"
-    if is_own and isinstance(trained.config.data, SyntheticSection):
-        dataset = open_dataset(trained.config, None)
-        opened, has_weight = getattr(dataset, part), dataset.has_weight
-        if opened is None:
-            raise DataError(f"the run's data have no {part} part; write another --part")
-    elif is_own or (folders and (folders[0] / MANIFEST).exists()):
-        folder = own_folder(trained.config, trained.run) if is_own else folders[0]
-        other = "score raw files, or prepare them with `stampede apply`"
-        manifest = check_trained_with(folder, trained.data, trained.checkpoint, other)
-        if not manifest.rows(part):
-            raise DataError(f"{folder}: the {part} part has no rows; write another --part")
-        opened, has_weight = open_part(folder, manifest, part), manifest.has_weight
+    if is_own or (folders and (folders[0] / MANIFEST).exists()):
+        part = options.part or "test"
+        opened, has_weight, manifest = open_own_part(trained, part, None if is_own else folders[0])
     else:
         learned, manifest = _learned(trained, inputs[0])
         if options.part is not None:
@@ -361,7 +368,34 @@ def _rows(
     bounds = ((at, min(at + _PIECE, opened.rows)) for at in range(0, opened.rows, _PIECE))
     pieces = (Piece(Slice(opened, *both), np.arange(*both), 0, both[1]) for both in bounds)
     with_label = not options.ignore_label
-    return Rows(pieces, opened.rows, (), with_label, with_label and has_weight)
+    recorded = None if manifest is None else manifest.source.get("unknown_ids", {}).get(part)
+    has_weight = with_label and has_weight
+    return Rows(pieces, opened.rows, (), with_label, has_weight, recorded=recorded)
+
+
+def open_own_part(
+    trained: Trained, part: PartName, folder: Path | None = None
+) -> tuple[Part, bool, Manifest | None]:
+    """A part of the run's own data, or of a prepared folder with the same inputs.
+
+    Returns:
+        The part; whether it has weights; and its manifest, None for synthetic clicks.
+
+    Raises:
+        DataError: it is not there, has no rows, or does not match the training's.
+    """
+    if folder is None and isinstance(trained.config.data, SyntheticSection):
+        dataset = open_dataset(trained.config, None)
+        opened = getattr(dataset, part)
+        if opened is None:
+            raise DataError(f"the run's data have no {part} part; write another --part")
+        return opened, dataset.has_weight, None
+    folder = own_folder(trained.config, trained.run) if folder is None else folder
+    other = "score raw files, or prepare them with `stampede apply`"
+    manifest = check_trained_with(folder, trained.data, trained.checkpoint, other)
+    if not manifest.rows(part):
+        raise DataError(f"{folder}: the {part} part has no rows; write another --part")
+    return open_part(folder, manifest, part), manifest.has_weight, manifest
 
 
 def _learned(trained: Trained, asked: str) -> tuple[Learned, Manifest]:
@@ -395,22 +429,23 @@ def _rows_of_files(
     pieces = computed_ahead(encode, chunks, 2, threads=2)
     has_label, has_weight = bool(log.schema.label), log.schema.weight is not None
     files, unknown = tuple(map(str, log.files)), UnknownIds(learned.fields)
-    return Rows(pieces, log.bytes, files, has_label, has_weight, unknown, manifest.source)
+    source = manifest.source
+    return Rows(pieces, log.bytes, files, has_label, has_weight, unknown, source=source)
 
 
 def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> Piece:
     frame, rows = chunk.frame, len(chunk.numbers)
     arrays, bags = learned.encode(frame, numbers_dtype)
     unknown = UnknownIds(learned.fields)
-    unknown.add(arrays["ids"], bags)
+    unknown.add(arrays["ids"], [bag.values for bag in bags])
     goals = learned.schema.goals
     has_label = goals or LABEL in frame.columns
     arrays["label"] = labels_of(frame, goals) if has_label else np.zeros(rows, np.float32)
     if WEIGHT in frame.columns:
         arrays["weight"] = frame[WEIGHT].to_numpy()
-    for i, (lengths, values) in enumerate(bags):
-        arrays[f"offsets_{i}"] = np.concatenate([[0], np.cumsum(lengths)])
-        arrays[f"values_{i}"] = values
+    for i, bag in enumerate(bags):
+        arrays[f"offsets_{i}"] = np.concatenate([[0], np.cumsum(bag.lengths)])
+        arrays |= {f"{kind}_{i}": each for kind, each in bag.arrays().items()}
     # Polars' memory is read-only, which torch warns about.
     tensors = {
         name: torch.from_numpy(array if array.flags.writeable else array.copy())

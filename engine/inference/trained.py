@@ -111,6 +111,7 @@ def dense_model(trained: Trained) -> CTRModel:
         RunFolderError: the checkpoint is damaged, or belongs to another network.
     """
     model = build_model(trained.config, trained.data)
+    model.negative_rate = trained.config.train.negative_rate
     check_same_network(trained.checkpoint, read_manifest(trained.checkpoint), model.state_dict())
     _read(trained, model, tables=False)
     return model.eval()

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -150,7 +151,7 @@ def test_a_table_is_guessed_from_its_types(log):
     folder, frame = log
     found = guess([folder / "log_0.csv"])
     assert found.kind == "table"
-    assert "time 'seen'" in found.reason[0]
+    assert "time: 'seen', as seconds since 1970" in found.reason
     assert found.schema == {
         "separator": ",",
         "label": "clicked",
@@ -182,18 +183,28 @@ def test_a_label_of_another_name(tmp_path, capsys):
     given = [str(path), "--out", str(out)]
     assert main(given) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "no column is named like a label; guessed 'bought', the only one with two values" in said
+    assert "label 'bought', the only column with two values; --label COLUMN names" in said
     assert load_schema(out / "schema.yaml").label[""].column == "bought"
-    frame["sex"] = np.where(np.arange(100) % 3, "f", "m")
+    frame["answer"] = np.where(np.arange(100) % 3, "view", "buy")
     frame.to_csv(path, index=False)
     assert main(given) == 2
     error = capsys.readouterr().err
-    assert "found 'user', 'bought', 'price', 'sex', none is named label" in error
-    assert f"write `stampede describe {path} --label COLUMN`" in error
-    assert main([*given, "--label", "sex"]) == 0
+    assert "none is named label" in error and "bought, answer have two values" in error
+    # Every column, and commands that work.
+    for line in (
+        "bought  2 values: 0, 1",
+        "answer  2 values: buy, view",
+        "user    100 values: 0, 1, 2",
+        "price   1 value: 0.5",
+    ):
+        assert f"  {line}\n" in error
+    assert f"  stampede describe {path} --label bought\n" in error
+    command = f"  stampede describe {path} --label answer\n"
+    assert command in error
+    assert main([*shlex.split(command)[2:], "--out", str(out)]) == 0
     schema = load_schema(out / "schema.yaml")
     # The rarer value.
-    assert (schema.label[""].column, schema.label[""].positive) == ("sex", ["m"])
+    assert (schema.label[""].column, schema.label[""].positive) == ("answer", ["buy"])
     assert set(schema.ids) == {"user", "bought"} and set(schema.numbers) == {"price"}
     assert main([*given, "--label", "click"]) == 2
     assert "--label 'click': no such column; write one of 'user', " in capsys.readouterr().err
@@ -205,8 +216,8 @@ def test_a_label_of_another_name(tmp_path, capsys):
         ("label,b\n", "has only a header line"),
         ("label,b\n,x\n1,y\n", "column label: found nothing; write 0 or 1"),
         ("label,b\n1," + "x\0y\n", "line 2: found a NUL byte"),
-        ("a" * 2_000_000 + ",b\n1,2\n", "cannot tell which column is the label: found 'aaaa"),
-        ("1,2\n3,4\n", "column is the label: found '1', '2', none is named label"),
+        ("a" * 2_000_000 + ",b\n1,2\n", "column is the label: none is named label"),
+        ("1,2\n3,4\n", "no column has two values; write"),
         ("1,2\n0,4\n1,5\n", "if line 1 is a row and not a header, with `columns: [label, "),
         ("label,b\n1,2.5\n", "no column of ids"),
         ("", "is empty"),

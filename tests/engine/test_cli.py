@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from stampede.engine import cli
+from stampede.engine.config import config_type
+from stampede.settings import all_keys
 from support.jobs import SMALL
 from support.paths import ROOT
 from support.predicting import run_command
 from support.waiting import HANG
 
 COMMANDS = [
-    "apply", "describe", "export", "incremental", "predict", "prepare", "report", "sweep",
-    "synthetic", "train", "tune",
+    "apply", "describe", "export", "importance", "incremental", "predict", "prepare", "report",
+    "sweep", "synthetic", "train", "tune",
 ]  # fmt: skip
 
 
@@ -32,9 +34,39 @@ def test_the_launchers_help_is_the_same_but_for_its_name(capsys):
     assert said(cli.stampede, "train", "--help") == 0
     assert capsys.readouterr().out == launcher.replace("python launch.py", "stampede train")
     for word in ("configs/quickstart.yaml", "section.key=value", "torchrun", "run.name = ''",
-                 "train.epochs = null", "train.reproducible = false",
-                 "model.options.rank = 32"):  # fmt: skip
+                 "train.epochs = null", "--help all"):  # fmt: skip
         assert word in launcher
+    lines = launcher.splitlines()
+    assert len(lines) < 60 and max(map(len, lines)) <= 100
+    # A file asks for no key.
+    assert said(cli.main, "--help", "configs/quickstart.yaml") == 0
+    assert capsys.readouterr().out == launcher
+
+
+def test_the_help_on_keys(capsys):
+    keys = [key.path for key in all_keys(config_type())]
+
+    def shown(topic):
+        assert said(cli.main, "--help", topic) == 0
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= 100
+        return [line.split()[0] for line in printed.splitlines() if line[2] != " "]
+
+    assert shown("all") == keys
+    assert shown("train.epochs") == shown("train.epochs=3") == ["train.epochs"]
+    assert shown("optim.dense") == [key for key in keys if key.startswith("optim.dense.")]
+    assert set(shown("lr")) == {"optim.embedding.lr", "optim.dense.lr"}
+    for wrong, meant in (
+        ("train.epoch", "'train.epochs'"),
+        ("trian.epochs", "'train.epochs'"),
+        ("clipp", "'optim.embedding.clip'"),
+    ):
+        assert said(cli.main, "--help", wrong) == 2
+        told = capsys.readouterr()
+        assert not told.out and f"did you mean {meant}?" in told.err
+        assert shown(meant.strip("'"))
+    assert said(cli.main, "--help", "zzz") == 2
+    assert "write all, a key such as train.epochs, or one of preset, run" in capsys.readouterr().err
 
 
 def test_the_overview_names_every_command_and_each_has_a_help(capsys):

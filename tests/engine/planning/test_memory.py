@@ -91,6 +91,8 @@ def planned_and_real(folder, overrides, here):
         ["optim.embedding.rows=touched"],
         ["optim.embedding.optimizer=sgd", "optim.embedding.momentum=0.9"],
         ["optim.embedding.clip.granularity=none"],
+        ["model.dims={C1: 3, C2: 33}"],
+        ["model.pretrained={C1: {path: none, train: false}}"],
         *(
             [f"model.name={name}", "data.scale=0.0001", f"data.conversions={bool(goals_of(name))}"]
             for name in OURS
