@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
-from stampede.data.progress import pace
+from stampede.data.progress import bar, quiet
 
 
 def progress_bar(
@@ -17,23 +19,34 @@ def progress_bar(
     unit: str = "samples",
     delay: float = 0.0,
 ) -> tqdm:
-    """A bar with ETA and units per second.
+    """A bar with ETA and units per second; in a file, a line after every tenth.
 
     Args:
         total, done: units in total (None if unknown), and units done before.
         delay: seconds before the bar appears; a delayed bar is removed at its end.
     """
-    return tqdm(
+    return bar(
+        # In a file, at most a line in ten seconds of what a terminal shows only if it is slow.
+        10.0 if delay else 0.0,
         total=total,
         initial=done,
         unit=f" {unit}",
         unit_scale=True,
         disable=not enabled,
-        **pace(),
         desc=what,
         delay=delay,
         leave=not delay,
     )
+
+
+@contextmanager
+def printing(shown: bool) -> Iterator[None]:
+    """Print to the standard output, or nothing, and no progress, meanwhile."""
+    if shown:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as silence, redirect_stdout(silence), quiet():
+        yield
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:

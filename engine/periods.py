@@ -26,7 +26,7 @@ from stampede.engine.checkpoint.retention import delete_all
 from stampede.engine.config import Config
 from stampede.engine.config.data import RawSection
 from stampede.engine.config.load import load_config
-from stampede.engine.console import readable_metric
+from stampede.engine.console import printing, readable_metric
 from stampede.engine.errors import InterruptedRunError, RunFolderError
 from stampede.engine.inference.kept import INPUTS
 from stampede.engine.processes import Processes, processes
@@ -150,7 +150,7 @@ def train_incrementally(
         with reading(folder.metrics, RunFolderError, "repair or delete that line"):
             folder.lines()
 
-    with processes(whole.run.device) as here, folder:
+    with printing(not whole.run.quiet), processes(whole.run.device) as here, folder:
         here.on_main(begin)
         _Periods(path, overrides, whole, folder, here, on_bad_file).train(follow)
 

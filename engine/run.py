@@ -20,6 +20,7 @@ from stampede.engine.advice import (
 from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.config import Config
 from stampede.engine.config.recipe import described, with_recipe
+from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
 from stampede.engine.planning.planner import describe_plan
@@ -39,7 +40,7 @@ def run(config: Config) -> None:
         SettingsError, DataError, RunFolderError: a user's mistake.
         TrainingStoppedError: training failed.
     """
-    with processes(config.run.device) as here:
+    with printing(not config.run.quiet), processes(config.run.device) as here:
         run_here(config, here)
 
 

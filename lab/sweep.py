@@ -412,7 +412,7 @@ def run_sweep(
         points = [point for point in sweep.points() if point.title not in sweep.exclude]
         rows = {sweep.row(point) for point in points}
         count, start = len(points) + len(rows) * (several - 1), run_grid
-    with tqdm(total=count, desc="trials", unit=" trials", mininterval=5) as bar:
+    with tqdm(total=count, desc="trials", unit=" trials", mininterval=5, disable=None) as bar:
         trials = start(runner, bar.update)
     for name, text in (
         ("results.csv", to_csv(sweep, trials)),

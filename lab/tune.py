@@ -83,7 +83,7 @@ def tune(
     parameters = open_parameters(given, trial.run)
     if not parameters:
         raise SettingsError(f"{file}: every key that tune searches is set; leave some out")
-    with tqdm(total=round(60 * minutes), desc="tune", unit="s", ncols=100) as bar:
+    with tqdm(total=round(60 * minutes), desc="tune", unit="s", ncols=100, disable=None) as bar:
 
         def may_go_on(lengths: Sequence[float]) -> bool:
             spent = time.monotonic() - start

@@ -39,17 +39,22 @@ class Dice(nn.Module):
         self.norm: nn.Module = nn.BatchNorm1d(width, eps=1e-8, affine=False)
         self.alpha = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[n, width]` from `[n, width]`."""
-        norm = self.norm
+    def forward(self, x: Tensor, output: nn.Linear | None = None) -> Tensor:
+        """`[n, width]` from `[n, width]`; with a layer of one output, what it then gives."""
+        norm, column, bias = self.norm, None, None
+        if output is not None:
+            column, bias = output.weight, output.bias
         if (
             isinstance(norm, GlobalBatchNorm)
             and norm.training
             and cpu.trains_in_float32(x, self.alpha)
         ):
-            return _Dice.apply(x, self.alpha, *norm.of_batch(x), norm.eps, norm.ranks)
+            given = (column, *norm.of_batch(x), norm.eps, norm.ranks)
+            found = _Dice.apply(x, self.alpha, *given)
+            return found if bias is None else found + bias
         share = torch.sigmoid(norm(x))
-        return x * (share + (1 - share) * self.alpha)
+        found = x * (share + (1 - share) * self.alpha)
+        return found if output is None else output(found)
 
 
 class _PReLU(torch.autograd.Function):
@@ -68,13 +73,14 @@ class _PReLU(torch.autograd.Function):
 
 
 class _Dice(torch.autograd.Function):
-    """Dice in C++, with the statistics of a batch."""
+    """Dice in C++, with the statistics of a batch, and perhaps an output `[1, width]`."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         alpha: Tensor,
+        output: Tensor | None,
         mean: Tensor,
         variance: Tensor,
         count: Tensor,
@@ -82,7 +88,8 @@ class _Dice(torch.autograd.Function):
         ranks: int,
     ) -> Tensor:
         x, ctx.ranks = x.contiguous(), ranks
-        given = x, mean, (variance + eps).rsqrt(), alpha
+        output = None if output is None else output.contiguous()
+        given = x, mean, (variance + eps).rsqrt(), alpha, output
         ctx.save_for_backward(count, *given)
         return _OPS.dice(*given)
 
@@ -94,7 +101,8 @@ class _Dice(torch.autograd.Function):
         sums = _OPS.dice_sums(grad, *given)
         means = mean_over_ranks(sums[:2], count, ctx.ranks)
         of_x = _OPS.dice_backward(grad, *given, means.float())
-        return of_x, sums[2].clone(), *[None] * 5
+        of_output = None if given[-1] is None else sums[3:].clone()
+        return of_x, sums[2].clone(), of_output, *[None] * 5
 
 
 _KINDS = {"prelu": PReLU, "dice": Dice}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stampede.models import cpu
-from stampede.models.activations import activate
+from stampede.models.activations import Dice, activate
 from stampede.models.mlp import hidden_layers, linear
 from stampede.models.options import AttentionOptions
 
@@ -198,8 +198,8 @@ class TargetAttention(nn.Module):
             inputs = _UnitInputs.apply(query, rows, history.lengths.long())
         else:
             keys, each = rows[..., : self.dim], history.each(query)
-            inputs = torch.cat([each, keys, each * keys], -1).flatten(0, -2)
-        weights = self.output(self._hidden(inputs))
+            inputs = torch.cat([each, keys, each * keys, torch.ones_like(keys[..., :1])], -1)
+        weights = self._weights(inputs.flatten(0, -2))
         weights = weights.view(*rows.shape[:-1], 1).to(rows.dtype)
         if self.softmax:
             weights = (weights - history.each(history.largest(weights.detach()))).exp()
@@ -208,19 +208,26 @@ class TargetAttention(nn.Module):
             return _WeightedSums.apply(weights, rows, history.lengths.long())
         return history.sums(weights * rows)
 
-    def _hidden(self, inputs: Tensor) -> Tensor:
-        """The hidden layers, from `[q, k, q * k]`: the weights of q - k are added to others."""
+    def _weights(self, inputs: Tensor) -> Tensor:
+        """Weights `[ids, 1]` from `[q, k, q * k, 1]`: those of q - k are added to others."""
         first, *others = self.hidden._mlp
         of_query, of_key, of_difference, of_product = first._linear.weight.split(self.dim, 1)
-        weight = torch.cat([of_query + of_difference, of_key - of_difference, of_product], 1)
-        found = first._activation_fn(functional.linear(inputs, weight, first._linear.bias))
+        of_one = first._linear.bias.unsqueeze(1)
+        of_query, of_key = of_query + of_difference, of_key - of_difference
+        # As weights of 1, biases are in the same product.
+        found = functional.linear(inputs, torch.cat([of_query, of_key, of_product, of_one], 1))
         for layer in others:
-            found = layer(found)
-        return found
+            found = layer._linear(first._activation_fn(found))
+            first = layer
+        last = first._activation_fn
+        dice = getattr(last, "activation", None)
+        if isinstance(dice, Dice):
+            return dice(found, self.output)
+        return self.output(last(found))
 
 
 class _UnitInputs(torch.autograd.Function):
-    """The inputs of the hidden layers in C++, `[ids, 3 * dim]`."""
+    """The inputs of the hidden layers in C++, `[ids, 3 * dim + 1]`."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ from stampede.data.options import GrowthOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import (
+    FEW_RARE,
     Hashed,
     IdField,
     Integers,
@@ -421,11 +422,15 @@ class Learner:
         }
         files = {name: f"{table}.parquet" for name, table in tables.items()}
         waiting = {name: f"{table}.waiting.parquet" for name, table in tables.items()}
+        with_rare_ids: set[str] = set()
 
         def write_vocabulary(name: str) -> list[str]:
             field, counts = ids[name], self.counts.tables(name)
             if self._growth is None:
-                table = vocabulary(counts, field)
+                few = FEW_RARE * self.rows if self._schema.ids[name].min_count is None else 0.0
+                table = vocabulary(counts, field, few)
+                if len(table) and table[COUNT].min() < field.min_count:
+                    with_rare_ids.add(name)
             else:
                 growth = self._growth
                 limits = (field.min_count, growth.options, field.max_size)
@@ -437,7 +442,14 @@ class Learner:
 
         for notes in computed_ahead(write_vocabulary, dict.fromkeys(tables.values()), 2, threads=2):
             self.notes += notes
+        ids = {
+            name: field.model_copy(update={"min_count": 1})
+            if tables.get(name) in with_rare_ids
+            else field
+            for name, field in ids.items()
+        }
         update = {"vocabularies": files, "rows": self.rows, "soft_labels": self.soft_labels}
+        update["schema_"] = saved.schema_.model_copy(update={"ids": ids})
         if self._growth is not None:
             update["waiting"] = waiting
             update["period"] = self._growth.period

@@ -98,7 +98,9 @@ def verify(folder: Path) -> None:
     states = _states(folder, manifest)
     entries, wrong = [*_files(manifest), *manifest.learned], []
     total = sum(entry.bytes for entry in entries)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="verifying", delay=1) as bar:
+    with tqdm(
+        total=total, unit="B", unit_scale=True, desc="verifying", delay=1, disable=None
+    ) as bar:
         for entry in entries:
             found = difference(folder / entry.name, entry)
             bar.update(entry.bytes)

@@ -517,6 +517,11 @@ _BIN = "_bin"
 # BARS uses 2 for Avazu_x4 and 10 for Criteo_x4 (36.7 million training rows).
 _MIN_COUNTS = ((10_000, 1), (10_000_000, 2), (math.inf, 10))
 
+# Of ids that are rarer than the chosen `min_count`, at this share of the training rows and more,
+# one row is learned. Of fewer it would be learned from too few rows for all the ids that come
+# later, and would save no memory: 0.003 AUC less on 16 thousand rows of Avazu.
+FEW_RARE = 0.03
+
 # A number is skewed, and gets a logarithm, if its right tail is this many times its left one.
 _SKEWED = 4.0
 
@@ -578,8 +583,9 @@ def described(schema: Schema) -> str:
     parts = []
     counts = sorted({f.min_count for f in schema.ids.values() if isinstance(f, Vocabulary)})
     if counts and counts != [1]:
-        least = " or ".join(f"{count:,}" for count in counts)
-        parts.append(f"ids seen fewer than {least} times share a row")
+        least = " or ".join(f"{count:,}" for count in counts if count > 1)
+        few = ", except where they are few" if 1 in counts else ""
+        parts.append(f"ids seen fewer than {least} times share a row{few}")
     by_transform: dict[tuple[str, ...], list[str]] = {}
     for name, field in schema.numbers.items():
         by_transform.setdefault(tuple(field.transform or ()), []).append(name)

@@ -10,7 +10,7 @@ import torch
 
 from stampede.data import DataError, Dataset
 from stampede.engine.checkpoint.manifest import weights_name
-from stampede.engine.checkpoint.warm_start import local_parts
+from stampede.engine.checkpoint.tensors import local_parts
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.inference.kept import row_names

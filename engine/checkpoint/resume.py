@@ -40,7 +40,8 @@ _FREE = ("model.import", "model.initial_bias", "model.pretrained",
          "optim.embedding.plateau.",
          "optim.embedding.on_nonfinite", "optim.dense.lr", "optim.dense.schedule.",
          "optim.dense.plateau.", "run.name", "run.dir", "run.device", "run.kernels",
-         "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds", "data.path", "data.cache",
+         "run.overwrite", "run.quiet", "run.hang_seconds", "run.slow_hang_seconds",
+         "data.path", "data.cache",
          "data.residence", "data.memory_gb", "train.epochs", "train.log_every",
          "train.clip_stats_every", "train.compile", "train.on_nonfinite", "train.on_divergence.",
          "train.timing_every", "train.profile.", "train.negative_rate",
@@ -53,7 +54,8 @@ _FREEZES = re.compile(r"model\.pretrained\..+\.train")
 
 # Keys that only say how the run was started.
 _NOT_WORTH_TELLING = (
-    "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
+    "run.name", "run.dir", "run.overwrite", "run.quiet", "run.hang_seconds",
+    "run.slow_hang_seconds",
     "model.initial_bias", "checkpoint.resume", "checkpoint.init_from",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from stampede.engine.checkpoint.manifest import (
     weights_name,
 )
 from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
-from stampede.engine.checkpoint.tensors import read_tensors
+from stampede.engine.checkpoint.tensors import local_parts, read_tensors
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.config.presets import flat_keys
@@ -339,15 +339,6 @@ def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> N
         for places in (mine >= 0).nonzero().squeeze(1).split(_PIECE):
             values = whole[(mine[places], *columns)]
             part[places.to(part.device)] = values.to(part)
-
-
-def local_parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
-    """This process's parts of a table and their offsets."""
-    if not isinstance(table, ShardedTensor):
-        yield table.detach(), [0] * table.dim()
-        return
-    for shard in table.local_shards():
-        yield shard.tensor.detach(), list(shard.metadata.shard_offsets)
 
 
 @dataclass(frozen=True)

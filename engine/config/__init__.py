@@ -42,6 +42,9 @@ class RunSection(Section):
         "first step finds that they compute there what plain PyTorch does; torch (slower), triton: "
         "without a check",
     )
+    quiet: bool = Field(
+        False, description="print only warnings and errors; results are in the run folder"
+    )
     overwrite: bool = Field(False, description="delete the run folder of that name first")
     hang_seconds: float = Field(
         600,

@@ -103,7 +103,7 @@ def _fill(folder: Path, trained: Trained, rows: RowType) -> None:
             save(of_field.values().to_frame(), folder / "vocabularies" / f"{name}.parquet")
     (folder / "tables").mkdir()
     names = [field["name"] for field in about["fields"] if field["table"] is None]
-    for name in tqdm(names, "exporting tables", unit=" tables", delay=1):
+    for name in tqdm(names, "exporting tables", unit=" tables", delay=1, disable=None):
         tensors = stored_rows(read_stored_field(trained.checkpoint, name), rows, name)
         save(tensors, folder / "tables" / f"{name}.safetensors")
     about = {"format": _FORMAT, **about}

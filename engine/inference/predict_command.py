@@ -10,7 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from stampede.data.errors import OnBadRow, exit_status
+from stampede.data.errors import exit_status
+from stampede.data.options import OnBadRow
 from stampede.data.prepared.manifest import PARTS
 from stampede.engine.console import readable_metric, table
 from stampede.engine.errors import RunFolderError
@@ -59,6 +60,10 @@ def _predict(given: argparse.Namespace) -> None:
             # NaN if all weights are 0.
             undefined = math.isnan(logloss)
             rows.append((f"logloss{of_goal}", "undefined" if undefined else f"{logloss:.4f}"))
+            calibration = readable_metric(found["calibration"])
+            if found["calibration"] is not None:
+                calibration += ", the mean score divided by the share of clicks"
+            rows.append((f"calibration{of_goal}", calibration))
     print(table(rows))
     for sentence in done.unknown.warnings if done.unknown is not None else ():
         print(f"warning: {sentence}", file=sys.stderr)

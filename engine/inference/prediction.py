@@ -19,9 +19,9 @@ import pyarrow.parquet
 import torch
 
 from stampede.data import DataError, Part
-from stampede.data.errors import OnBadRow
 from stampede.data.learning.learned import Learned, load
-from stampede.data.learning.unknown_shares import Compared, UnknownIds, compared
+from stampede.data.learning.unknown_shares import Compared, Shares, UnknownIds, compared
+from stampede.data.options import OnBadRow
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
@@ -74,7 +74,7 @@ class Prediction(NamedTuple):
         bad_values: numbers of values treated as missing, by column.
         seconds: of scoring, without loading the model.
         metrics: of `PartMetrics`, if there are labels.
-        unknown: what to tell about missing and unseen ids; None for prepared rows.
+        unknown: what to tell about missing and unseen ids; None if that is not known.
     """
 
     rows: int
@@ -151,7 +151,7 @@ def _write(
     columns += [("weight", pyarrow.float32())] * rows.has_weight
     about = {"checkpoint": str(trained.checkpoint), "epoch": str(trained.epoch)}
     schema = pyarrow.schema(columns, metadata=about)
-    metrics, count = [PartMetrics(()) for _ in goals or [""]], 0
+    metrics, count = [PartMetrics(("calibration",)) for _ in goals or [""]], 0
     path.parent.mkdir(parents=True, exist_ok=True)
     opened = pyarrow.csv.CSVWriter if is_csv else pyarrow.parquet.ParquetWriter
     with opened(path, schema, **({} if is_csv else {"compression": "zstd"})) as writer:
@@ -298,6 +298,7 @@ class Rows(NamedTuple):
         files: names of raw files.
         has_label, has_weight: whether the rows have these columns.
         unknown: counts the missing and unseen ids of raw rows, once they are scored.
+        recorded: their shares in prepared rows, if their preparation recorded them.
         source: of the manifest of the training's data.
     """
 
@@ -307,11 +308,13 @@ class Rows(NamedTuple):
     has_label: bool
     has_weight: bool
     unknown: UnknownIds | None = None
+    recorded: Shares | None = None
     source: Mapping[str, Any] = {}
 
     def told(self) -> Compared | None:
         """What to tell about missing and unseen ids, once all rows are scored."""
-        return None if self.unknown is None else compared(self.unknown.shares(), self.source)
+        found = self.recorded if self.unknown is None else self.unknown.shares()
+        return None if found is None else compared(found, self.source)
 
 
 def _with_progress(rows: Rows) -> Iterator[Piece]:
@@ -352,9 +355,8 @@ def _rows(
     if folders and len(inputs) > 1:
         raise DataError(f"{folders[0]}: is a folder; write one prepared folder alone, or files")
     if is_own or (folders and (folders[0] / MANIFEST).exists()):
-        opened, has_weight, _ = open_own_part(
-            trained, options.part or "test", None if is_own else folders[0]
-        )
+        part = options.part or "test"
+        opened, has_weight, manifest = open_own_part(trained, part, None if is_own else folders[0])
     else:
         learned, manifest = _learned(trained, inputs[0])
         if options.part is not None:
@@ -366,7 +368,9 @@ def _rows(
     bounds = ((at, min(at + _PIECE, opened.rows)) for at in range(0, opened.rows, _PIECE))
     pieces = (Piece(Slice(opened, *both), np.arange(*both), 0, both[1]) for both in bounds)
     with_label = not options.ignore_label
-    return Rows(pieces, opened.rows, (), with_label, with_label and has_weight)
+    recorded = None if manifest is None else manifest.source.get("unknown_ids", {}).get(part)
+    has_weight = with_label and has_weight
+    return Rows(pieces, opened.rows, (), with_label, has_weight, recorded=recorded)
 
 
 def open_own_part(
@@ -425,7 +429,8 @@ def _rows_of_files(
     pieces = computed_ahead(encode, chunks, 2, threads=2)
     has_label, has_weight = bool(log.schema.label), log.schema.weight is not None
     files, unknown = tuple(map(str, log.files)), UnknownIds(learned.fields)
-    return Rows(pieces, log.bytes, files, has_label, has_weight, unknown, manifest.source)
+    source = manifest.source
+    return Rows(pieces, log.bytes, files, has_label, has_weight, unknown, source=source)
 
 
 def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> Piece:

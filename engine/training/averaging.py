@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from stampede.engine.checkpoint.tensors import on_cpu
+from stampede.engine.checkpoint.tensors import local_parts, on_cpu
 from stampede.engine.job import Job
 
 
@@ -59,7 +58,4 @@ class EpochMean:
 def _floats(weights: Mapping[str, Any]) -> Iterator[Tensor]:
     """This rank's parts of floating-point weights."""
     for values in weights.values():
-        parts = [values]
-        if isinstance(values, ShardedTensor):
-            parts = [shard.tensor for shard in values.local_shards()]
-        yield from (part for part in parts if part.is_floating_point())
+        yield from (part for part, _ in local_parts(values) if part.is_floating_point())

@@ -472,7 +472,9 @@ def _embedding_norms(styled: Styled) -> Picture:
     # By the first checkpoint: runs on the same data have the same fields.
     sizes: dict[str, int] = {}
     shown, absent, damaged = [], [one.label for one, _ in styled[_MOST_NORMS:]], []
-    for one, style in tqdm(styled[:_MOST_NORMS], "reading tables", unit=" runs", delay=5):
+    for one, style in tqdm(
+        styled[:_MOST_NORMS], "reading tables", unit=" runs", delay=5, disable=None
+    ):
         try:
             run = one.runs[0].open()
             sizes = sizes or run.fields

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -26,17 +27,18 @@ void each_sample(const Tensor& lengths, int64_t ids, const Do& task) {
   });
 }
 
-// `[q, k, q * k]` of each id's key k, the first columns of its row, and its sample's query q.
+// `[q, k, q * k, 1]` of each id's key k, the first columns of its row, and its sample's query q.
 Tensor unit_inputs(const Tensor& query, const Tensor& rows, const Tensor& lengths) {
   const int64_t ids = rows.size(0), width = rows.size(1), dim = query.size(1);
   const float *queries = query.const_data_ptr<float>(), *keys = rows.const_data_ptr<float>();
-  Tensor inputs = at::empty({ids, 3 * dim}, at::kFloat);
+  Tensor inputs = at::empty({ids, 3 * dim + 1}, at::kFloat);
   float* out = inputs.data_ptr<float>();
   each_sample(lengths, ids, [&](int64_t n, int64_t begin, int64_t end) {
     const float* q = queries + n * dim;
     for (int64_t id = begin; id < end; ++id) {
       const float* k = keys + id * width;
-      float* __restrict x = out + id * 3 * dim;
+      float* __restrict x = out + id * (3 * dim + 1);
+      x[3 * dim] = 1.0f;
       for (int64_t c = 0; c < dim; ++c) {
         x[c] = q[c];
         x[dim + c] = k[c];
@@ -60,7 +62,7 @@ std::tuple<Tensor, Tensor> unit_inputs_backward(const Tensor& grad, const Tensor
     float* __restrict of_q = to_query + n * dim;
     std::fill_n(of_q, dim, 0.0f);
     for (int64_t id = begin; id < end; ++id) {
-      const float *k = keys + id * width, *g = grads + id * 3 * dim;
+      const float *k = keys + id * width, *g = grads + id * (3 * dim + 1);
       float* __restrict of_k = to_rows + id * width;
       for (int64_t c = 0; c < dim; ++c) {
         of_q[c] += g[c] + g[2 * dim + c] * k[c];
@@ -140,20 +142,31 @@ struct Columns {
         count(alpha_.numel()) {}
 };
 
-// `p * x + (1 - p) * alpha * x` with `p = sigmoid((x - mean) * scale)`.
-Tensor dice(const Tensor& values, const Tensor& mean, const Tensor& scale, const Tensor& alpha) {
+// `p * x + (1 - p) * alpha * x` with `p = sigmoid((x - mean) * scale)`; with `output` `[1, columns]`,
+// its products with each row instead, `[rows, 1]`, which saves passes over wide tensors.
+Tensor dice(const Tensor& values, const Tensor& mean, const Tensor& scale, const Tensor& alpha,
+            const std::optional<Tensor>& output) {
   const Columns of(mean, scale, alpha);
   const float* all = values.const_data_ptr<float>();
-  Tensor outputs = at::empty_like(values);
+  const float* weights = output ? output->const_data_ptr<float>() : nullptr;
+  Tensor outputs = output ? at::empty({values.size(0), 1}, at::kFloat) : at::empty_like(values);
   float* out = outputs.data_ptr<float>();
   each_block(values.size(0), [&](int64_t, int64_t begin, int64_t end) {
+    std::vector<float> kept(of.count);
     for (int64_t row = begin; row < end; ++row) {
       const float* x = all + row * of.count;
-      float* __restrict y = out + row * of.count;
+      float* __restrict y = weights ? kept.data() : out + row * of.count;
       for (int64_t c = 0; c < of.count; ++c) {
         const float p = sigmoid((x[c] - of.mean[c]) * of.scale[c]);
         y[c] = x[c] * (of.alpha[c] + (1.0f - of.alpha[c]) * p);
       }
+      if (!weights) continue;
+      Lanes sum;
+      for (int64_t c = 0; c < of.count; c += LANES) {
+        const Part part(of.count - c);
+        sum = sum + part.load(y + c) * part.load(weights + c);
+      }
+      out[row] = sum.added_up();
     }
   });
   return outputs;
@@ -161,8 +174,9 @@ Tensor dice(const Tensor& values, const Tensor& mean, const Tensor& scale, const
 
 // Adds a row to the sums. A function of its own, as GCC minds `restrict` of parameters alone.
 [[gnu::noinline]] void add_to_sums(const float* __restrict g, const float* __restrict x,
-                                   const Columns& of, float* __restrict of_normal,
-                                   float* __restrict of_product, float* __restrict of_slope) {
+                                   const Columns& of, float of_row, float* __restrict of_normal,
+                                   float* __restrict of_product, float* __restrict of_slope,
+                                   float* __restrict of_output) {
   const float *__restrict mean = of.mean, *__restrict scale = of.scale, *__restrict alpha = of.alpha;
   for (int64_t c = 0; c < of.count; ++c) {
     const float u = (x[c] - mean[c]) * scale[c], p = sigmoid(u);
@@ -170,39 +184,64 @@ Tensor dice(const Tensor& values, const Tensor& mean, const Tensor& scale, const
     of_normal[c] += of_u;
     of_product[c] += of_u * u;
     of_slope[c] += of_alpha;
+    of_output[c] += of_row * x[c] * (alpha[c] + (1.0f - alpha[c]) * p);
   }
 }
 
-// Sums over the rows, `[3, columns]`: of the gradient of the normalized values u, of it times u, and
-// of the gradient of alpha.
+// Rows of the gradient of Dice: those given, or that of the products with an output.
+struct Gradient {
+  const float *values, *weights;
+  int64_t count;
+  Gradient(const Tensor& grad, const std::optional<Tensor>& output, int64_t count_)
+      : values(grad.const_data_ptr<float>()),
+        weights(output ? output->const_data_ptr<float>() : nullptr),
+        count(count_) {}
+  float of_row(int64_t row) const { return weights ? values[row] : 0.0f; }
+  // In `room`, if it is not stored.
+  const float* at(int64_t row, std::vector<float>& room) const {
+    if (!weights) return values + row * count;
+    float* __restrict found = room.data();
+    for (int64_t c = 0; c < count; ++c) found[c] = values[row] * weights[c];
+    return found;
+  }
+};
+
+// Sums over the rows, `[4, columns]`: of the gradient of the normalized values u, of it times u, of
+// the gradient of alpha, and of that of the output.
 Tensor dice_sums(const Tensor& grad, const Tensor& values, const Tensor& mean, const Tensor& scale,
-                 const Tensor& alpha) {
+                 const Tensor& alpha, const std::optional<Tensor>& output) {
   const Columns of(mean, scale, alpha);
   const int64_t rows = values.size(0), count = of.count;
-  const float *all = values.const_data_ptr<float>(), *grads = grad.const_data_ptr<float>();
-  Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, 3, count}, at::kFloat);
+  const float* all = values.const_data_ptr<float>();
+  const Gradient gradient(grad, output, count);
+  Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, 4, count}, at::kFloat);
   float* out = sums.data_ptr<float>();
   each_block(rows, [&](int64_t block, int64_t begin, int64_t end) {
-    float* sum = out + block * 3 * count;
-    std::fill_n(sum, 3 * count, 0.0f);
+    std::vector<float> room(count);
+    float* sum = out + block * 4 * count;
+    std::fill_n(sum, 4 * count, 0.0f);
     for (int64_t row = begin; row < end; ++row)
-      add_to_sums(grads + row * count, all + row * count, of, sum, sum + count, sum + 2 * count);
+      add_to_sums(gradient.at(row, room), all + row * count, of, gradient.of_row(row), sum,
+                  sum + count, sum + 2 * count, sum + 3 * count);
   });
   return sums.sum(0);
 }
 
 // The gradient of the values; `means` `[2, columns]` are the first two sums over the number of rows.
 Tensor dice_backward(const Tensor& grad, const Tensor& values, const Tensor& mean,
-                     const Tensor& scale, const Tensor& alpha, const Tensor& means) {
+                     const Tensor& scale, const Tensor& alpha,
+                     const std::optional<Tensor>& output, const Tensor& means) {
   const Columns of(mean, scale, alpha);
   const int64_t count = of.count;
-  const float *all = values.const_data_ptr<float>(), *grads = grad.const_data_ptr<float>(),
-              *first = means.const_data_ptr<float>(), *second = first + count;
+  const Gradient gradient(grad, output, count);
+  const float *all = values.const_data_ptr<float>(), *first = means.const_data_ptr<float>(),
+              *second = first + count;
   Tensor of_values = at::empty_like(values);
   float* out = of_values.data_ptr<float>();
   each_block(values.size(0), [&](int64_t, int64_t begin, int64_t end) {
+    std::vector<float> room(count);
     for (int64_t row = begin; row < end; ++row) {
-      const float *x = all + row * count, *g = grads + row * count;
+      const float *x = all + row * count, *g = gradient.at(row, room);
       float* __restrict to = out + row * count;
       for (int64_t c = 0; c < count; ++c) {
         const float u = (x[c] - of.mean[c]) * of.scale[c], p = sigmoid(u);

@@ -1,14 +1,12 @@
 """Preparation: its passes, stored types, the public logs, division of rows, the command, kills."""
 
 import gzip
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,9 +18,7 @@ from stampede.data.errors import UnfinishedFileError
 from stampede.data.options import PreparationOptions, Split, WritingOptions
 from stampede.data.prepare import main, prepare
 from stampede.data.prepared.reader import open_prepared
-from stampede.data.progress import RowProgress, pace
 from stampede.data.sources import open_source
-from stampede.engine.console import progress_bar
 from stampede.settings import SettingsError, from_key_values
 from support.movie_runs import prepared_movies
 from support.movies import MOVIES, movies, write_movies
@@ -578,16 +574,3 @@ def test_memory_does_not_grow_with_the_rows(log):
         peaks.append(int(subprocess.check_output(program).split()[-1]))
     assert (log.parent / "5000.csv").stat().st_size > 60e6
     assert peaks[1] - peaks[0] < 40, peaks
-
-
-def test_a_bar_is_redrawn_often_except_in_a_log_file(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert pace()["mininterval"] == 10
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert pace()["mininterval"] == 0.5
-    # The standard error of a notebook is no terminal either.
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    shell = SimpleNamespace(config={"IPKernelApp": {}})
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    with progress_bar(10, 0, True) as bar, RowProgress("scoring", 10) as rows:
-        assert bar.mininterval == rows._bar.mininterval == 0.5

@@ -160,3 +160,17 @@ def test_shipped_configurations_beside_scikit_learn(
     engine_run.run(load_config(ROOT / f"configs/{config}.yaml", [*given, *network]))
     ours = json.loads((tmp_path / config / "summary.json").read_text())["best_auc"]
     assert ours > theirs + margin
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_run_prints_what_reads_well_in_a_file_or_nothing(tmp_path, capfd, quiet):
+    run_small(tmp_path, [f"run.quiet={str(quiet).lower()}", "train.batch_size=64"])
+    told = capfd.readouterr()
+    if quiet:
+        assert told.out == told.err == ""
+        assert (tmp_path / "small/summary.json").exists()
+        return
+    assert "\r" not in told.out + told.err
+    lines = [line for line in told.err.splitlines() if line.startswith("training: ")]
+    assert len(lines) == 10 and lines[-1].startswith("training: 100%, ")
+    assert "epoch 1: validation AUC 0." in told.out

@@ -9,6 +9,7 @@ from stampede.models import CTRModel, network
 from stampede.models.histories import Jagged, Padded, tile
 from stampede.models.options import AttentionOptions
 from stampede.settings import SettingsError
+from support.memory import peak_memory
 
 SIZES = {"user": 5, "items": 7, "item": 7, "history": 7, "seen": 7}
 DIM, BATCH = 4, 9
@@ -228,6 +229,29 @@ def test_tiles_have_the_ids_of_their_samples():
         assert part.lengths.tolist() == LENGTHS["history"][first : first + 4]
         (part.values**2).sum().backward()
     torch.testing.assert_close(grads["history"], 2 * values)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_memory_does_not_grow_with_the_longest_history(activation):
+    """Padded, the 500 histories of the second log would have 2.5 million places for 10,000 ids."""
+    unit = AttentionOptions(hidden=[64], activation=activation)
+    options = {"activation": activation}
+    checked = network("din").options.model_validate(options)
+    queries = {"history": "item"}
+    model = CTRModel("din", SIZES, 0, DIM, (8,), 0, checked, attention=queries, unit=unit)
+    lengths = [20] * 500, [5000, *[10] * 498, 20]
+    peaks = []
+    for of in lengths:
+        assert sum(of) == 10_000
+        rows = torch.randn(500, len(model.front.pooled) * 8, requires_grad=True)
+        values = torch.randn(10_000, 8, requires_grad=True)
+        read = {"history": Jagged(values, torch.tensor(of))}
+        peaks.append(peak_memory(
+            lambda rows=rows, read=read: model.logits(rows, torch.zeros(500, 0), histories=read)
+            .sum().backward()
+        ))  # fmt: skip
+    # An id has some vectors as wide as its hidden layer.
+    assert peaks[1] <= 1.02 * peaks[0] and peaks[0] < 10_000 * 8 * 64 * 4
 
 
 def test_no_id_at_all():

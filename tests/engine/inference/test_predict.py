@@ -18,8 +18,14 @@ from stampede.data.raw import files as blocks
 from stampede.engine.inference import prediction
 from stampede.models import CTRModel
 from support.jobs import run_small
-from support.movie_runs import prepare_movies, rows_of_test_part, summary_of, train_on_movies
-from support.movies import write_movies
+from support.movie_runs import (
+    ROWS,
+    prepare_movies,
+    rows_of_test_part,
+    summary_of,
+    train_on_movies,
+)
+from support.movies import movies, write_movies
 from support.packages import columns_of, loaded
 from support.predicting import main, predict, refused, scores
 from support.ranks import run_ranks
@@ -170,7 +176,23 @@ def test_what_is_said(trained_run, tmp_path, log):
     # All labels are 1 and all weights 0.
     write_movies(log, rows_of_test_part()[:5].assign(rating=5, importance=0))
     status, said = predict(trained_run, log, tmp_path / "t.parquet")
-    assert status == 0 and said.count("undefined") == 2
+    assert status == 0 and said.count("undefined") == 3
+
+
+def test_what_is_said_of_own_rows(trained_run, tmp_path):
+    """The shares that preparation recorded, and metrics against pandas."""
+    status, said = predict(trained_run, "@run", tmp_path / "s.csv", "--part", "validation")
+    assert status == 0
+    found = pd.read_csv(tmp_path / "s.csv")
+    mean = np.average(found["score"], weights=found["weight"])
+    calibration = mean / np.average(found["label"], weights=found["weight"])
+    assert f"calibration  {calibration:.4f}, the mean score divided by" in said
+    frame = movies(ROWS)[: round(0.9 * ROWS)]
+    kept = round(0.8 * len(frame))
+    known = frame["user"][:kept].value_counts()
+    # Rare users have no row of their own.
+    unseen = (frame["user"][kept:].map(known).fillna(0) < 2).mean()
+    assert f"user {unseen:.1%}" in said, said
 
 
 def test_missing_marks_among_several_ids(trained_run, packages, tmp_path):
