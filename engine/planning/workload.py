@@ -340,6 +340,7 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     if isinstance(section, SyntheticSection):
         cardinalities = section.clicks().cardinalities()
         sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
+        sizes = sizes if dataset is None else dataset.vocabulary_sizes
         planned = _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
         return replace(planned, goals=GOALS if section.conversions else ())
     if not isinstance(section, SizesSection):
