@@ -11,6 +11,7 @@ raw file to the scores, including tuning.
     peers/bin/pip install 'lightgbm>=4,<5' fuxictr==2.3.10
     python benchmarks/quality.py --python peers/bin/python
     python benchmarks/quality.py --logs criteo --subsets whole --peers lr --models lr fm --resume
+    python benchmarks/quality.py --logs criteo --subsets whole --models deepfm --batches 4096 65536
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 from launched import run_program
+from matplotlib.figure import Figure
 from report import ROOT, Report, command_line, markdown
 from tqdm import tqdm
 
 from stampede import open_run
-from stampede.data.schema.schema import CRITEO, avazu
+from stampede.data.schema.schema import CRITEO, Schema, avazu
 from stampede.data.sources import open_source
 from stampede.data.split import Assignment
 from stampede.engine.config.load import load_config
@@ -45,14 +47,49 @@ from stampede.engine.config.load import load_config
 PEER_PROGRAM = ROOT / "benchmarks/peers/raw_logs.py"
 PEERS = {"lr": "scikit-learn LR", "lightgbm": "LightGBM", "fuxictr": "FuxiCTR DeepFM"}
 
-# A real log: its name in `--data`, the configuration shipped for it, and its columns for
-# configs/table.yaml.
 TABLE = ROOT / "configs/table.yaml"
+
+
+def _ids(*names: str) -> dict[str, dict[str, Any]]:
+    return {name: {} for name in names}
+
+
+class Log(NamedTuple):
+    """A real log: its file in `--data`, the configuration shipped for it, its columns, its split.
+
+    The columns are for configs/table.yaml.
+    """
+
+    file: str
+    config: Path
+    schema: Schema
+    split: str = ""
+
+
 LOGS = {
-    "criteo": ("criteo_kaggle_137k.tsv.gz", ROOT / "configs/criteo_kaggle.yaml", CRITEO),
-    "avazu": ("avazu_20k.csv.gz", ROOT / "configs/avazu.yaml", avazu(split_hour=True)),
-}
-CONFIGS = [*(config.stem for _, config, _ in LOGS.values()), TABLE.stem]
+    "criteo": Log("criteo_kaggle_137k.tsv.gz", ROOT / "configs/criteo_kaggle.yaml", CRITEO),
+    "avazu": Log("avazu_20k.csv.gz", ROOT / "configs/avazu.yaml", avazu(split_hour=True)),
+    "movielens": Log("movielens_100k.csv.gz", TABLE, Schema.model_validate({
+        "label": {"column": "rating", "at_least": 4},
+        "ids": {**_ids("user_id", "age", "gender", "occupation", "zip", "movie_id", "year"),
+                "genres": {"separator": "|"}},
+        "time": {"column": "timestamp"},
+    }), "sequential"),
+    "adult": Log("adult.csv.gz", TABLE, Schema.model_validate({
+        "label": {"column": "income", "positive": [">50K"]},
+        "ids": _ids("workclass", "education", "marital_status", "occupation", "relationship",
+                    "race", "sex", "native_country"),
+        "numbers": _ids("age", "fnlwgt", "education_num", "capital_gain", "capital_loss",
+                        "hours_per_week"),
+    }), "random"),
+    "flights": Log("flights_2013.csv.gz", TABLE, Schema.model_validate({
+        "label": "late",
+        "ids": _ids("carrier", "flight", "tailnum", "origin", "dest"),
+        "numbers": _ids("sched_arr_time", "distance"),
+        "time": {"column": "scheduled", "format": "iso8601"},
+    }), "sequential"),
+}  # fmt: skip
+CONFIGS = list(dict.fromkeys([*(log.config.stem for log in LOGS.values()), TABLE.stem]))
 
 # Networks for the whole first log; elsewhere only the configuration's own.
 MODELS, MAIN = ("lr", "fm", "deepfm", "dcnv2", "wide_deep", "dcn"), ("criteo", "whole")
@@ -98,7 +135,7 @@ def quality(options: argparse.Namespace, report: Report) -> str:
     """AUC and logloss of all contenders."""
     if options.quick:
         options.seeds, options.subsets, options.models = 1, ["whole"], options.models or []
-    for path in (options.data / LOGS[name][0] for name in options.logs):
+    for path in (options.data / LOGS[name].file for name in options.logs):
         if not path.exists():
             sys.exit(f"error: {path}: no such file; name the folder of the logs with --data")
     found: list[dict[str, Any]] = []
@@ -108,6 +145,9 @@ def quality(options: argparse.Namespace, report: Report) -> str:
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         measure(options, found, report, Path(scratch))
     report.failed = sorted({run["contender"] for run in found if "failed" in run})
+    lines = [line for line in summarize(found) if (line["log"], line["rows"]) == MAIN]
+    if lines := [line for line in lines if "failed" not in line]:
+        draw(lines, options.out.with_suffix(".png"))
     return tables(report.found)
 
 
@@ -120,7 +160,7 @@ def measure(
         (rows, one, seed)
         for log in options.logs
         for rows in write_subsets(log, options, scratch)
-        for one in contenders(rows, options.peers, options.configs, options.models)
+        for one in contenders(rows, options)
         for seed in range(1, options.seeds + 1 if one.peer != "lr" else 2)
     ]
     for rows, one, seed in tqdm(runs, unit="run", ncols=100):
@@ -143,14 +183,13 @@ def measure(
         report.add(runs=found)
 
 
-def contenders(
-    rows: Rows, peers: list[str], configs: list[str], models: list[str] | None
-) -> list[Contender]:
+def contenders(rows: Rows, options: argparse.Namespace) -> list[Contender]:
     """The contenders on some rows: logistic regression, ours, the other peers."""
+    peers, configs, models = options.peers, options.configs, options.models
+    is_main, ours = (rows.log, rows.name) == MAIN, []
     if models is None:
-        models = list(MODELS) if (rows.log, rows.name) == MAIN else []
-    ours = []
-    for config in (LOGS[rows.log][1], TABLE):
+        models = list(MODELS) if is_main else []
+    for config in dict.fromkeys((LOGS[rows.log].config, TABLE)):
         if config.stem not in configs:
             continue
         schema = [f"data.schema_file={rows.file.with_suffix('.yaml')}"] if config == TABLE else []
@@ -159,14 +198,19 @@ def contenders(
         for model in (models if config != TABLE else []) or [own]:
             named = () if model == own else (f"model.name={model}",)
             ours.append(Contender(f"{config.name} {model}", "", config, (*overrides, *named)))
-    others = [Contender(PEERS[peer], peer) for peer in peers]
+        for batch in options.batches if is_main and config != TABLE else []:
+            given = (*overrides, f"train.batch_size={batch}")
+            ours.append(Contender(f"{config.name} {own}, batch {batch:,}", "", config, given))
+    # FuxiCTR's settings are those that BARS found for these two logs.
+    has_settings = LOGS[rows.log].config != TABLE
+    others = [Contender(PEERS[p], p) for p in peers if p != "fuxictr" or has_settings]
     return [*others[: "lr" in peers], *ours, *others["lr" in peers :]]
 
 
 def write_subsets(log: str, options: argparse.Namespace, scratch: Path) -> Iterator[Rows]:
     """The whole log, and random rows of it in their order, each in a file of the log's format."""
-    name, _, schema = LOGS[log]
-    with gzip.open(options.data / name, "rb") as file:
+    schema = LOGS[log].schema
+    with gzip.open(options.data / LOGS[log].file, "rb") as file:
         lines = file.read().splitlines(keepends=True)
     head, lines = ([], lines) if schema.columns else (lines[:1], lines[1:])
     if options.quick:
@@ -185,8 +229,13 @@ def write_subsets(log: str, options: argparse.Namespace, scratch: Path) -> Itera
 
 def divided(log: str, name: str, file: Path, count: int) -> Rows:
     """So many rows in a file, split as in the log's configuration."""
-    data = load_config(LOGS[log][1], [f"data.path={file}"]).data
-    source = open_source(data.kind, str(file), data)
+    of_log, named = LOGS[log], {}
+    given = [f"data.path={file}", *([f"data.split={of_log.split}"] if of_log.split else [])]
+    if of_log.config == TABLE:
+        named = {"schema": str(file.with_suffix(".yaml"))}
+        given.append(f"data.schema_file={named['schema']}")
+    data = load_config(of_log.config, given).data
+    source = open_source(data.kind, str(file), data, **named)
     parts = Assignment(source, [count]).parts(SimpleNamespace(numbers=np.arange(count), file=0))
     np.save(file.with_suffix(".npy"), parts)
     share = source.test_share if data.test_fraction is None else data.test_fraction
@@ -281,6 +330,22 @@ def _aucs(runs: list[dict[str, Any]]) -> dict[str, float]:
     return {draw: statistics.mean(aucs) for draw, aucs in by_draw.items()}
 
 
+def draw(lines: list[dict[str, Any]], path: Path) -> None:
+    """Test AUC by the seconds from the raw file to the scores, a point for each contender."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot(xscale="log", xlabel="seconds from the raw log to scores, all told")
+    axes.set_ylabel("test AUC")
+    for line in lines:
+        is_ours = line["contender"] not in PEERS.values()
+        place = line["seconds"], line["auc"]
+        axes.plot(*place, "o", color="tab:blue" if is_ours else "tab:gray")
+        name = line["contender"].partition(".yaml ")[2] or line["contender"]
+        axes.annotate(name, place, (6, 4), textcoords="offset points", fontsize=9)
+    axes.margins(x=0.3, y=0.15)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
 def tables(found: dict[str, Any]) -> str:
     """The results as Markdown, a table for each log and subset."""
     sections: dict[tuple[str, str], tuple[str, list[list[Any]]]] = {}
@@ -317,6 +382,13 @@ if __name__ == "__main__":
         nargs="*",
         help=f"networks of the log's own configuration everywhere; default: {', '.join(MODELS)} on "
         "the whole Criteo sample, elsewhere the configuration's own",
+    )
+    parser.add_argument(
+        "--batches",
+        nargs="*",
+        type=int,
+        default=[],
+        help="further runs of the whole Criteo sample with these batch sizes",
     )
     parser.add_argument("--python", default=sys.executable, help="has LightGBM and FuxiCTR")
     parser.add_argument("--resume", action="store_true", help="keep the results in --out")

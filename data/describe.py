@@ -18,11 +18,11 @@ from typing import Any, get_args
 import numpy as np
 import polars as pl
 
-from stampede.data.errors import DataError, OnBadRow, exit_status
+from stampede.data.errors import DataError, exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess
 from stampede.data.missing import missing_marks_sentence
-from stampede.data.options import Split
+from stampede.data.options import OnBadRow, Split
 from stampede.data.prepared.manifest import BAD_ROWS, PARTS
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand

@@ -6,13 +6,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Literal
 
 from stampede.settings import SettingsError, printable
-
-# What to do with a row that cannot be read: `error` stops, `skip` leaves it out and lists it in a
-# file.
-OnBadRow = Literal["error", "skip"]
 
 
 class DataError(Exception):

@@ -7,7 +7,8 @@ imports only polars and numpy.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ _FIRST_BUCKET = 1
 
 _FNV_OFFSET, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
+
+# The largest number that is finite as a float32, rounded down.
+LARGEST = 3.4e38
 
 # Up to here a float of this width represents every whole number.
 LARGEST_WHOLE = {pl.Float32: 2**24, pl.Float64: 2**53}
@@ -295,20 +299,85 @@ def id_texts(
         max_ids, keep: how many ids of a cell are kept, and whether the `first` or the `last`.
         missing: texts to leave out of lists; single cells with such a text are already null.
     """
-    cells = pl.col(column)
     if separator is None:
-        return cells.cast(pl.String)
-    if isinstance(kind, pl.Array):
-        cells = cells.arr.to_list()
-    if isinstance(kind, pl.List | pl.Array):
-        cells = cells.cast(pl.List(pl.String))
-    else:
-        cells = split(cells.cast(pl.String), separator)
+        return pl.col(column).cast(pl.String)
+    cells = _listed(column, kind, separator)
     texts = pl.element().filter(~pl.element().is_in(["", *missing]))
     cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String, rules))
     if max_ids is None:
         return cells
     return cells.list.tail(max_ids) if keep == "last" else cells.list.head(max_ids)
+
+
+def weights_of_ids(
+    column: str,
+    kind: pl.DataType,
+    ids: str,
+    kind_of_ids: pl.DataType,
+    separator: str,
+    max_ids: int | None,
+    missing: Sequence[str],
+    keep: str = "first",
+    is_id: Callable[[pl.Expr], pl.Expr] | None = None,
+) -> tuple[pl.Expr, pl.Expr]:
+    """The weights of the ids that `id_texts` keeps, lists of Float64; and which cells are bad.
+
+    These have another number of weights than ids, or a weight that is no finite float32.
+
+    Args:
+        column: of the weights, lists or texts with the same separator.
+        ids: the column of the ids.
+        is_id: which of the texts are ids, if not all.
+    """
+    texts = _listed(ids, kind_of_ids, separator)
+    number = pl.element().str.strip_chars().cast(pl.Float64, strict=False)
+    numbers = _listed(column, kind, separator).list.eval(number)
+    is_kept = ~pl.element().is_in(["", *missing]).fill_null(True)
+    if is_id is not None:
+        is_kept &= is_id(pl.element())
+    places = texts.list.eval(pl.arg_where(is_kept))
+    if max_ids is not None:
+        places = places.list.tail(max_ids) if keep == "last" else places.list.head(max_ids)
+    kept = numbers.list.gather(places, null_on_oob=True)
+    is_good = (pl.element().abs() <= LARGEST).fill_null(False)
+    counts = (each.list.len().fill_null(0) for each in (numbers, texts))
+    bad = operator.ne(*counts) | kept.list.eval(~is_good).list.any().fill_null(False)
+    return pl.when(~bad).then(kept), bad
+
+
+def remedy_of_weights(weights: Any, ids: Any, separator: str, column: str) -> str:
+    """What to write instead of bad weights of a cell's ids; `column` is that of the ids."""
+
+    def count(cell: Any) -> int:
+        if cell is None or not isinstance(cell, str):
+            return 0 if cell is None else len(cell)
+        found = pl.DataFrame({"cell": [cell]}).select(split(pl.col("cell"), separator))
+        return found.item().len() if found.item() is not None else 0
+
+    if count(weights) != count(ids):
+        return (
+            f"there are {count(weights)} weights for {count(ids)} ids in column {column}; write "
+            "one for each id"
+        )
+    return "write finite numbers"
+
+
+def flattened_weights(weights: pl.Series, lengths: np.ndarray) -> np.ndarray:
+    """Weight of each id of multi-valued cells of `lengths`, float32; 1 where a cell has none."""
+    found = np.ones(int(lengths.sum()), np.float32)
+    has = weights.list.len().fill_null(0).to_numpy() > 0
+    found[np.repeat(has, lengths)] = weights.filter(pl.Series(has)).explode().to_numpy()
+    return found
+
+
+def _listed(column: str, kind: pl.DataType, separator: str) -> pl.Expr:
+    """Cells of a multi-valued column as lists of texts."""
+    cells = pl.col(column)
+    if isinstance(kind, pl.Array):
+        cells = cells.arr.to_list()
+    if isinstance(kind, pl.List | pl.Array):
+        return cells.cast(pl.List(pl.String))
+    return split(cells.cast(pl.String), separator)
 
 
 def flattened(cells: pl.Series, fills: bool = True) -> tuple[np.ndarray, pl.Series]:

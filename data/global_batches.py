@@ -258,11 +258,20 @@ class GlobalBatches:
         if read.bags:
             values = torch.cat([values, *(bag.values.to(values.dtype) for bag in read.bags)])
             lengths = torch.cat([lengths, torch.stack([bag.lengths.int() for bag in read.bags])])
+        weights = None
+        if any(bag.weights is not None for bag in read.bags):
+            # TorchRec has weights of all ids or of none.
+            weights = torch.ones(len(values), device=values.device)
+            ends = weights.split([ids.numel(), *(len(bag.values) for bag in read.bags)])[1:]
+            for bag, part in zip(read.bags, ends, strict=True):
+                if bag.weights is not None:
+                    part.copy_(bag.weights)
         if padding:
             lengths = functional.pad(lengths, [0, padding])
         return KeyedJaggedTensor(
             keys=self._fields,
             values=values,
+            weights=weights,
             lengths=lengths.reshape(-1),
             stride=rows + padding,
             # Without it, TorchRec would wait for the GPU to count them.

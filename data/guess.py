@@ -52,6 +52,8 @@ _MARKS = ("|", "^")
 # A field of several ids shares a table that has this part of its ids, if they are so many; of long
 # cells the last ids are kept.
 _SHARED, _FEWEST_SHARED, _MOST_IDS = 0.5, 5, 50
+# So does a field of one id, if they are so many texts: whole numbers are alike by chance.
+_FEWEST_TEXTS = 20
 
 
 class Guess(NamedTuple):
@@ -278,10 +280,10 @@ def _mark(series: pl.Series, of_columns: str | None) -> str | None:
 
 
 def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
-    """Let fields of several ids share the table of a field that has them; returns these fields.
+    """Let fields share the table of a field of one id that has their ids; returns these fields.
 
-    It has most of a field's ids among its own, and no other field has more. Long cells are cut to
-    their last ids.
+    It has most of a field's ids among its own; of several, it is the one with the most of them, or,
+    for a field of one id, with the most ids. Long cells are cut to their last ids.
     """
     values = {name: head[given.get("column", name)] for name, given in ids.items()}
     single = {
@@ -290,8 +292,19 @@ def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
         if "separator" not in ids[name]
     }
     found = {}
+    owners: list[str] = []
+    for name in sorted(single, key=lambda one: len(single[one]), reverse=True):
+        texts = {one for one in single[name] if not one.isdecimal()}
+        least = max(_SHARED * len(single[name]), _FEWEST_TEXTS)
+        owner = next((one for one in owners if len(single[one] & texts) >= least), None)
+        if owner is None:
+            owners.append(name)
+        else:
+            ids[name]["share"] = owner
+            found[name] = ids[name]
+    single = {name: single[name] for name in owners}
     for name, given in ids.items():
-        if name in single or not single:
+        if "separator" not in given or not single:
             continue
         cells = values[name]
         if cells.dtype == pl.String:

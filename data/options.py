@@ -6,8 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from stampede.data.errors import OnBadRow
 from stampede.settings import Section, Seed
+
+# What to do with a row that cannot be read: `error` stops, `skip` leaves it out and lists it in a
+# file.
+OnBadRow = Literal["error", "skip"]
 
 # 440 MB of ids per file for Criteo. A file's checksum is computed while the next is written.
 _SHARD_ROWS = 1 << 22

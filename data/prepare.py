@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow
 
 from stampede.data.errors import DataError, exit_status
-from stampede.data.learning.learned import Learner
+from stampede.data.learning.learned import Learner, rows_of_new_ids
 from stampede.data.learning.vocabulary import Distinct, distinct_ids
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
@@ -113,8 +113,9 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
         # Pass 1 has reported the bad rows.
         again = log.chunks(BadRows(options.on_bad_row))
         rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
+    new = None if source.growth is None else rows_of_new_ids(folder / LEARNED_FOLDER)
     with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
-        parts, unknown = write_rows(folder, rows, learned, options, progress)
+        parts, unknown = write_rows(folder, rows, learned, options, progress, new)
     if options.split == "by_column":
         _check_named_parts(log, options, parts)
     shutil.rmtree(folder / "spool", ignore_errors=True)
@@ -126,8 +127,6 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
     if options.split == "sequential" and log.schema.time is not None:
         advice = _advice_on_order(folder, parts, log.schema.time.column, options.written)
         about |= {"advice": advice} if advice else {}
-    for name, share in learner.unseen.items():
-        unknown["train"][name]["unseen"] = share
     if learner.soft_labels:
         columns = " or ".join(dict.fromkeys(one.column for one in log.schema.label.values()))
         learner.notes.append(

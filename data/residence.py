@@ -132,8 +132,8 @@ class Readahead:
             for shard, start, stop in self._part.shards_between(first, last):
                 for name, array in shard.maps.items():
                     begin, end = start, stop + name.startswith("offsets_")
-                    if name.startswith("values_"):
-                        offsets = shard.maps[name.replace("values_", "offsets_")]
+                    if name.startswith(("values_", "weights_")):
+                        offsets = shard.maps[f"offsets_{name.rpartition('_')[2]}"]
                         begin, end = int(offsets[start]), int(offsets[stop])
                     _advise_file(array, begin, end, advice)
 

@@ -39,10 +39,12 @@ class Bag:
     Attributes:
         values: `[ids]` integer, rows of the field's table, sample after sample.
         lengths: `[n]` integer, number of ids of each sample.
+        weights: `[ids]` float32, weight of each id; None if all are 1.
     """
 
     values: Tensor
     lengths: Tensor
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Dataset:
         validation: part that the best epoch is chosen on, or None.
         multi: names of the multi-valued fields.
         mean: names of the multi-valued fields whose embeddings are averaged, not summed.
+        weighted: names of the multi-valued fields whose ids have weights.
         attention, sequences: the query of each multi-valued field that the model attends to, or
             whose embeddings the network takes one by one.
         shared: the field whose table a field uses, by field; others have tables of their own.
@@ -123,6 +126,7 @@ class Dataset:
     test: Part
     multi: tuple[str, ...] = ()
     mean: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
     attention: Mapping[str, str] = field(default_factory=dict)
     sequences: Mapping[str, str] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)

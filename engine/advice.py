@@ -15,12 +15,13 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_labels
-from stampede.data.samples import sampled_rows
+from stampede.data.samples import click_shares, sampled_rows
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
 from stampede.engine.processes import Processes
 from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training.plateau import METRIC_NAMES, selection_score
 from stampede.engine.training.progress import Progress
 from stampede.files import read_json
 from stampede.settings import DAMAGE, SettingsError, counted
@@ -47,6 +48,9 @@ _MOST_TABLE_ROWS = 100_000_000
 # Largest share of validation rows with unseen ids, and its excess over training rows with rare ids.
 _MOST_UNSEEN = 0.2
 _MOST_BEYOND_RARE = 0.1
+
+# How many times more or less clicks a part has, and by how many standard errors.
+_MOVED, _ERRORS = 1.25, 4.0
 
 _OTHER_LABELS = (
     "check the label column, or choose another split (data.split, or split of stampede prepare)"
@@ -124,13 +128,14 @@ def _batch_of_enough_steps(rows: int, world_size: int) -> int:
 def on_data(dataset: Dataset) -> list[str]:
     """Advice from preparation, on parts of one class, and on columns with ids unseen in training.
 
-    Reads some 65,000 rows of each part, which must be on the CPU.
+    Reads the labels and some 65,000 rows of each part, which must be on the CPU.
     """
     sentences = [dataset.advice] if dataset.advice else []
     for name, part in (("validation", dataset.validation), ("test", dataset.test)):
         if part is not None:
             found = _one_class(name, part, dataset.goals)
             sentences += [f"{clause}: {_OTHER_LABELS}" for clause in found]
+    sentences += _moved_shares(dataset)
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
     rare, unseen = (_unseen_shares(part, dataset) for part in (dataset.train, dataset.validation))
@@ -145,6 +150,35 @@ def on_data(dataset: Dataset) -> list[str]:
             "columns, or keep a part that recurs, such as the hour of a timestamp"
         )
     return sentences
+
+
+def _moved_shares(dataset: Dataset) -> Iterator[str]:
+    """A sentence for each goal that is far more or less frequent in another part."""
+    parts = dataset.parts()
+    shares = {name: click_shares(part) for name, part in parts.items()}
+
+    def has_moved(name: str, share: float | None, before: float) -> bool:
+        # Parts of one class have been told.
+        if not share or share == 1 or 1 / _MOVED <= share / before <= _MOVED:
+            return False
+        rows = 1 / parts["train"].rows + 1 / parts[name].rows
+        return abs(share - before) > _ERRORS * math.sqrt(before * (1 - before) * rows)
+
+    for number, goal in enumerate(dataset.goals or ("",)):
+        found = {name: of_goals[number] for name, of_goals in shares.items()}
+        before = found.pop("train")
+        moved = [
+            f"{share:.3g} of the {name} rows"
+            for name, share in found.items()
+            if before and has_moved(name, share, before)
+        ]
+        if moved:
+            what = f"labels of {goal!r}" if goal else "labels"
+            yield (
+                f"{before:.3g} of the training rows but {' and '.join(moved)} have {what} of 1: "
+                "scores will be off by as much. If the rows are in time order, train on newer ones "
+                "and set evaluate.calibrate=true; else check the split"
+            )
 
 
 def _unseen_shares(part: Part, dataset: Dataset) -> dict[str, float]:
@@ -202,25 +236,27 @@ def on_calibration(config: Config, results: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def on_last_epoch(config: Config, folder: RunFolder) -> list[str]:
-    """Advice if the last evaluation still raised the AUC that chooses the best epoch."""
-    part, aucs = config.evaluate.select_on, []
+    """Advice if the last evaluation still improved what chooses the best epoch."""
+    part, metric, scores = config.evaluate.select_on, config.evaluate.metric, []
     # The log may have been damaged before the run was continued.
     with suppress(*DAMAGE):
         found = [line for line in folder.lines() if line["kind"] == "evaluation"]
-        aucs = [line["auc"] for line in found if line["part"] == part and line["auc"] is not None]
-    *earlier, last = aucs or [0.0]
-    before = max(earlier, default=1.0)
+        scores = [selection_score(line, metric) for line in found if line["part"] == part]
+    *earlier, last = [score for score in scores if score is not None] or [0.0]
+    before = max(earlier, default=math.inf)
     if last - before < _STILL_RISING:
         return []
+    sign = -1 if metric == "logloss" else 1
     return [
-        f"the last epoch raised the best {part} AUC from {before:.4f} to {last:.4f}: more epochs "
-        f"may gain more (train.epochs={2 * config.train.epochs})"
+        f"the last epoch improved the best {part} {METRIC_NAMES[metric]} from "
+        f"{sign * before:.4f} to {sign * last:.4f}: more epochs may gain more "
+        f"(train.epochs={2 * config.train.epochs})"
     ]
 
 
 def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) -> list[str]:
     """Advice if logistic regression is better on the part that selected the best epoch."""
-    ours, other = progress.best_score, regression.get(f"{part}_auc")
+    ours, other = progress.selected.get(part, {}).get("auc"), regression.get(f"{part}_auc")
     if ours is None or other is None or ours >= other - _LARGEST_LOSS_TO_LR:
         return []
     more = f"more epochs (train.epochs={_ENOUGH_EPOCHS}), " if progress.epoch <= 2 else ""

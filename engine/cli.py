@@ -12,8 +12,8 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stampede.engine.exit_status import exit_status, launched_rank
-from stampede.engine.start_up import before_torch, launched_world_size
+from stampede.engine.exit_status import exit_status
+from stampede.engine.start_up import before_torch, launched_rank, launched_world_size
 from stampede.settings import SettingsError
 
 # Slow imports are inside functions.

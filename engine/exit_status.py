@@ -17,6 +17,7 @@ from stampede.engine.errors import (
     RunFolderError,
     TrainingStoppedError,
 )
+from stampede.engine.start_up import launched_rank
 from stampede.settings import SettingsError, printable
 
 # Exit statuses: a user's mistake, a failed run, Ctrl-C, a hanging run (`hang.py`).
@@ -26,11 +27,6 @@ _NEED_LESS_MEMORY = (
     "try a smaller train.batch_size, evaluate.batch_size or model.dim, or more processes on other "
     "machines or GPUs; checkpoint.resume=auto continues from the newest checkpoint"
 )
-
-
-def launched_rank() -> int:
-    """Rank that `torchrun` gave this process; 0 without it."""
-    return int(os.environ.get("RANK", "0"))
 
 
 def exit_status(action: Callable[[], None]) -> int:

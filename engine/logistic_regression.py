@@ -112,7 +112,8 @@ def _features(dataset: Dataset, part: Part) -> tuple[csr_matrix, np.ndarray, np.
             columns.append(bag.values.numpy() + first)
             places.append(np.arange(rows).repeat(lengths))
             each = 1 / lengths.clip(min=1) if mean else np.ones(rows)
-            values.append(each.astype(np.float32).repeat(lengths))
+            each = each.astype(np.float32).repeat(lengths)
+            values.append(each if bag.weights is None else each * bag.weights.numpy())
         column, place, value = (np.concatenate(some) for some in (columns, places, values))
         # Equal ids of a sample are added up.
         ids = csr_matrix((value, (place, column)), (rows, int(first_rows[-1])))

@@ -140,6 +140,25 @@ class PartMetrics:
             found["gauc_unknown_samples"] = self._unknown_samples
         return found
 
+    def intercept(self) -> float:
+        """What to add to all logits so that predictions add up to the clicks.
+
+        0 if one class is absent: it would be infinite.
+        """
+        # Slow to import.
+        from scipy.optimize import brentq
+
+        weight, positive, *_ = self._sums
+        if not 0 < positive < weight:
+            return 0.0
+        distinct = list(self._scores.distinct(self._weighted))
+        logits = np.concatenate([one.score for one in distinct]).astype(np.float64)
+        weights = np.concatenate([one.positives + one.negatives for one in distinct])
+        # With the lowest logit at that of the share of clicks, all predictions are too high.
+        share = math.log(positive / (weight - positive))
+        ends = share - logits.max(), share - logits.min()
+        return float(brentq(lambda by: weights @ probability(logits + by) - positive, *ends))
+
 
 # Metrics of which the mean over the goals of a model is one too.
 _OVER_GOALS = ("auc", "logloss", "attainable_auc", "pr_auc", "normalized_entropy", "gauc")

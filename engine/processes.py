@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.exit_status import launched_rank
-from stampede.engine.start_up import launched_world_size
+from stampede.engine.start_up import launched_rank, launched_world_size
 from stampede.engine.watching.heartbeat import Heartbeat
 from stampede.settings import SettingsError
 

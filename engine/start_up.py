@@ -106,6 +106,11 @@ def stay_on_this_machine() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
+def launched_rank() -> int:
+    """Rank that `torchrun` gave this process; 0 without it."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def launched_world_size() -> int:
     """Number of processes that `torchrun` started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -266,22 +266,19 @@ def _dense_pass(
     grad, sums = None, []
     total = torch.zeros((), dtype=torch.float64, device=rows.device)
     share = torch.full((), float(processes.world_size), device=rows.device)
-    size = TILE_ROWS if rows.device.type == "cpu" else max(len(rows), 1)
-    if batch.tiles:
-        size = len(rows) // batch.tiles
+    tiles = _tiles(job, batch)
     with job.precision.computing(rows.device):
-        for number, first in enumerate(range(0, len(rows), size)):
+        for number, tile in enumerate(tiles):
             if number == 0 or batch.tiles:
                 place = processes.rank * max(batch.tiles, 1) + number
                 _seed_draws(job.seed, step, place, rows.device)
                 for parameter in parameters:
                     parameter.grad = None
-            tile = slice(first, first + size)
             part, dense = rows[tile], batch.dense[tile]
             if batch.tiles:
                 part, dense = aligned(part), aligned(dense)
             of_tile = None if keys is None else keys[tile]
-            read = tile_of(histories, first, first + size, of_histories)
+            read = tile_of(histories, tile.start, tile.stop, of_histories)
             logits = job.ctr_model.logits(part.requires_grad_(), dense, of_tile, read).float()
             given = logits, label[tile], weight[tile]
             if goal_losses is None:
@@ -289,13 +286,15 @@ def _dense_pass(
                 loss.backward(share)
             else:
                 losses = functional.binary_cross_entropy_with_logits(*given, reduction="none")
-                part_of_batch = len(part) / (len(rows) * processes.world_size)
+                part_of_batch = 1 / (len(tiles) * processes.world_size)
                 loss, objective = goal_losses(losses.sum(0), batch.global_weight, part_of_batch)
                 objective.backward(share)
-            if size >= len(rows):
+            if len(part) == len(rows):
                 grad = _grad(part)
             else:
-                grad = torch.empty_like(rows) if grad is None else grad
+                if grad is None:
+                    grad = torch.empty_like(rows)
+                    grad[batch.samples :] = 0.0
                 grad[tile] = _grad(part)
             loss = loss.detach().double()
             if batch.tiles:
@@ -308,6 +307,19 @@ def _dense_pass(
             parameter.grad = one
     grad = torch.zeros_like(rows) if grad is None else grad
     return total, [grad, *of_histories.values()]
+
+
+def _tiles(job: Job, batch: Batch) -> list[slice]:
+    """This rank's samples, in stretches that pass through the dense layers one by one."""
+    if job.ctr_model.batch_norms:
+        # In one pass, as statistics are of all samples; even none, as other ranks wait for them.
+        # Padding does not count.
+        return [slice(0, batch.samples)]
+    rows = len(batch.label)
+    size = TILE_ROWS if batch.label.device.type == "cpu" else max(rows, 1)
+    if batch.tiles:
+        size = rows // batch.tiles
+    return [slice(first, first + size) for first in range(0, rows, size)]
 
 
 def _grad(values: Tensor) -> Tensor:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from stampede.models.batch_norm import use_global_batches
 from stampede.models.dropout import draw_by_sample
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
@@ -33,8 +35,13 @@ class CTRModel(nn.Module):
     on the size of a gradient, so with Adam the true weights `scale * w` learn `scale` times as fast
     as embeddings, and an `l2` of the stored weights is `l2 / scale**2` of the true ones.
 
+    Embeddings of tables with another width than `dim` are mapped to it by a linear layer without
+    bias, a table's own, so that every network sees one width.
+
     Attributes:
         front: the tables.
+        projections: the weights of that layer, `[dim, own width]`, of each such table, as
+            `of_TABLE`.
         goals: names of several goals; none of a single label.
         negative_rate: share of the negatives that the training rows are, for `corrected`, which
             what scores with the model applies to its logits.
@@ -44,6 +51,7 @@ class CTRModel(nn.Module):
         first_order: whether there is a first-order term.
         first_order_scale: its `scale`.
         goal_losses: the sum of the goals' losses; None for a single label.
+        batch_norms: all `nn.BatchNorm1d`, as `GlobalBatchNorm`.
 
     Args:
         name: registered name of the network.
@@ -53,7 +61,7 @@ class CTRModel(nn.Module):
         hidden: widths of the MLP's hidden layers.
         seed: of the dense layers' initial weights.
         options: of the network; by default its defaults.
-        shared, mean, attention, sequences: of the fields, see `EmbeddingFront`.
+        shared, mean, attention, sequences, dims, weighted: of the fields, see `EmbeddingFront`.
         unit: options of the fields with attention.
         first_order_scale: above 0. The initial scores do not depend on it: the numbers' weights are
             drawn, then stored divided by the scale.
@@ -81,6 +89,8 @@ class CTRModel(nn.Module):
         mean: Sequence[str] = (),
         attention: Mapping[str, str] | None = None,
         sequences: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
+        weighted: Sequence[str] = (),
         unit: AttentionOptions | None = None,
         first_order_scale: float = 1.0,
         dropout: float = 0.0,
@@ -99,7 +109,9 @@ class CTRModel(nn.Module):
                 "such as deepfm"
             )
         generator = torch.Generator().manual_seed(seed)
-        self.front = EmbeddingFront(vocabulary_sizes, dim, shared, mean, attention, sequences)
+        self.front = EmbeddingFront(
+            vocabulary_sizes, dim, shared, mean, attention, sequences, dims, weighted
+        )
         self.numbers = numbers
         if self.front.sequences and not registered.histories:
             raise SettingsError(
@@ -142,6 +154,15 @@ class CTRModel(nn.Module):
                     for field in self.front.attention
                 }
             )
+            self.projections = nn.ParameterDict(
+                {
+                    f"of_{table}": linear(own, dim, generator, bias=False).weight
+                    for table, own in self.front.dims.items()
+                }
+            )
+        self.batch_norms = [
+            norm for part in (self.network, self.attention) for norm in use_global_batches(part)
+        ]
 
     def l2_terms(self) -> dict[int, float]:
         """Coefficients of the network's own L2 terms, by `id` of the parameter."""
@@ -188,7 +209,7 @@ class CTRModel(nn.Module):
 
         They are `[batch]`, or `[batch, goals]` with several goals.
 
-        A sample's logit depends on that sample alone.
+        A sample's logit depends on that sample alone, except by batch norm in training.
 
         Args:
             keys: `[batch]` int64, from which dropout draws the masks of each sample, see
@@ -196,6 +217,8 @@ class CTRModel(nn.Module):
         """
         if self._draws is not None:
             self._draws.begin(keys)
+        if len(self.projections):
+            rows, histories = self._of_one_width(rows, histories or {})
         if histories:
             rows = self._attended(rows, histories)
         scale = self.first_order_scale
@@ -218,6 +241,28 @@ class CTRModel(nn.Module):
         if self.number_weights is not None:
             logits = logits + scaled(self.number_weights(dense).squeeze(1), scale)
         return logits
+
+    def _of_one_width(
+        self, rows: Tensor, histories: Mapping[str, History]
+    ) -> tuple[Tensor, Mapping[str, History]]:
+        """Rows and histories as if all tables had the width `dim`."""
+        parts = zip(self.front.pooled, rows.split(self.front.widths, 1), strict=True)
+        together = torch.cat([self._projected(field, part) for field, part in parts], 1)
+        return together, {
+            field: history.holding(self._projected(field, history.values))
+            for field, history in histories.items()
+        }
+
+    def _projected(self, field: str, rows: Tensor) -> Tensor:
+        """Stored rows `[..., width]` of a field as those of a table of the width `dim`."""
+        table, columns = self.front.table_of[field], self.front.columns
+        if table not in self.front.dims:
+            return rows
+        embedding, first_order = self.front.columns_of(field).split(rows)
+        weight = self.projections[f"of_{table}"]
+        projected = functional.linear(embedding, weight).to(rows.dtype)
+        padding = columns.stored - columns.dim - 1
+        return functional.pad(torch.cat([projected, first_order], -1), [0, padding])
 
     def _attended(self, rows: Tensor, histories: Mapping[str, History]) -> Tensor:
         """Rows with what the queries of the fields with attention attend to."""

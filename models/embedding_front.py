@@ -87,6 +87,7 @@ class SentIds(NamedTuple):
 
     parts: tuple[tuple[Any, Awaitable[Any]], ...]
     divisors: Tensor | None  # see `_divisors`
+    weights: dict[str, Tensor]  # see `_weights`
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses the contexts."""
@@ -98,8 +99,8 @@ class LookedUp(NamedTuple):
     """Rows of a batch.
 
     Attributes:
-        rows: `[batch, pooled fields * stored width]`, in the order of the fields; those of fields
-            with attention are zeros.
+        rows: `[batch, sum of the stored widths of pooled fields]`, in the order of the fields;
+            those of fields with attention are zeros.
         histories: a stored row for each id, by field with attention or without pooling.
     """
 
@@ -121,9 +122,11 @@ class EmbeddingFront(nn.Module):
     a row for each id is in `ec` with all its fields, and the front sums those of pooled fields
     itself. A bag for each id of an `EmbeddingBagCollection` would need batch sizes by feature,
     which pad every other feature (`repeat_bags`), or a padded batch of the longest history.
+    TorchRec's `EmbeddingCollection` has one width: `ec_of` has those of tables of other widths.
 
     Attributes:
         fields: names of the id fields.
+        columns: of a stored row as the network sees it.
         pooled: those with one embedding for a sample, in the order of the embeddings.
         attention, sequences: the query of each field whose rows stay apart: the model attends to
             them, or the network takes them as they are.
@@ -135,6 +138,8 @@ class EmbeddingFront(nn.Module):
         shared: the field whose table a field uses, by field; others have tables of their own.
         mean: fields whose rows are averaged over the ids of a sample; those of others are summed.
         attention, sequences: see above.
+        weighted: pooled fields whose ids have weights, which their rows are multiplied by.
+        dims: widths of tables that have another one than `dim`, by the field whose own they are.
     """
 
     def __init__(
@@ -145,34 +150,51 @@ class EmbeddingFront(nn.Module):
         mean: Sequence[str] = (),
         attention: Mapping[str, str] | None = None,
         sequences: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
+        weighted: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.fields = list(vocabulary_sizes)
         self.attention, self.sequences = dict(attention or {}), dict(sequences or {})
         self.pooled = [field for field in self.fields if field not in self.sequences]
         self.tables = fields_of_tables(self.fields, shared or {})
+        self.table_of = {field: t for t, fields in self.tables.items() for field in fields}
         self.columns = StoredColumns(dim)
+        self.dims = {table: one for table, one in (dims or {}).items() if one != dim}
+        self.widths = [self.columns_of(field).stored for field in self.pooled]
         # TorchRec sums, and the front divides: so one table may serve sums and means, on any plan.
         self.mean = list(mean)
+        # Of these the front sums the rows itself.
+        self._weighted = [f for f in weighted if self.has_rows_apart(self.table_of[f])]
         # Any: sharding replaces them.
         self.ebc: Any = None
         self.ec: Any = None
-        bags, sequences_of = [], []
+        self.ec_of = nn.ModuleDict()
+        bags: list[EmbeddingBagConfig] = []
+        sequences_of: dict[int, list[EmbeddingConfig]] = {}
         for table, fields in self.tables.items():
             about = {
                 "name": table_name(table),
-                "embedding_dim": self.columns.stored,
+                "embedding_dim": self.columns_of(table).stored,
                 "num_embeddings": vocabulary_sizes[table],
                 "feature_names": fields,
             }
             if self.has_rows_apart(table):
-                sequences_of.append(EmbeddingConfig(**about))
+                config = EmbeddingConfig(**about)
+                sequences_of.setdefault(config.embedding_dim, []).append(config)
             else:
                 bags.append(EmbeddingBagConfig(**about))
         if bags:
-            self.ebc = EmbeddingBagCollection(tables=bags, device=torch.device("meta"))
-        if sequences_of:
-            self.ec = EmbeddingCollection(tables=sequences_of, device=torch.device("meta"))
+            # TorchRec has weights of all fields or of none; those of others are 1.
+            is_weighted = bool(weighted)
+            device = torch.device("meta")
+            self.ebc = EmbeddingBagCollection(bags, is_weighted=is_weighted, device=device)
+        for width, configs in sequences_of.items():
+            collection = EmbeddingCollection(tables=configs, device=torch.device("meta"))
+            if width == self.columns.stored:
+                self.ec = collection
+            else:
+                self.ec_of[str(width)] = collection
 
     @property
     def histories(self) -> list[str]:
@@ -187,13 +209,30 @@ class EmbeddingFront(nn.Module):
         """Whether a table has a field whose rows are not pooled."""
         return not set(self.histories).isdisjoint(self.tables[table])
 
+    def columns_of(self, field: str) -> StoredColumns:
+        """The columns of a field's stored rows."""
+        table = self.table_of[field]
+        return StoredColumns(self.dims[table]) if table in self.dims else self.columns
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The tables before they are sharded, by the field whose own they are."""
+        of_names = {path.split(".")[-2]: weights for path, weights in self.named_parameters()}
+        return {table: of_names[table_name(table)] for table in self.tables}
+
+    def drop_tables(self) -> None:
+        """Remove the tables: what is left describes rows."""
+        self.ebc = self.ec = None
+        self.ec_of = nn.ModuleDict()
+
     def lookup(self, sparse: KeyedJaggedTensor) -> LookedUp:
         """Rows of a batch as they are stored.
 
         A sample with several ids of a field gets their sum or mean; without ids, zeros.
         """
         divisors = _divisors(sparse, self.mean, self.pooled)
-        return self._looked_up([found(sparse) for found in self._collections()], divisors)
+        weights = _weights(sparse, self._weighted)
+        found = [collection(sparse) for collection in self._collections()]
+        return self._looked_up(found, divisors, weights)
 
     def send(self, sparse: KeyedJaggedTensor) -> SentIds:
         """Start to send a batch's ids, once the front is sharded; see `lookup_sent`."""
@@ -201,7 +240,8 @@ class EmbeddingFront(nn.Module):
         for collection in self._collections():
             context = collection.create_context()
             parts.append((context, collection.input_dist(context, sparse).wait()))
-        return SentIds(tuple(parts), _divisors(sparse, self.mean, self.pooled))
+        divisors = _divisors(sparse, self.mean, self.pooled)
+        return SentIds(tuple(parts), divisors, _weights(sparse, self._weighted))
 
     def lookup_sent(self, sent: SentIds) -> LookedUp:
         """As `lookup`, of ids that were sent; they can be looked up once."""
@@ -210,37 +250,51 @@ class EmbeddingFront(nn.Module):
             ids = awaited.wait()
             if any(part.values().is_cuda for part in ids):
                 # They may have come on another stream.
-                ids.record_stream(torch.cuda.current_stream())
-                if sent.divisors is not None:
-                    sent.divisors.record_stream(torch.cuda.current_stream())
+                here = torch.cuda.current_stream()
+                ids.record_stream(here)
+                for tensor in (sent.divisors, *sent.weights.values()):
+                    if tensor is not None:
+                        tensor.record_stream(here)
             found.append(collection.compute_and_output_dist(context, ids))
-        return self._looked_up(found, sent.divisors)
+        return self._looked_up(found, sent.divisors, sent.weights)
 
     def _collections(self) -> list[Any]:
-        return [one for one in (self.ebc, self.ec) if one is not None]
+        return [one for one in (self.ebc, self.ec, *self.ec_of.values()) if one is not None]
 
-    def _looked_up(self, found: list[Any], divisors: Tensor | None) -> LookedUp:
-        if self.ec is None:
-            return LookedUp(_divided(_in_order(found[0], self.pooled), divisors), {})
+    def _looked_up(
+        self, found: list[Any], divisors: Tensor | None, weights: Mapping[str, Tensor]
+    ) -> LookedUp:
+        if self.ec is None and not len(self.ec_of):
+            return LookedUp(_divided(_in_order(found[0], self.pooled), divisors, self.widths), {})
         of_ids = {
             name: Jagged(one.values(), one.lengths())
-            for name, one in cast(Mapping[str, JaggedTensor], found[-1]).items()
+            for part in (found if self.ebc is None else found[1:])
+            for name, one in cast(Mapping[str, JaggedTensor], part).items()
         }
-        rows = {}
+        widths, rows = dict(zip(self.pooled, self.widths, strict=True)), {}
         if self.ebc is not None:
             names = [name for name in self.pooled if name not in of_ids]
-            width = self.columns.stored
-            rows = dict(zip(names, _in_order(found[0], names).split(width, 1), strict=True))
-        for name, one in of_ids.items():
-            if name not in self.histories:
-                rows[name] = one.sums(one.values)
+            parts = _in_order(found[0], names).split([widths[name] for name in names], 1)
+            rows = dict(zip(names, parts, strict=True))
         first = next(iter(of_ids.values()))
-        empty = first.values.new_zeros(len(first.lengths), self.columns.stored)
-        together = torch.cat([rows.get(name, empty) for name in self.pooled], 1)
-        return LookedUp(_divided(together, divisors), {n: of_ids[n] for n in self.histories})
+        for name, one in of_ids.items():
+            if name in self.attention:
+                rows[name] = first.values.new_zeros(len(first.lengths), widths[name])
+            elif name in weights:
+                rows[name] = one.sums(one.values * weights[name].unsqueeze(1))
+            elif name not in self.sequences:
+                rows[name] = one.sums(one.values)
+        together = torch.cat([rows[name] for name in self.pooled], 1)
+        histories = {name: of_ids[name] for name in self.histories}
+        return LookedUp(_divided(together, divisors, self.widths), histories)
+
+    def of_field(self, rows: Tensor, field: str) -> Tensor:
+        """A pooled field's part of looked-up rows, `[batch, stored width of its table]`."""
+        place = self.place(field)
+        return rows.narrow(1, sum(self.widths[:place]), self.widths[place])
 
     def stored(self, rows: Tensor) -> Tensor:
-        """Rows as `[batch, fields, stored width]`; see `lookup`."""
+        """Rows of one width as `[batch, fields, stored width]`."""
         return rows.view(-1, len(self.pooled), self.columns.stored)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,11 +330,20 @@ def _divisors(sparse: KeyedJaggedTensor, mean: list[str], pooled: list[str]) -> 
 
 
 @torch.fx.wrap  # See `_in_order`.
-def _divided(rows: Tensor, divisors: Tensor | None) -> Tensor:
-    """Rows `[batch, fields * width]`, those of each field divided."""
+def _weights(sparse: KeyedJaggedTensor, fields: list[str]) -> dict[str, Tensor]:
+    """The weights of some fields' ids, `[ids]` float32."""
+    return {field: sparse[field].weights() for field in fields}
+
+
+@torch.fx.wrap  # See `_in_order`.
+def _divided(rows: Tensor, divisors: Tensor | None, widths: list[int]) -> Tensor:
+    """Rows `[batch, sum of widths]`, those of each field divided."""
     if divisors is None:
         return rows
-    return (rows.view(*divisors.shape, -1) / divisors.unsqueeze(-1)).flatten(1)
+    if len(set(widths)) == 1:
+        return (rows.view(*divisors.shape, -1) / divisors.unsqueeze(-1)).flatten(1)
+    of_columns = zip(divisors.split(1, 1), widths, strict=True)
+    return rows / torch.cat([one.expand(-1, width) for one, width in of_columns], 1)
 
 
 def fields_of_tables(fields: Iterable[str], shared: Mapping[str, str]) -> dict[str, list[str]]:

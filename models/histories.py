@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from stampede.models.activations import activate
+from stampede.models import cpu
+from stampede.models.activations import Dice, activate
 from stampede.models.mlp import hidden_layers, linear
 from stampede.models.options import AttentionOptions
 
@@ -29,6 +31,10 @@ class History(Protocol):
 
     def columns(self, first: int, last: int) -> History:
         """The same ids with some columns of their vectors."""
+        ...
+
+    def holding(self, values: Tensor) -> History:
+        """The same ids with other vectors, shaped as `values` but for the width."""
         ...
 
     def each(self, of_samples: Tensor) -> Tensor:
@@ -61,7 +67,11 @@ class Jagged:
 
     def columns(self, first: int, last: int) -> Jagged:
         """See `History`."""
-        return Jagged(self.values[:, first:last], self.lengths)
+        return self.holding(self.values[:, first:last])
+
+    def holding(self, values: Tensor) -> Jagged:
+        """See `History`."""
+        return Jagged(values, self.lengths)
 
     def each(self, of_samples: Tensor) -> Tensor:
         """See `History`."""
@@ -69,11 +79,11 @@ class Jagged:
 
     def sums(self, values: Tensor) -> Tensor:
         """See `History`."""
-        return torch.segment_reduce(values, "sum", lengths=self.lengths, axis=0, initial=0.0)
+        return self._reduced(values, "sum", 0.0)
 
     def largest(self, values: Tensor) -> Tensor:
         """See `History`."""
-        return torch.segment_reduce(values, "max", lengths=self.lengths, axis=0, initial=-1e30)
+        return self._reduced(values, "max", -1e30)
 
     def padded(self) -> Padded:
         """See `History`."""
@@ -82,6 +92,11 @@ class Jagged:
         is_id = torch.arange(most, device=self.lengths.device) < self.lengths.unsqueeze(1)
         place = is_id.unsqueeze(2).expand_as(values)
         return Padded(values.masked_scatter(place, self.values), is_id)
+
+    def _reduced(self, values: Tensor, how: str, initial: float) -> Tensor:
+        if not len(self.lengths):
+            return values  # segment_reduce fails without samples.
+        return torch.segment_reduce(values, how, lengths=self.lengths, axis=0, initial=initial)
 
     def bounds(self, first: int, last: int) -> tuple[int, int]:
         """Where the ids of samples begin and end."""
@@ -103,7 +118,11 @@ class Padded:
 
     def columns(self, first: int, last: int) -> Padded:
         """See `History`."""
-        return Padded(self.values[..., first:last], self.is_id)
+        return self.holding(self.values[..., first:last])
+
+    def holding(self, values: Tensor) -> Padded:
+        """See `History`."""
+        return Padded(values, self.is_id)
 
     def each(self, of_samples: Tensor) -> Tensor:
         """See `History`."""
@@ -174,11 +193,66 @@ class TargetAttention(nn.Module):
             history: rows of at least `dim` columns, the first of which are the embedding.
         """
         rows = history.values
-        keys, query = rows[..., : self.dim], history.each(query)
-        inputs = torch.cat([query, keys, query - keys, query * keys], -1)
-        weights = self.output(self.hidden(inputs.flatten(0, -2)))
+        has_kernels = isinstance(history, Jagged) and cpu.trains_in_float32(rows, query)
+        if has_kernels:
+            inputs = _UnitInputs.apply(query, rows, history.lengths.long())
+        else:
+            keys, each = rows[..., : self.dim], history.each(query)
+            inputs = torch.cat([each, keys, each * keys, torch.ones_like(keys[..., :1])], -1)
+        weights = self._weights(inputs.flatten(0, -2))
         weights = weights.view(*rows.shape[:-1], 1).to(rows.dtype)
         if self.softmax:
             weights = (weights - history.each(history.largest(weights.detach()))).exp()
             weights = weights / history.each(history.sums(weights))
+        if has_kernels:
+            return _WeightedSums.apply(weights, rows, history.lengths.long())
         return history.sums(weights * rows)
+
+    def _weights(self, inputs: Tensor) -> Tensor:
+        """Weights `[ids, 1]` from `[q, k, q * k, 1]`: those of q - k are added to others."""
+        first, *others = self.hidden._mlp
+        of_query, of_key, of_difference, of_product = first._linear.weight.split(self.dim, 1)
+        of_one = first._linear.bias.unsqueeze(1)
+        of_query, of_key = of_query + of_difference, of_key - of_difference
+        # As weights of 1, biases are in the same product.
+        found = functional.linear(inputs, torch.cat([of_query, of_key, of_product, of_one], 1))
+        for layer in others:
+            found = layer._linear(first._activation_fn(found))
+            first = layer
+        last = first._activation_fn
+        dice = getattr(last, "activation", None)
+        if isinstance(dice, Dice):
+            return dice(found, self.output)
+        return self.output(last(found))
+
+
+class _UnitInputs(torch.autograd.Function):
+    """The inputs of the hidden layers in C++, `[ids, 3 * dim + 1]`."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+        given = query.contiguous(), rows.contiguous(), lengths.contiguous()
+        ctx.save_for_backward(*given)
+        return torch.ops.stampede_dense.unit_inputs(*given)
+
+    @staticmethod
+    @cpu.no_double_backward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        operator = torch.ops.stampede_dense.unit_inputs_backward
+        return *operator(grad.contiguous(), *ctx.saved_tensors), None
+
+
+class _WeightedSums(torch.autograd.Function):
+    """Sums of weighted rows in C++, `[batch, width]`."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+        given = weights.contiguous(), rows.contiguous(), lengths.contiguous()
+        ctx.save_for_backward(*given)
+        return torch.ops.stampede_dense.weighted_sums(*given)
+
+    @staticmethod
+    @cpu.no_double_backward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        operator = torch.ops.stampede_dense.weighted_sums_backward
+        return *operator(grad.contiguous(), *ctx.saved_tensors), None

@@ -18,6 +18,7 @@ from stampede.models.dropout import SampleDropout
 from stampede.models.registry import NetworkShape, Normalization
 
 _OPS = torch.ops.stampede_dense
+_NORMS = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
 # 16 bytes of bf16; in float32 half as many columns would do.
 _ALIGNED = 8
 
@@ -70,13 +71,13 @@ def hidden_layers(
 ) -> HiddenLayers:
     """ReLU layers: `[batch, inputs]` to `[batch, widths[-1]]`.
 
-    With dropout, see `NetworkShape`, each layer is `dropout(relu(x @ weight.T + bias))`. With layer
-    norm, plain torch computes `dropout(relu(layer_norm(x @ weight.T + bias)))`.
+    With dropout, see `NetworkShape`, each layer is `dropout(relu(x @ weight.T + bias))`. With a
+    norm, plain torch computes `dropout(relu(norm(x @ weight.T + bias)))`.
     """
     hidden = HiddenLayers(inputs, list(widths))
     if dropout or normalization != "none":
         for layer, width in zip(hidden._mlp, widths, strict=True):
-            norm = [nn.LayerNorm(width)] if normalization == "layer" else []
+            norm = [] if normalization == "none" else [_NORMS[normalization](width)]
             # As part of the activation, so that the names of weights do not change.
             layer._activation_fn = nn.Sequential(*norm, nn.ReLU(), nn.Dropout(dropout))
     return initialize_(hidden, generator)

@@ -16,7 +16,7 @@ class NoOptions(Section):
     """No options."""
 
 
-Activation = Literal["prelu", "relu"]
+Activation = Literal["prelu", "dice", "relu"]
 
 
 class AttentionOptions(Section):
@@ -25,7 +25,10 @@ class AttentionOptions(Section):
     hidden: _Widths = Field(
         [64], min_length=1, description="widths of the hidden layers that give an id its weight"
     )
-    activation: Activation = Field("prelu", description="of the hidden layers")
+    activation: Activation = Field(
+        "prelu",
+        description="of the hidden layers; dice has statistics of the ids of the global batch",
+    )
     softmax: bool = Field(
         False, description="weights of a history add up to 1; DIN's paper has none"
     )

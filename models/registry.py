@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-Normalization = Literal["none", "layer"]
+Normalization = Literal["none", "layer", "batch"]
 GoalWeighting = Literal["fixed", "uncertainty"]
 
 
@@ -47,7 +47,7 @@ class NetworkShape:
         numbers: number of numeric inputs.
         hidden: widths of the MLP's hidden layers.
         dropout: share of each hidden layer's outputs that training leaves out, in [0, 1).
-        normalization: `layer` for layer norm before the ReLU of each hidden layer.
+        normalization: `layer` or `batch` for such a norm before the ReLU of each hidden layer.
         goals: number of goals, each with a logit; 1 of a single label.
         histories: of each field of `pooling: none`, the number of its query among the id fields.
     """
@@ -204,7 +204,7 @@ def register(
     options if it has any. The module maps embeddings `[batch, fields, dim]` and numbers
     `[batch, numbers]` to logits `[batch]`, or with `goals` `[batch, shape.goals]`. A global batch
     is divided among processes, and on a CPU into tiles, so a sample's logit must not depend on
-    other samples (batch norm would see tiles).
+    other samples, except by `nn.BatchNorm1d`, see `use_global_batches`.
     The module must not change its inputs in place.
 
     Other methods are optional. `l2_terms()` returns pairs of a parameter and a coefficient c, for

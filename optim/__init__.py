@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CowClipRowWiseAdagrad,
         CowClipRowWiseAdam,
         CowClipSGD,
+        FrozenTables,
     )
     from stampede.optim.registry import register_clip, register_rule
     from stampede.optim.rules import RowStep, Rule
@@ -35,7 +36,7 @@ _NAMES = {
     "nonfinite": ("NonFiniteGradientError",),
     "optimizers": (
         *("CowClipAdagrad", "CowClipAdam", "CowClipRowWiseAdagrad", "CowClipRowWiseAdam"),
-        *("CowClipOptimizer", "CowClipSGD"),
+        *("CowClipOptimizer", "CowClipSGD", "FrozenTables"),
     ),
     "registry": ("register_clip", "register_rule"),
     "rules": ("RowStep", "Rule"),

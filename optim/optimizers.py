@@ -24,6 +24,7 @@ from stampede.optim.rules import (
     SGD,
     Adagrad,
     Adam,
+    NoStep,
     RowWiseAdagrad,
     RowWiseAdam,
     Rule,
@@ -296,6 +297,19 @@ class CowClipSGD(CowClipOptimizer):
     """
 
     rule_type = SGD
+
+
+class FrozenTables(CowClipOptimizer):
+    """Leaves tables as they are: no step, no L2, no memory for moments.
+
+    In TorchRec, their lookups then have a backward that keeps nothing.
+
+    Args:
+        params: see `CowClipOptimizer`.
+        lr, clip, l2, weight_decay, rows, on_nonfinite, padding_idx, seed: without effect.
+    """
+
+    rule_type = NoStep
 
 
 def optimizer_with(rule: type[Rule]) -> type[CowClipOptimizer]:

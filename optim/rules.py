@@ -85,6 +85,8 @@ class Rule:
     row_states: ClassVar[tuple[str, ...]] = ()
     # Whether a row with a zero gradient moves (momentum).
     moves_without_gradient: ClassVar[bool] = False
+    # Whether no row ever moves.
+    is_frozen: ClassVar[bool] = False
 
     def step_(self, rows: RowStep) -> None:
         """Move rows, in place."""
@@ -279,6 +281,16 @@ class SGD(Rule):
         if self.momentum:
             grads = rows.states["momentum_buffer"].mul_(self.momentum).add_(grads)
         rows.weights.add_(grads, alpha=-rows.lr)
+
+
+@dataclass(frozen=True)
+class NoStep(Rule):
+    """Leaves rows as they are."""
+
+    is_frozen: ClassVar[bool] = True
+
+    def step_(self, rows: RowStep) -> None:
+        """See `Rule.step_`."""
 
 
 def as_setting(given: Any) -> Any:

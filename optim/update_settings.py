@@ -42,6 +42,8 @@ class UpdateSettings:
     def __post_init__(self) -> None:
         for name in ("l2", "weight_decay"):
             check_number(name, getattr(self, name))
+        if self.rule.is_frozen and (self.l2 or self.weight_decay):
+            raise ValueError("a frozen table has no l2 and no weight_decay; leave them out")
         if not isinstance(self.clip, Clip):
             raise ValueError(f"clip is {self.clip!r}; write a CowClip(...), or None for no clip")
         for name, allowed in (("rows", Rows), ("on_nonfinite", OnNonfinite)):

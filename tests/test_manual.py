@@ -214,7 +214,8 @@ def test_every_page_and_table_of_a_sweep_is_linked():
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     pages = sorted(PAGES.keys() - {"README.md"})
     assert sorted(re.findall(r"[\w-]+\.md", str(site["nav"]))) == pages
-    assert [page for page in pages if f"](docs/{page})" not in PAGES["README.md"]] == []
+    assert "](docs/index.md)" in PAGES["README.md"]
+    assert [page for page in pages if f"]({page})" not in PAGES["index.md"]] == ["index.md"]
     for path in (ROOT / "benchmarks/results/sweeps").glob("*.md"):
         link = f"](../benchmarks/results/sweeps/{path.name})"
         assert link in PAGES["experiments.md"], f"{path.name}: link it from docs/experiments.md"

@@ -17,7 +17,12 @@ from stampede.data.synthetic import NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.job import Job, ModelInputs, build_model, move_dense
 from stampede.engine.job.compile import compile_network
-from stampede.engine.job.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
+from stampede.engine.job.optimizers import (
+    dense_optimizer,
+    optimize_tables,
+    scaled_hyperparameters,
+    table_inits,
+)
 from stampede.engine.job.precision import choose_precision
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
@@ -67,9 +72,10 @@ def deepfm(
         "clip": CowClip(columns=DIM),
         "rows": rows,
     }
+    kind, arguments = tables or (CowClipAdam, arguments)
+    apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
     return _sharded(
         model,
-        tables or (CowClipAdam, arguments),
         lambda dense: DenseAdam(dense.values(), lr=RATES.dense_lr),
         Scaled("none", BATCH, BATCH, RATES, RATES),
         device,
@@ -83,34 +89,31 @@ def of_config(config: Config, data: ModelInputs, device: torch.device) -> Job:
     """The job of a configuration, as `stampede.engine.job.build.build` makes it on one process."""
     scaling = scaled_hyperparameters(config)
     model = build_model(config, data)
-    columns = model.front.columns.dim
     l2 = model.l2_terms()
     if model.number_weights is not None:
         l2[id(model.number_weights.weight)] = scaling.scaled.embedding_l2
+    optimize_tables(config, scaling.scaled, model.front)
     return _sharded(
         model,
-        table_optimizer(config, scaling.scaled, columns),
         lambda dense: dense_optimizer(config, scaling.scaled, dense, l2),
         scaling,
         device,
         config.train.precision,
         config.train.compile,
-        TableInit(config.model.init_std, columns, config.run.seed),
+        table_inits(config, model.front),
     )
 
 
 def _sharded(
     model: CTRModel,
-    tables: TableOptimizer,
     dense_optimizer_of: Callable[[Mapping[str, Tensor]], DenseAdam],
     scaling: Scaled,
     device: torch.device,
     precision: str,
     compilation: str,
-    init: TableInit | None = None,
+    init: Mapping[str, TableInit] | None = None,
     kernels: str = "triton",
 ) -> Job:
-    apply_optimizer_in_backward(tables[0], model.front.ebc.parameters(), tables[1])
     sharders = cowclip_sharders(init or TableInit(1e-4, DIM, 0), kernels=kernels)
     on_device = ParameterConstraints(
         sharding_types=["table_wise"], compute_kernels=[EmbeddingComputeKernel.FUSED.value]

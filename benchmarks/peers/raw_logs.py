@@ -12,10 +12,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,74 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 CRITEO_NUMBERS = [f"I{i}" for i in range(1, 14)]
 CRITEO_IDS = [f"C{i}" for i in range(1, 27)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the columns of a log mean; all are read as text.
+
+    Attributes:
+        clicked: whether a row is a click.
+        numbers, ids: columns.
+        lists: separators of columns with several ids a cell, by name.
+        times: ids made of a time, by name.
+        csv: options of `polars.read_csv`.
+    """
+
+    clicked: pl.Expr
+    ids: Sequence[str]
+    numbers: Sequence[str] = ()
+    lists: Mapping[str, str] = field(default_factory=dict)
+    times: Mapping[str, pl.Expr] = field(default_factory=dict)
+    csv: Mapping[str, object] = field(default_factory=dict)
+
+
+_SCHEDULED = pl.col("scheduled").str.to_datetime("%Y-%m-%d %H:%M:%S")
+LAYOUTS = {
+    "criteo": Layout(
+        pl.col("label") == "1",
+        CRITEO_IDS,
+        CRITEO_NUMBERS,
+        csv={
+            "separator": "\t",
+            "quote_char": None,
+            "has_header": False,
+            "new_columns": ["label", *CRITEO_NUMBERS, *CRITEO_IDS],
+        },
+    ),
+    "avazu": Layout(
+        pl.col("click") == "1",
+        [
+            *("C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id"),
+            *("app_domain", "app_category", "device_id", "device_ip", "device_model"),
+            *("device_type", "device_conn_type"),
+            *(f"C{i}" for i in range(14, 22)),
+        ],
+        times={"hour": pl.col("hour").str.slice(6, 2)},
+    ),
+    "movielens": Layout(
+        pl.col("rating").cast(pl.Float64) >= 4,
+        ["user_id", "age", "gender", "occupation", "zip", "movie_id", "year"],
+        lists={"genres": "|"},
+    ),
+    "adult": Layout(
+        pl.col("income").str.strip_chars() == ">50K",
+        [
+            *("workclass", "education", "marital_status", "occupation", "relationship", "race"),
+            *("sex", "native_country"),
+        ],
+        ["age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"],
+    ),
+    "flights": Layout(
+        pl.col("late") == "1",
+        ["carrier", "flight", "tailnum", "origin", "dest"],
+        ["sched_arr_time", "distance"],
+        times={
+            "hour": _SCHEDULED.dt.hour().cast(pl.String),
+            "weekday": _SCHEDULED.dt.weekday().cast(pl.String),
+        },
+    ),
+}
 
 LR_STRENGTHS, HASHED_BITS = (0.01, 0.03, 0.1, 0.3, 1), 20
 
@@ -54,7 +122,7 @@ class Rows:
     """A log in memory.
 
     Attributes:
-        kind: `criteo` or `avazu`.
+        kind: one of `LAYOUTS`.
         frame: its columns as text, missing cells as null.
         label: `[n]` int8.
         parts: `[n]` int8: 0 training, 1 validation, 2 test.
@@ -66,16 +134,9 @@ class Rows:
     parts: np.ndarray
 
     @property
-    def numbers(self) -> list[str]:
-        """Number columns."""
-        return CRITEO_NUMBERS if self.kind == "criteo" else []
-
-    @property
-    def ids(self) -> list[str]:
-        """Id columns; without Avazu's `id` and `hour`."""
-        if self.kind == "criteo":
-            return CRITEO_IDS
-        return [name for name in self.frame.columns if name not in ("id", "click", "hour")]
+    def layout(self) -> Layout:
+        """What the columns mean."""
+        return LAYOUTS[self.kind]
 
     def part(self, number: int) -> np.ndarray:
         """Indices of a part's rows."""
@@ -88,29 +149,31 @@ def read_rows(kind: str, log: Path, parts: np.ndarray) -> Rows:
     Raises:
         ValueError: the log and the parts differ in their number of rows.
     """
-    layout = {"infer_schema": False}
-    if kind == "criteo":
-        layout |= {"separator": "\t", "quote_char": None, "has_header": False}
-        layout["new_columns"] = ["label", *CRITEO_NUMBERS, *CRITEO_IDS]
-    frame = pl.read_csv(log, **layout)
+    layout = LAYOUTS[kind]
+    frame = pl.read_csv(log, infer_schema=False, **layout.csv)
     if len(frame) != len(parts):
         raise ValueError(f"{log} has {len(frame)} rows, but parts were given for {len(parts)}")
-    label = frame["label" if kind == "criteo" else "click"].cast(pl.Int8).to_numpy()
+    label = frame.select(layout.clicked.cast(pl.Int8)).to_series().to_numpy()
     return Rows(kind, frame, label, parts)
 
 
-def tokens(rows: Rows) -> pl.DataFrame:
-    """`column=value` for each row and column.
+def tokens(rows: Rows) -> Iterator[list[str]]:
+    """`column=value` for each column of a row, and for each id of a list.
 
-    A number becomes floor(2 ln(1 + max(x, 0))), or `m` if missing; Avazu's `hour` becomes the hour
-    of the day.
+    A number becomes floor(2 ln(1 + max(x, 0))), or `m` if missing.
     """
-    numbers = [pl.col(name).cast(pl.Float64).clip(0) for name in rows.numbers]
+    layout = rows.layout
+    numbers = [pl.col(name).cast(pl.Float64, strict=False).clip(0) for name in layout.numbers]
     buckets = [(number.log1p() * 2).floor().cast(pl.Int64).cast(pl.String) for number in numbers]
-    hours = [pl.col("hour").str.slice(6, 2)] if rows.kind == "avazu" else []
-    ids = [pl.col(name).fill_null("") for name in rows.ids]
-    plain = rows.frame.select([bucket.fill_null("m") for bucket in buckets] + hours + ids)
-    return plain.select(pl.format(f"{name}={{}}", name).alias(name) for name in plain.columns)
+    times = [value.fill_null("").alias(name) for name, value in layout.times.items()]
+    ids = [pl.col(name).fill_null("") for name in layout.ids]
+    plain = rows.frame.select([bucket.fill_null("m") for bucket in buckets] + times + ids)
+    plain = plain.select(pl.format(f"{name}={{}}", name).alias(name) for name in plain.columns)
+    cells = rows.frame.select(pl.col(name).fill_null("") for name in layout.lists)
+    several = cells.iter_rows() if layout.lists else repeat(())
+    for row, lists in zip(plain.iter_rows(), several, strict=False):
+        of_lists = zip(layout.lists.items(), lists, strict=True)
+        yield [*row, *(f"{name}={one}" for (name, by), cell in of_lists for one in cell.split(by))]
 
 
 def logistic_regression(rows: Rows, seed: int, scratch: Path) -> dict:
@@ -119,7 +182,7 @@ def logistic_regression(rows: Rows, seed: int, scratch: Path) -> dict:
     from sklearn.linear_model import LogisticRegression
 
     hasher = FeatureHasher(2**HASHED_BITS, input_type="string")
-    hashed = hasher.transform(tokens(rows).iter_rows())
+    hashed = hasher.transform(tokens(rows))
     train, validation, test = map(rows.part, range(3))
     tried = []
     for strength in LR_STRENGTHS:
@@ -131,18 +194,25 @@ def logistic_regression(rows: Rows, seed: int, scratch: Path) -> dict:
 
 
 def tree_inputs(rows: Rows) -> np.ndarray:
-    """Plain numbers, the hour of the day, frequency and frequency rank of each id.
+    """Plain numbers, parts of the time, frequency and frequency rank of each id, lists as 0 or 1.
 
     Frequencies are from the training part; other ids have 0 and the last rank. Labels are not used.
 
     Returns:
         `[n, inputs]` float64, missing numbers as NaN.
     """
-    inputs = [rows.frame[name].cast(pl.Float64).to_numpy() for name in rows.numbers]
-    if rows.kind == "avazu":
-        inputs.append(rows.frame["hour"].str.slice(6, 2).cast(pl.Float64).to_numpy())
+    layout = rows.layout
+    numbers = [pl.col(name) for name in layout.numbers] + list(layout.times.values())
+    inputs = [
+        rows.frame.select(one.cast(pl.Float64, strict=False)).to_series().to_numpy()
+        for one in numbers
+    ]
+    for name, separator in layout.lists.items():
+        cells = rows.frame[name].fill_null("").str.split(separator)
+        known = sorted(set(cells.explode()))
+        inputs += [cells.list.contains(one).cast(pl.Float64).to_numpy() for one in known]
     train = pl.Series(rows.parts == 0)
-    for name in rows.ids:
+    for name in layout.ids:
         ids = rows.frame.select(pl.col(name).fill_null("").alias("id"))
         counts = ids.filter(train).group_by("id").len("count")
         counts = counts.sort(["count", "id"], descending=[True, False]).with_row_index("rank")
@@ -230,7 +300,7 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
         dataset_id=rows.kind,
         data_root=str(scratch),
     )
-    numbers = [pl.col(name).cast(pl.Float64) for name in rows.numbers]
+    numbers = [pl.col(name).cast(pl.Float64) for name in rows.layout.numbers]
     log = rows.frame.with_columns(pl.Series("label", rows.label.astype(float)), *numbers)
     parts = [processor.preprocess(log[rows.part(number)].lazy()) for number in range(3)]
     processor.fit(parts[0], min_categr_count=fewest)
@@ -260,10 +330,11 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
 
 
 def _fuxictr_columns(rows: Rows) -> list[dict]:
-    ids = {"active": True, "type": "categorical", "dtype": "str", "fill_na": "", "name": rows.ids}
+    ids = {"active": True, "type": "categorical", "dtype": "str", "fill_na": ""}
+    ids["name"] = list(rows.layout.ids)
     if rows.kind == "criteo":
         bucket = {"dtype": "float", "fill_na": 0, "preprocess": "convert_to_bucket"}
-        return [{**ids, **bucket, "name": rows.numbers}, ids]
+        return [{**ids, **bucket, "name": list(rows.layout.numbers)}, ids]
     # `hour` comes before the columns made from it, as FuxiCTR goes backwards.
     times = ("hour", "weekday", "weekend")
     return [ids, *({**ids, "name": name, "preprocess": f"convert_{name}"} for name in times)]
@@ -289,7 +360,7 @@ PEERS: dict[str, Callable[[Rows, int, Path], dict]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("peer", choices=PEERS)
-    parser.add_argument("kind", choices=["criteo", "avazu"])
+    parser.add_argument("kind", choices=LAYOUTS)
     parser.add_argument("log", type=Path)
     parser.add_argument("--parts", type=Path, required=True, help="part of each row, .npy")
     parser.add_argument("--seed", type=int, default=1)

@@ -17,7 +17,7 @@ import polars as pl
 from pydantic import Field, field_validator
 
 from stampede.data.errors import DataError
-from stampede.data.formulas import bucket, bucket_rows, filled, flattened, scaled
+from stampede.data.formulas import bucket, bucket_rows, filled, flattened, flattened_weights, scaled
 from stampede.data.learning.vocabulary import (
     COUNT,
     FIRST_ROW,
@@ -42,6 +42,7 @@ from stampede.data.options import GrowthOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import (
+    FEW_RARE,
     Hashed,
     IdField,
     Integers,
@@ -49,10 +50,12 @@ from stampede.data.schema.schema import (
     Quantiles,
     Schema,
     Vocabulary,
+    column_of_weights,
     is_history,
     is_multi,
     settled,
     table_of,
+    weights_column,
 )
 from stampede.files import read_file, sha256
 from stampede.settings import Section, reading
@@ -210,6 +213,31 @@ def _rows_of_whole_ids(name: str, rows: RowsOfIds, values: pl.Series) -> np.ndar
     return rows(values)
 
 
+class EncodedBag(NamedTuple):
+    """Ids of a multi-valued field for some rows.
+
+    Attributes:
+        lengths: `[n]` int64, ids of each row.
+        values: `[ids]`, rows of its table.
+        weights: `[ids]` float32, weight of each id; None if all are 1.
+    """
+
+    lengths: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None = None
+
+    def take(self, mask: np.ndarray) -> EncodedBag:
+        """The rows where `mask` holds."""
+        each = np.repeat(mask, self.lengths)
+        weights = None if self.weights is None else self.weights[each]
+        return EncodedBag(self.lengths[mask], self.values[each], weights)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is stored for each id, by kind of array, see `ShardEntry`."""
+        found = {"values": self.values}
+        return found if self.weights is None else found | {"weights": self.weights}
+
+
 class Learned:
     """Turns typed rows into arrays, by encoders of the id fields and ranges of the numbers."""
 
@@ -235,15 +263,15 @@ class Learned:
         frame: pl.DataFrame,
         numbers_dtype: str,
         distinct: Mapping[str, Distinct] | None = None,
-    ) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+    ) -> tuple[dict[str, np.ndarray], list[EncodedBag]]:
         """Encode typed rows (see `stampede.data.raw.log`).
 
         Args:
             distinct: the columns of `distinct_ids`, if `frame` lacks them.
 
         Returns:
-            The arrays `ids` `[n, single-valued fields]` and `numbers` `[n, numbers]`; and of each
-            multi-valued field, `lengths` `[n]` and `values`.
+            The arrays `ids` `[n, single-valued fields]` and `numbers` `[n, numbers]`; and each
+            multi-valued field's ids.
         """
         if distinct is None:
             distinct = distinct_ids(frame, self.schema)
@@ -262,7 +290,10 @@ class Learned:
         for entry in self.fields[len(single) :]:
             lengths, values = flattened(frame[entry.name], entry.query is None)
             rows = self._encoders[entry.name].rows(values).astype(self.ids_dtype)
-            bags.append((lengths, rows))
+            weights = None
+            if entry.weighted:
+                weights = flattened_weights(frame[column_of_weights(entry.name)], lengths)
+            bags.append(EncodedBag(lengths, rows, weights))
         numbers = np.empty((len(frame), 0), dtype=np.float32)
         if self._numbers:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
@@ -329,8 +360,6 @@ class Learner:
         rows: of the training part so far.
         soft_labels: whether some labels are between 0 and 1; set it before saving.
         notes: sentences for the user, once it has saved.
-        unseen: share of the ids that no earlier period had, by field, of all fields of its table
-            together; empty without periods.
     """
 
     def __init__(
@@ -347,7 +376,6 @@ class Learner:
         self.rows = 0
         self.soft_labels = False
         self.notes: list[str] = []
-        self.unseen: dict[str, float] = {}
         self._numbers = schema.numbers if self._before is None else {}
         # Whether these numbers become logarithms is decided when all values are known.
         self._log1p = {
@@ -394,26 +422,34 @@ class Learner:
         }
         files = {name: f"{table}.parquet" for name, table in tables.items()}
         waiting = {name: f"{table}.waiting.parquet" for name, table in tables.items()}
+        with_rare_ids: set[str] = set()
 
         def write_vocabulary(name: str) -> list[str]:
             field, counts = ids[name], self.counts.tables(name)
             if self._growth is None:
-                table = vocabulary(counts, field)
+                few = FEW_RARE * self.rows if self._schema.ids[name].min_count is None else 0.0
+                table = vocabulary(counts, field, few)
+                if len(table) and table[COUNT].min() < field.min_count:
+                    with_rare_ids.add(name)
             else:
                 growth = self._growth
                 limits = (field.min_count, growth.options, field.max_size)
                 after = grown(growth.ids_before(name), counts, growth.period, *limits)
                 table = after.vocabulary
-                if after.seen:
-                    sharing = [field for field in tables if tables[field] == name]
-                    self.unseen |= dict.fromkeys(sharing, after.unseen / after.seen)
                 after.waiting.write_parquet(folder / waiting[name])
             table.write_parquet(folder / files[name])
             return alike(table, name)
 
         for notes in computed_ahead(write_vocabulary, dict.fromkeys(tables.values()), 2, threads=2):
             self.notes += notes
+        ids = {
+            name: field.model_copy(update={"min_count": 1})
+            if tables.get(name) in with_rare_ids
+            else field
+            for name, field in ids.items()
+        }
         update = {"vocabularies": files, "rows": self.rows, "soft_labels": self.soft_labels}
+        update["schema_"] = saved.schema_.model_copy(update={"ids": ids})
         if self._growth is not None:
             update["waiting"] = waiting
             update["period"] = self._growth.period
@@ -465,6 +501,7 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
                 "multi": is_multi(field),
                 "table": None if table == name else table,
                 "pooling": getattr(field, "pooling", "sum"),
+                "weighted": weights_column(field) is not None,
                 "query": getattr(field, "query", None),
             }
             if is_history(field):

@@ -27,22 +27,35 @@ _MOST_FIELDS = 8
 class UnknownIds:
     """Counts ids, and how many of them are missing or unseen.
 
+    Args:
+        new: by field, rows of its table that went to ids of this period of a log; they count as
+            unseen, as no earlier period had them.
+
     Attributes:
         counts: `[fields, 3]` int64: all ids, missing ones, unseen ones.
     """
 
-    def __init__(self, fields: Sequence[FieldEntry]) -> None:
+    def __init__(
+        self, fields: Sequence[FieldEntry], new: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         self._fields = fields
         self.counts = np.zeros((len(fields), 3), np.int64)
+        self._is_new = {}
+        for field in fields:
+            if new is not None and field.name in new:
+                self._is_new[field.name] = np.zeros(field.rows, bool)
+                self._is_new[field.name][new[field.name]] = True
 
-    def add(self, ids: np.ndarray, bags: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Count `ids` `[n, single-valued fields]` and the values of the multi-valued ones."""
-        columns = [*ids.T, *(values for _, values in bags)]
+    def add(self, ids: np.ndarray, bags: Sequence[np.ndarray]) -> None:
+        """Count `ids` `[n, single-valued fields]` and the ids of each multi-valued one."""
+        columns = [*ids.T, *bags]
         for counts, field, rows in zip(self.counts, self._fields, columns, strict=True):
             counts[0] += len(rows)
             for at, row in enumerate((field.missing_row, field.unseen_row), 1):
                 if row is not None:
                     counts[at] += np.count_nonzero(rows == row)
+            if field.name in self._is_new:
+                counts[2] += np.count_nonzero(self._is_new[field.name][rows])
 
     def shares(self) -> dict[str, dict[str, float]]:
         """By field, without those that have no ids."""

@@ -167,19 +167,27 @@ def _summed(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     return table.group_by(VALUE).agg(pl.col(COUNT).sum()).collect(engine="streaming")
 
 
-def vocabulary(counts: Iterable[pl.DataFrame], field: Vocabulary) -> pl.DataFrame:
+def vocabulary(counts: Iterable[pl.DataFrame], field: Vocabulary, few: float = 0.0) -> pl.DataFrame:
     """The ids that get a row: most frequent first, ties in the order of their text.
 
-    `counts` are tables of `value` and `count` with each value in one of them. The id in line i of
-    the result, `value` String and `count` Int64, has row `FIRST_ROW + i`.
+    The id in line i of the result, `value` String and `count` Int64, has row `FIRST_ROW + i`.
+
+    Args:
+        counts: tables of `value` and `count` with each value in one of them.
+        few: ids rarer than `min_count` get rows too if all of them together occur less often.
     """
-    kept = pl.DataFrame(schema={VALUE: pl.String, COUNT: pl.Int64})
+    kept = rare = pl.DataFrame(schema={VALUE: pl.String, COUNT: pl.Int64})
     for table in counts:
         table = table.select(pl.col(VALUE), pl.col(COUNT).cast(pl.Int64))
-        kept = pl.concat([kept, table.filter(pl.col(COUNT) >= field.min_count)])
+        is_kept = pl.col(COUNT) >= field.min_count
+        kept = pl.concat([kept, table.filter(is_kept)])
+        if few:
+            rare = pl.concat([rare, table.filter(~is_kept)])
+            if rare[COUNT].sum() >= few:
+                few, rare = 0.0, rare.clear()
         if field.max_size is not None and len(kept) > 2 * field.max_size:
             kept = _sorted(kept).head(field.max_size)
-    kept = _sorted(kept)
+    kept = _sorted(pl.concat([kept, rare]))
     return kept if field.max_size is None else kept.head(field.max_size)
 
 
@@ -215,8 +223,6 @@ class Grown(NamedTuple):
 
     vocabulary: pl.DataFrame  # columns of `KEPT`; counts are those since the id began to wait
     waiting: pl.DataFrame  # ids without a row; columns of `WAITING`
-    seen: int = 0  # occurrences of ids in the period
-    unseen: int = 0  # those of ids that had no row before
 
 
 def nothing_known() -> Grown:
@@ -283,7 +289,7 @@ def grown(
     vocabulary = pl.concat([kept, admitted.with_columns(places).select(kept.columns)])
     vocabulary = vocabulary.sort("place").drop("place")
     waiting = waiting.join(admitted, on=VALUE, how="anti").sort([PERIOD, VALUE])
-    return Grown(vocabulary, waiting, seen[COUNT].sum(), new[COUNT].sum())
+    return Grown(vocabulary, waiting)
 
 
 def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFrame:

@@ -42,6 +42,7 @@ class FieldEntry(Section):
     table: FieldName | None = None  # the field whose table it uses; none: its own
     # Of the embeddings of a sample's ids.
     pooling: Literal["sum", "mean", "attention", "none"] = "sum"
+    weighted: bool = False  # whether its ids have weights
     query: FieldName | None = None  # the field that attends to its ids, or reads them one by one
 
     @property
@@ -57,7 +58,7 @@ class ShardEntry(Section):
     uint8, or float32 with soft labels, or with several goals `[rows, goals]` float32, NaN where a
     label is missing; if the data have them, `weight` `[rows]` float32, `time` `[rows]` int64
     seconds; for the multi-valued field number i (of those) `offsets_i` `[rows + 1]` int64, from 0,
-    into `values_i`.
+    into `values_i`, and, if its ids have weights, `weights_i` float32.
     """
 
     rows: Annotated[int, Field(ge=1, lt=2**62)]
@@ -105,8 +106,8 @@ class Manifest(Section):
         """Names of a shard's arrays."""
         names = ["ids", "numbers", "label"]
         names += ["weight"] * self.has_weight + ["time"] * self.has_time
-        for i in range(len(self.multi())):
-            names += [f"offsets_{i}", f"values_{i}"]
+        for i, entry in enumerate(self.multi()):
+            names += [f"offsets_{i}", f"values_{i}"] + [f"weights_{i}"] * entry.weighted
         return names
 
     def rows(self, part: PartName) -> int:

@@ -69,6 +69,7 @@ def open_prepared(folder: Path) -> Dataset:
         test=test,
         multi=tuple(entry.name for entry in manifest.multi()),
         mean=tuple(entry.name for entry in manifest.multi() if entry.pooling == "mean"),
+        weighted=tuple(entry.name for entry in manifest.multi() if entry.weighted),
         attention={e.name: e.query for e in manifest.multi() if e.pooling == "attention"},
         sequences={e.name: e.query for e in manifest.multi() if e.pooling == "none"},
         shared={n: entry.table for n, entry in entries.items() if entry.table is not None},
@@ -140,7 +141,7 @@ class BeforePeriod:
             if before is not None:
                 column.copy_(before[column.long()])
         bags = [
-            bag if before is None else Bag(before[bag.values.long()].to(bag.values), bag.lengths)
+            bag if before is None else replace(bag, values=before[bag.values.long()].to(bag.values))
             for bag, before in zip(samples.bags, self._multi, strict=True)
         ]
         return replace(samples, bags=tuple(bags))
@@ -294,19 +295,22 @@ class ShardedPart:
         left = iter(torch.stack(counts).tolist() if counts else [])
         bags = []
         for name, bounds in zip(names, found, strict=True):
-            ids = name.replace("offsets_", "values_")
-            like = self.shards[0].arrays[ids]
+            kinds = [name.replace("offsets_", kind) for kind in ("values_", "weights_")]
+            arrays = self.shards[0].arrays
             # There must be tensors to join even without rows.
-            values = [like[:0]]
+            found_of = {kind: [arrays[kind][:0]] for kind in kinds if kind in arrays}
+            like = arrays[kinds[0]]
             lengths = [torch.empty(0, dtype=torch.int64, device=like.device)]
             for piece, (first, length) in zip(pieces, bounds, strict=True):
                 before = length.cumsum(0) - length
                 count = next(left)
                 wanted = torch.repeat_interleave(first - before, length, output_size=count)
                 wanted += torch.arange(count, device=like.device)
-                values.append(piece.shard.arrays[ids].index_select(0, wanted))
+                for kind, parts in found_of.items():
+                    parts.append(piece.shard.arrays[kind].index_select(0, wanted))
                 lengths.append(length)
-            bags.append(Bag(torch.cat(values), torch.cat(lengths)))
+            values, *weights = map(torch.cat, found_of.values())
+            bags.append(Bag(values, torch.cat(lengths), *weights))
         return tuple(bags)
 
 

@@ -14,7 +14,7 @@ import polars as pl
 from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import Growth, Learned
+from stampede.data.learning.learned import EncodedBag, Growth, Learned
 from stampede.data.learning.unknown_shares import Shares, UnknownIds
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.missing import missing_marks_sentence
@@ -39,7 +39,7 @@ from stampede.files import FileEntry, file_entry
 from stampede.settings import counted
 
 _Arrays = dict[str, np.ndarray]
-_Bags = list[tuple[np.ndarray, np.ndarray]]
+_Bags = list[EncodedBag]
 
 
 class RowsOfParts(NamedTuple):
@@ -57,13 +57,17 @@ def write_rows(
     learned: Learned,
     options: WritingOptions,
     progress: RowProgress,
+    new: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[dict[PartName, list[ShardEntry]], dict[PartName, Shares]]:
     """Encode rows and write each to its part.
+
+    Args:
+        new: see `UnknownIds`.
 
     Returns:
         The manifest's entries of the files; and the shares of missing and unseen ids, by part.
     """
-    unknown = {part: UnknownIds(learned.fields) for part in PARTS}
+    unknown = {part: UnknownIds(learned.fields, new) for part in PARTS}
     writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
@@ -84,10 +88,10 @@ def write_rows(
             if not mask.all():
                 of_part = (
                     {name: array[mask] for name, array in arrays.items()},
-                    [(lengths[mask], ids[np.repeat(mask, lengths)]) for lengths, ids in bags],
+                    [bag.take(mask) for bag in bags],
                 )
             writers[part].append(*of_part)
-            unknown[part].add(of_part[0]["ids"], of_part[1])
+            unknown[part].add(of_part[0]["ids"], [bag.values for bag in of_part[1]])
         progress.advance_to(some.position, len(some.parts))
     # The disk then writes for all of them while their checksums are computed.
     for writer in writers.values():
@@ -175,24 +179,27 @@ class PartWriter:
         # Files are flushed and checksums computed while the next rows are prepared.
         self._threads = ThreadPoolExecutor(2)
 
-    def append(
-        self, arrays: Mapping[str, np.ndarray], bags: list[tuple[np.ndarray, np.ndarray]]
-    ) -> None:
-        """Write some rows: arrays `[n, ...]`, and of each multi-valued field lengths and values."""
+    def append(self, arrays: Mapping[str, np.ndarray], bags: _Bags) -> None:
+        """Write some rows: arrays `[n, ...]`, and the ids of each multi-valued field."""
         rows = len(next(iter(arrays.values())))
-        starts = [np.concatenate([[0], np.cumsum(lengths)]) for lengths, _ in bags]
+        starts = [np.concatenate([[0], np.cumsum(bag.lengths)]) for bag in bags]
         done = 0
         while done < rows:
             stop = min(rows, done + self._shard_rows - self._rows)
             for name, array in arrays.items():
                 self._file(name, array).append(array[done:stop])
-            for i, (_, values) in enumerate(bags):
+            for i, bag in enumerate(bags):
                 ends = starts[i][done : stop + 1]
-                offsets, ids = self._file(f"offsets_{i}", ends), self._file(f"values_{i}", values)
+                offsets = self._file(f"offsets_{i}", ends)
+                of_ids = {
+                    kind: (self._file(f"{kind}_{i}", each), each)
+                    for kind, each in bag.arrays().items()
+                }
                 if not offsets.rows:
                     offsets.append(np.zeros(1, dtype=np.int64))
-                offsets.append(ends[1:] - ends[0] + ids.rows)
-                ids.append(values[ends[0] : ends[-1]])
+                offsets.append(ends[1:] - ends[0] + of_ids["values"][0].rows)
+                for file, each in of_ids.values():
+                    file.append(each[ends[0] : ends[-1]])
             self._rows += stop - done
             done = stop
             if self._rows == self._shard_rows:

@@ -20,6 +20,7 @@ from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import (
     BOOLEANS,
     JSON,
+    LARGEST,
     LARGEST_WHOLE,
     REMEDY_OF_JSON,
     UNITS,
@@ -27,9 +28,11 @@ from stampede.data.formulas import (
     number_of,
     part_of_time,
     remedy_of_time,
+    remedy_of_weights,
     seconds_of_time,
     stripped,
     too_coarse,
+    weights_of_ids,
     written_alike,
 )
 from stampede.data.missing import marks_in_bags
@@ -44,7 +47,9 @@ from stampede.data.schema.schema import (
     Quantiles,
     Schema,
     TimePart,
+    column_of_weights,
     number_as_text,
+    weights_column,
 )
 
 LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
@@ -65,18 +70,15 @@ def labels_of(frame: pl.DataFrame, goals: Sequence[str]) -> np.ndarray:
     return np.stack(found, 1)
 
 
-# The largest number that is finite as a float32, rounded down.
-LARGEST = 3.4e38
-
-
 @dataclass(frozen=True)
 class Chunk:
     """Some typed rows.
 
     The frame has one column per id field and number of the schema, null where missing: ids of
     vocabularies and hashes String, raw integers Int64, lists of these where a cell holds several,
-    numbers Float64; `#label`, or `#label:GOAL` of each goal with nulls where it is missing, and, if
-    the log has them, `#weight` Float32, `#time` Int64 seconds since 1970, `#split` String.
+    numbers Float64; `#weights:FIELD`, lists of Float64; `#label`, or `#label:GOAL` of each goal
+    with nulls where it is missing, and, if the log has them, `#weight` Float32, `#time` Int64
+    seconds since 1970, `#split` String.
     """
 
     frame: pl.DataFrame
@@ -228,7 +230,10 @@ class RawLog:
             column, line = first[index], int(raw.lines[index])
             value = raw.frame[column.column][index]
             shown = "nothing" if value is None else repr(value)
-            remedy = column.remedy if isinstance(column.remedy, str) else column.remedy(value)
+            remedy = column.remedy
+            if not isinstance(remedy, str):
+                others = [raw.frame[column.beside][index]] if column.beside else []
+                remedy = remedy(value, *others)
             bad.append(BadRow(raw.file, line, column.column, shown, remedy, text))
         kept = np.delete(np.arange(len(frame)), list(first))
         return replace(done, frame=frame[kept], numbers=raw.numbers[kept], bad=[*raw.bad, *bad])
@@ -336,7 +341,9 @@ class _Typed(NamedTuple):
     column: str
     values: pl.Expr  # null where an input's value is bad
     is_bad: pl.Expr | None  # whether a row's value is bad; null counts as good
-    remedy: str | Callable[[Any], str]  # what to write, or a function of the bad value
+    # What to write, or a function of the bad value, and of that in the column `beside`.
+    remedy: str | Callable[..., str]
+    beside: str | None = None
 
 
 def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list[_Typed]:
@@ -347,6 +354,8 @@ def _columns(schema: Schema, split_column: str | None, types: pl.Schema) -> list
         columns.append(_number(name, field.column or name, types, schema.rules))
     for name, field in schema.ids.items():
         columns.append(_ids(name, field, schema, types))
+        if weights_column(field) is not None:
+            columns.append(_weights(name, field, schema, types))
     if schema.weight is not None:
         value = _float(schema.weight, types, schema.rules)
         bad = ~value.is_between(0, LARGEST).fill_null(False)
@@ -507,6 +516,26 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
         bad, remedy = bad | no_list, f"{remedy}, as a JSON list"
     good = numbers.list.eval(pl.element().filter(is_good(pl.element())))
     return _Typed(name, column, good, bad, remedy)
+
+
+def _weights(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Typed:
+    """The weights of a field's ids."""
+    column, ids = field.weights, field.column or name
+    kind = types[column]
+    one = kind.inner if isinstance(kind, pl.List | pl.Array) else kind
+    _check_type(column, kind, "a list of numbers", _is_numeric(one))
+    is_id = None
+    if isinstance(field, Integers):
+        most = field.size - 1
+
+        def is_id(text: pl.Expr) -> pl.Expr:
+            number = text.str.strip_chars().cast(pl.Int64, strict=False)
+            return number.is_between(0, most).fill_null(False)
+
+    of_ids = ids, types[ids], field.separator, field.max_ids, schema.missing, field.keep
+    values, bad = weights_of_ids(column, kind, *of_ids, is_id)
+    remedy = partial(remedy_of_weights, separator=field.separator, column=ids)
+    return _Typed(column_of_weights(name), column, values, bad, remedy, beside=ids)
 
 
 def _is_numeric(kind: pl.DataType) -> bool:

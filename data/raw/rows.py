@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from stampede.data.errors import DataError, OnBadRow
+from stampede.data.errors import DataError
 from stampede.data.missing import Marks
+from stampede.data.options import OnBadRow
 
 # Characters of a bad row that are written to the list of bad rows.
 _LONGEST = 2000

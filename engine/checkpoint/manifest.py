@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Container
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -79,6 +79,7 @@ class DataEntry(Section):
     vocabulary_sizes: dict[str, Count]
     shared: dict[str, str] = Field(default_factory=dict)
     mean: list[str] = Field(default_factory=list)
+    weighted: list[str] = Field(default_factory=list)
     goals: list[str] = Field(default_factory=list)
     attention: dict[str, str] = Field(default_factory=dict)
     sequences: dict[str, str] = Field(default_factory=dict)
@@ -107,11 +108,14 @@ class Manifest(Section):
         return self.config.get("model", {}).get("first_order_scale", 1.0)
 
 
-def weights_name(field: str, tensors: Container[str], prefix: str = "") -> str:
-    """Name, among those of `tensors`, of the tensor with the weights of a field's table."""
-    table = table_name(field)
-    bags = f"{prefix}front.ebc.embedding_bags.{table}.weight"
-    return bags if bags in tensors else f"{prefix}front.ec.embeddings.{table}.weight"
+def weights_name(field: str, tensors: Iterable[str], prefix: str = "") -> str:
+    """Name, among those of `tensors`, of the tensor with the weights of a field's table.
+
+    Any name that is not there if there is none, as of a table on other ranks.
+    """
+    begin, end = f"{prefix}{TABLES}", f".{table_name(field)}.weight"
+    found = (name for name in tensors if name.startswith(begin) and name.endswith(end))
+    return next(found, f"{begin}{end}")
 
 
 def data_entry(dataset: Dataset) -> DataEntry:
@@ -120,6 +124,7 @@ def data_entry(dataset: Dataset) -> DataEntry:
         vocabulary_sizes=dict(dataset.vocabulary_sizes),
         shared=dict(dataset.shared),
         mean=list(dataset.mean),
+        weighted=list(dataset.weighted),
         goals=list(dataset.goals),
         attention=dict(dataset.attention),
         sequences=dict(dataset.sequences),

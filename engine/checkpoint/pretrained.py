@@ -10,65 +10,77 @@ import torch
 
 from stampede.data import DataError, Dataset
 from stampede.engine.checkpoint.manifest import weights_name
-from stampede.engine.checkpoint.warm_start import local_parts
+from stampede.engine.checkpoint.tensors import local_parts
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.inference.kept import row_names
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.engine.reading import data_folder
-from stampede.settings import SettingsError
 
 
 @torch.no_grad()
 def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Processes) -> list[str]:
     """Give the ids of fields the vectors of `model.pretrained`; all ranks must call it.
 
-    First-order weights, and rows without a vector, keep their initial values.
+    In a later period of a log, only its new ids. First-order weights, and rows without a vector,
+    keep their initial values; in frozen tables, which would never learn them, both are zeros.
 
     Returns:
         A line for each field: how many of its rows have a vector.
 
     Raises:
-        SettingsError: there is no such field, or it has no table of its own ids.
         DataError: a file cannot be used.
     """
-    lines, dim = [], job.front.columns.dim
-    for field, file in config.model.pretrained.items():
+    lines = []
+    for field, given in config.model.pretrained.items():
+        dim = job.front.columns_of(field).dim
         rows, vectors = processes.on_main(
-            lambda field=field, file=file: _matched(config, dataset, field, Path(file), dim)
+            lambda field=field, file=given.path, dim=dim: _matched(
+                config, dataset, field, file, dim
+            )
         )
-        state, order = job.model.state_dict(), torch.from_numpy(rows)
+        due = np.ones(len(rows), bool)
+        if dataset.period > 1:
+            due[:] = False
+            due[dataset.rows_of_new_ids.get(field, [])] = True
+        state = job.model.state_dict()
         # A process may hold some tables only.
         table = state.get(weights_name(field, state))
         for part, (first_row, first_column) in local_parts(table) if table is not None else ():
-            mine = order[first_row : first_row + len(part)]
-            places = (mine >= 0).nonzero().squeeze(1)
+            here = slice(first_row, first_row + len(part))
+            mine = rows[here]
+            if not given.train:
+                part[torch.from_numpy((due[here] & (mine < 0)).nonzero()[0]).to(part.device)] = 0
+            places = (due[here] & (mine >= 0)).nonzero()[0]
             last = min(first_column + part.shape[1], dim)
             if last > first_column:
-                found = torch.from_numpy(vectors[mine[places].numpy(), first_column:last])
-                part[places.to(part.device), : last - first_column] = found.to(part)
+                found = torch.from_numpy(vectors[mine[places], first_column:last])
+                at = torch.from_numpy(places).to(part.device)
+                part[at, : last - first_column] = found.to(part)
         job.model.load_state_dict(state)
-        have = int((rows >= 0).sum())
+        have, count = int((due & (rows >= 0)).sum()), int(due.sum())
+        without = f"{count - have:,} without one as usual"
+        if not given.train:
+            without = (
+                f"{count - have:,} without one are zeros; training leaves them all as they are"
+            )
+        what = "new rows" if dataset.period > 1 else "rows"
         lines.append(
-            f"model.pretrained.{field}: {have:,} of {len(rows):,} rows begin with a vector of "
-            f"{file}; {len(rows) - have:,} without one as usual"
+            f"model.pretrained.{field}: {have:,} of {count:,} {what} begin with a vector of "
+            f"{given.path}; {without}"
         )
     return lines
 
 
 def _matched(
-    config: Config, dataset: Dataset, field: str, path: Path, dim: int
+    config: Config, dataset: Dataset, field: str, file: str, dim: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The vector of each row of the field's table, -1 for none; and the vectors."""
-    owners = [name for name in dataset.vocabulary_sizes if name not in dataset.shared]
-    if field not in owners:
-        table = dataset.shared.get(field)
-        what = f"uses the table of {table}" if table else "is no id field"
-        raise SettingsError(f"model.pretrained: {field!r} {what}; write one of {', '.join(owners)}")
     folder = None if isinstance(config.data, SyntheticSection) else data_folder(config)
     names = row_names(folder, field, dataset.vocabulary_sizes[field])
-    ids, vectors = _read(path, dim)
+    path = Path(file)
+    ids, vectors = _read(path, field, dim)
     places = dict(zip(ids, range(len(ids)), strict=True))
     rows = np.array([places.get(str(name), -1) for name in names], dtype=np.int64)
     if not (rows >= 0).any():
@@ -79,7 +91,7 @@ def _matched(
     return rows, vectors
 
 
-def _read(path: Path, dim: int) -> tuple[list[str], np.ndarray]:
+def _read(path: Path, field: str, dim: int) -> tuple[list[str], np.ndarray]:
     """Ids as text, and their vectors `[n, dim]` float32."""
     try:
         frame = pl.read_parquet(path, glob=False)
@@ -112,7 +124,8 @@ def _read(path: Path, dim: int) -> tuple[list[str], np.ndarray]:
         width = len(vectors[row])
         raise DataError(
             f"{path}, row {row + 1}, column {column}: found a vector of {width} numbers, but "
-            f"model.dim is {dim}; write vectors of that width, or model.dim={width}"
+            f"embeddings of {field} have {dim}; write vectors of that width, or "
+            f"model.dims.{field}={width}"
         )
     if ids.is_duplicated().any():
         raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from stampede.data import Dataset, click_shares
 from stampede.engine.checkpoint.manifest import Manifest, data_entry, read_manifest
 from stampede.engine.checkpoint.pretrained import fill_pretrained
 from stampede.engine.checkpoint.retention import newest_whole
-from stampede.engine.checkpoint.tensors import check_same_network, read_tensors
+from stampede.engine.checkpoint.tensors import check_same_network, on_cpu, read_tensors
 from stampede.engine.checkpoint.warm_start import (
     LoadReport,
     Source,
@@ -47,6 +48,9 @@ _FREE = ("model.import", "model.initial_bias", "model.pretrained",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
          "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_lr", "checkpoint.",
          "sharding.")  # fmt: skip
+
+# Moments of a frozen table do not exist.
+_FREEZES = re.compile(r"model\.pretrained\..+\.train")
 
 # Keys that only say how the run was started.
 _NOT_WORTH_TELLING = (
@@ -114,7 +118,8 @@ def begin(
     """
     if found.newest is None:
         draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
-    if found.newest is None and found.source is None:
+    filled: list[str] = []
+    if found.newest is None and (found.source is None or dataset.period > 1):
         filled = fill_pretrained(config, job, dataset, processes)
     if found.source is not None:
         before = read_manifest(found.source.checkpoint)
@@ -130,7 +135,7 @@ def begin(
         # Schedules and rates continue.
         kept = ("step", "skipped_batches", "plateau", "table_plateau")
         kept = {name: getattr(before.progress, name) for name in kept if takes_all}
-        return Progress(**kept), [*found.lines, loaded, *report.lines()], report
+        return Progress(**kept), [*found.lines, loaded, *report.lines(), *filled], report
     if found.newest is None:
         lines = [*found.lines, *filled, *_set_initial_bias(config, job, dataset, processes)]
         return Progress(), lines, None
@@ -171,6 +176,12 @@ def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -
     was, now = before.config["optim"]["embedding"]["optimizer"], config.optim.embedding.optimizer
     if was != now:
         other.append(f"optim.embedding.optimizer was {was!r}, now {now!r}")
+    # Frozen tables have no moments.
+    given = before.config["model"].get("pretrained", {})
+    froze = {name for name, one in given.items() if isinstance(one, dict) and not one["train"]}
+    for name in sorted(froze ^ config.model.frozen):
+        was, now = (name not in frozen for frozen in (froze, config.model.frozen))
+        other.append(f"model.pretrained.{name}.train was {was}, now {now}")
     if other:
         error = RunFolderError(
             "checkpoint.init_state: found 'all', but the model differs from the one in "
@@ -227,7 +238,11 @@ def changes(path: Path, config: Config, processes: Processes) -> list[str]:
         # The run keeps what the recipe chose when it began.
         now[key] = before.get(key)
     differing = _differing(before, now)
-    harmful = [line for key, line in differing.items() if not key.startswith(_FREE)]
+    harmful = [
+        line
+        for key, line in differing.items()
+        if not key.startswith(_FREE) or _FREEZES.fullmatch(key)
+    ]
     if harmful:
         raise RunFolderError(
             f"{path} cannot be continued with another configuration:\n"
@@ -271,6 +286,8 @@ def load(path: Path, job: Job, dataset: Dataset) -> Progress:
             + "\n".join(f"  data: {line}" for line in lines)
             + f"\nuse the same data, {_INSTEAD}{path}"
         )
+    if any(name.startswith("mean.") for name in manifest.tensors):
+        job.mean = on_cpu(job.model.state_dict(), copy=True)
     state = job.state(dist.get_rank())
     check_same_network(path, manifest, state["model"])
     if manifest.world_size != dist.get_world_size():

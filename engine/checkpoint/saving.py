@@ -30,7 +30,7 @@ from stampede.engine.job import Job
 from stampede.engine.processes import Processes, together
 from stampede.engine.training.progress import Progress
 from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
-from stampede.models import StoredColumns, table_name
+from stampede.models import table_name
 
 _NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: "
 
@@ -61,13 +61,16 @@ class Checkpoints:
         self._finite_buffers = [
             name for name, buffer in job.dense_buffers.items() if buffer.isfinite().all()
         ]
-        columns = {name: [*ends] for name, ends in StoredColumns(config.model.dim).names.items()}
         self._described = {
             "versions": versions(),
             "config": config.model_dump(mode="json"),
             "tables": {
-                table_name(field): TableEntry(field=field, rows=rows, columns=columns)
-                for field, rows in dataset.tables.items()
+                table_name(table): TableEntry(
+                    field=table,
+                    rows=rows,
+                    columns={n: [*ends] for n, ends in job.front.columns_of(table).names.items()},
+                )
+                for table, rows in dataset.tables.items()
             },
             "data": data_entry(dataset),
             "world_size": processes.world_size,

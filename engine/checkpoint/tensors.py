@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,15 @@ def on_cpu(values: Any, *, copy: bool) -> Any:
         return taken(values)
     shards = [Shard(taken(shard.tensor), shard.metadata) for shard in values.local_shards()]
     return ShardedTensor._init_from_local_shards_and_global_metadata(shards, values.metadata())
+
+
+def local_parts(tensor: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
+    """This process's parts of a tensor and their offsets."""
+    if not isinstance(tensor, ShardedTensor):
+        yield tensor.detach(), [0] * tensor.dim()
+        return
+    for shard in tensor.local_shards():
+        yield shard.tensor.detach(), list(shard.metadata.shard_offsets)
 
 
 def write_tensors(

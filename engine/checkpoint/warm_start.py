@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,17 +31,18 @@ from stampede.engine.checkpoint.manifest import (
     weights_name,
 )
 from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
-from stampede.engine.checkpoint.tensors import read_tensors
+from stampede.engine.checkpoint.tensors import local_parts, read_tensors
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.config.presets import flat_keys
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, kept_inputs, meanings_of_rows
 from stampede.engine.job import Job
+from stampede.engine.job.optimizers import table_inits
 from stampede.engine.processes import Processes, together
 from stampede.engine.reading import data_folder
-from stampede.models import StoredColumns, table_name
-from stampede.optim import TableInit, drawn_by_id
+from stampede.models import table_name
+from stampede.optim import drawn_by_id
 
 _REMEDY = "copy it again from the original run, or start without its weights"
 
@@ -195,13 +196,14 @@ def draw_rows_of_new_ids(
         of_tables = ((table, rows[table]) for table in job.front.tables if table in rows)
         return {table: keys_of_rows(meanings[table], places) for table, places in of_tables}
 
-    init = TableInit(config.model.init_std, job.front.columns.dim, config.run.seed)
+    inits = table_inits(config, job.front)
     for field, found in processes.on_main(keys).items():
         table, places = state.get(weights_name(field, state)), rows[field]
         if table is None or not len(places):
             continue
         dim = table.size()[1]
-        drawn = torch.from_numpy(drawn_by_id(found, init, table=table_name(field), dim=dim))
+        name = table_name(field)
+        drawn = torch.from_numpy(drawn_by_id(found, inits[name], table=name, dim=dim))
         order = torch.full((table.size()[0],), -1, dtype=torch.int64)
         order[torch.from_numpy(places)] = torch.arange(len(places))
         _copy_rows_(table, drawn, order)
@@ -231,7 +233,7 @@ class _Load:
             )
         # Stored first-order weights are multiplied by it, so that scores stay the same.
         self._ratio = self.manifest.first_order_scale / job.ctr_model.first_order_scale
-        self._first_order = slice(*job.front.columns.names["first_order"])
+        self._front = job.front
 
     def table_then(self, field: str) -> str:
         """The field whose table a field used in the checkpoint."""
@@ -247,7 +249,7 @@ class _Load:
         table = self.manifest.tables.get(table_name(self.table_then(field)))
         if table is None:
             return None, 0, _ABSENT
-        now = {n: list(where) for n, where in StoredColumns(self._config.model.dim).names.items()}
+        now = {n: [*ends] for n, ends in self._front.columns_of(field).names.items()}
         if table.columns != now:
             dims = (columns["embedding"][1] for columns in (table.columns, now))
             return None, table.rows, "dim was {}, now {}".format(*dims)
@@ -274,7 +276,7 @@ class _Load:
             return
         then = weights_name(self.table_then(field), self.manifest.tensors, _MODEL)
         whole = self._read(then)
-        whole[:, self._first_order] *= self._ratio
+        whole[:, slice(*self._front.columns_of(field).names["first_order"])] *= self._ratio
         _copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
         begin, now = (f"{_OF_TABLES}{one.removeprefix(_MODEL)}." for one in (then, name))
         for state in self.manifest.tensors if self.takes_all else ():
@@ -337,15 +339,6 @@ def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> N
         for places in (mine >= 0).nonzero().squeeze(1).split(_PIECE):
             values = whole[(mine[places], *columns)]
             part[places.to(part.device)] = values.to(part)
-
-
-def local_parts(table: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
-    """This process's parts of a table and their offsets."""
-    if not isinstance(table, ShardedTensor):
-        yield table.detach(), [0] * table.dim()
-        return
-    for shard in table.local_shards():
-        yield shard.tensor.detach(), list(shard.metadata.shard_offsets)
 
 
 @dataclass(frozen=True)

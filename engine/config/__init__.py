@@ -110,6 +110,13 @@ class TrainSection(Section):
     epochs: int | None = Field(
         None, ge=1, description="passes over the training rows; null: by the recipe"
     )
+    averaging: int | None = Field(
+        None,
+        ge=0,
+        description="steps of an epoch, evenly spaced, whose mean weights are put in their place "
+        "at its end, for rates that do not fall; a copy of all weights; 0: none; null: by the "
+        "recipe",
+    )
     negative_rate: float = Field(
         1.0,
         gt=0,
@@ -189,18 +196,28 @@ class EvaluateSection(Section):
         description="part that chooses the best epoch, stops early and reduces rates; test, as in "
         "the paper, keeps no rows for validation and makes best_auc optimistic",
     )
+    metric: Literal["auc", "logloss", "both"] = Field(
+        "both",
+        description="what chooses the best epoch, stops early and reduces rates; both: AUC minus "
+        "logloss, since an overfitted model may still rank well",
+    )
+    calibrate: bool = Field(
+        False,
+        description="before each evaluation, set the bias so that the predictions of the "
+        "validation part add up to its clicks; the model keeps it, also in predict and packages",
+    )
     select_goals: Annotated[
         dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_one_goal)
     ] = Field(
         {},
-        description="with several goals, the goal whose AUC chooses, or weights of the mean of "
-        "their AUCs by goal; {}: the weights of train.goals",
+        description="with several goals, the goal whose metric chooses, or weights of the mean "
+        "of their metrics by goal; {}: the weights of train.goals",
     )
     patience: int | None = Field(
         None,
         ge=0,
-        description="evaluated epochs in a row without a better AUC on select_on before training "
-        "stops; 0: never; null: by the recipe",
+        description="evaluated epochs in a row without a better metric on select_on before "
+        "training stops; 0: never; null: by the recipe",
     )
     metrics: list[_Metric] = Field(
         ["pr_auc", "normalized_entropy", "calibration", "calibration_buckets"],
@@ -333,6 +350,17 @@ class Config(Section):
                 "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "
                 "fraction above 0, or evaluate.select_on: test"
             )
+        if self.evaluate.calibrate:
+            if self.evaluate.select_on == "test" or getattr(self.data, "split", "") == "periods":
+                raise ValueError(
+                    "evaluate.calibrate sets the bias by the validation part, which this run does "
+                    "not have; write evaluate.calibrate: false, or another select_on or split"
+                )
+            if self.model.name == "esmm":
+                raise ValueError(
+                    "evaluate.calibrate sets the bias of each score, but the second score of esmm "
+                    "is a product of two; write evaluate.calibrate: false"
+                )
         if self.run.overwrite and self.checkpoint.resume == "auto":
             raise ValueError(
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto "

@@ -160,6 +160,12 @@ class SizesSection(Section):
     share: dict[FieldName, FieldName] = Field(
         {}, description="further fields, and the field of `tables` whose table each uses"
     )
+    attention: dict[FieldName, FieldName] = Field(
+        {}, description="fields with pooling: attention, and the query of each"
+    )
+    sequences: dict[FieldName, FieldName] = Field(
+        {}, description="fields with pooling: none, and the query of each"
+    )
     numbers: int = Field(0, ge=0, description="numeric inputs")
     goals: list[FieldName] = Field(
         [], description="goals, for networks of several; []: a single label"

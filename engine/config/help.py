@@ -28,7 +28,7 @@ _USED = {
     "train.epochs": "passes over the training rows",
     "train.precision": "of the dense layers: fp32, tf32, bf16, auto",
     "evaluate.every": "steps between evaluations within an epoch; 0: none",
-    "evaluate.patience": "evaluations without a better AUC until it stops",
+    "evaluate.patience": "evaluations without a better metric until it stops",
     "checkpoint.resume": "auto: continue from the newest checkpoint",
     "checkpoint.init_from": "run folder whose weights a new run starts from",
     "run.name": "name of the run folder; default: the file's name",

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Field, create_model
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 
 from stampede.files import read_file
 from stampede.models import (
@@ -27,9 +34,35 @@ from stampede.settings import Section, SettingsError
 DEFAULT_NETWORK = "deepfm"
 
 
+class Vectors(Section):
+    """Vectors of a field's ids."""
+
+    path: str = Field("", description="of a field: its file")
+    train: bool = Field(True, description="of a field: whether training goes on with the vectors")
+
+    @model_validator(mode="after")
+    def _has_a_path(self) -> Vectors:
+        if not self.path:
+            raise ValueError("found no path; write {path: FILE, train: false}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, written: SerializerFunctionWrapHandler) -> Any:
+        return self.path if self.train else written(self)
+
+
+def _vectors(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
 class _ModelSection(Section):
     name: str = Field(DEFAULT_NETWORK, description="network")
     dim: int = Field(10, ge=1, le=1024, description="width of the embeddings")
+    dims: dict[str, Annotated[int, Field(ge=1, le=1024)]] = Field(
+        {},
+        description="by id field, the width of its embeddings, if it is another one; a linear "
+        "layer without bias maps them to the width dim",
+    )
     hidden: list[Annotated[int, Field(ge=1)]] = Field(
         [400, 400, 400],
         min_length=1,
@@ -54,8 +87,9 @@ class _ModelSection(Section):
     )
     normalization: Normalization = Field(
         "none",
-        description="layer: layer norm before the ReLU of each hidden layer of the MLP; plain "
-        "torch then computes these layers, which is slower on a CPU",
+        description="layer, batch: layer norm or batch norm before the ReLU of each hidden layer "
+        "of the MLP, batch norm with the statistics of the global batch; plain torch then computes "
+        "these layers, which is slower on a CPU",
     )
     initial_bias: Literal["log_odds", "zero"] = Field(
         "log_odds",
@@ -63,15 +97,21 @@ class _ModelSection(Section):
         "training part, with the first-order weights of numbers at 0; zero: 0, with these "
         "weights random, as in the authors' code",
     )
-    pretrained: dict[str, str] = Field(
+    pretrained: dict[str, Annotated[Vectors, BeforeValidator(_vectors)]] = Field(
         {},
-        description="by id field, a Parquet file of ids and vectors of width dim, with which "
-        "the embeddings of a new run begin; training goes on with them",
+        description="by id field, a Parquet file of ids and vectors of the width of its "
+        "embeddings, with which these begin in a new run; {path: FILE, train: false} freezes the "
+        "field's table",
     )
     attention: AttentionOptions = Field(
         AttentionOptions(), description="the unit of fields with pooling: attention"
     )
     options: Section = NoOptions()
+
+    @property
+    def frozen(self) -> set[str]:
+        """Fields whose tables training leaves as they are."""
+        return {field for field, vectors in self.pretrained.items() if not vectors.train}
 
     @property
     def import_file(self) -> str:

@@ -80,17 +80,17 @@ class ScheduleSection(Section):
 
 
 class PlateauSection(Section):
-    """Reduction of the scheduled rate when the AUC stops rising."""
+    """Reduction of the scheduled rate when evaluate.metric stops improving."""
 
     factor: float = Field(1.0, gt=0, le=1, description="factor of a reduction; 1: none")
     patience: int = Field(
         2,
         ge=0,
-        description="evaluations in a row, including those within an epoch, without a better AUC "
-        "on evaluate.select_on before the next one reduces the rate",
+        description="evaluations in a row, including those within an epoch, without a better "
+        "metric on evaluate.select_on before the next one reduces the rate",
     )
     threshold: float = Field(
-        1e-4, ge=0, description="AUC above the best so far that counts as better"
+        1e-4, ge=0, description="by how much a metric must be better than the best so far"
     )
     least: float = Field(0.01, ge=0, le=1, description="lowest fraction of the scheduled rate")
 

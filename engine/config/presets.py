@@ -23,8 +23,8 @@ _PAPER: dict[str, Any] = {
         "scaling": {"rule": "cowclip", "base_batch_size": 1024},
     },
     "model": {"first_order_scale": 1.0, "dropout": 0.0, "initial_bias": "zero"},
-    "train": {"batch_size": 8192, "epochs": 10},
-    "evaluate": {"patience": 0},
+    "train": {"batch_size": 8192, "epochs": 10, "averaging": 0},
+    "evaluate": {"patience": 0, "metric": "auc"},
 }
 
 # What differs for Avazu; the bound is the paper's for batches from 4096 on.

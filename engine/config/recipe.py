@@ -41,7 +41,13 @@ _TABLES_FASTER, _DENSE_SLOWER = 2.0, 0.5
 _PATIENCE, _OF_THE_EPOCHS = 2, 1 / 3
 
 # Epochs of logs that have fewer rows than each number.
-_EPOCHS = ((1_000_000, 6), (10_000_000, 3), (math.inf, 2))
+_SMALL_LOG = 1_000_000
+_EPOCHS = ((_SMALL_LOG, 6), (10_000_000, 3), (math.inf, 2))
+
+# Small logs need 1 to 20 epochs and more, which no rule on their rows foretells. They train until
+# the validation part no longer gains, with constant rates, and the mean of each epoch's weights
+# takes out the noise that falling rates would (docs/experiments.md).
+_MOST_EPOCHS, _SNAPSHOTS, _SHORT_PATIENCE, _FASTER = 20, 8, 3, 2.0
 
 _WARMUP = 0.2
 _DROPOUT, _DROPOUT_BELOW = 0.2, 1_000_000
@@ -59,7 +65,8 @@ _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 
 _KEYS = (
-    "optim.scaling.base_batch_size", "train.batch_size", "train.epochs", "evaluate.patience",
+    "optim.scaling.base_batch_size", "train.batch_size", "train.epochs", "train.averaging",
+    "evaluate.patience",
     "optim.scaling.rule", "optim.embedding.lr", "optim.embedding.betas", "optim.embedding.l2",
     "optim.embedding.schedule.warmup", "optim.embedding.schedule.decay", "optim.dense.lr",
     "optim.dense.betas", "optim.dense.schedule.warmup", "optim.dense.schedule.decay",
@@ -155,16 +162,28 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
     longer = round(max(1.0, math.sqrt(hundredths / _FEW_STEPS)), 2)
     usual_epochs = next(epochs for most, epochs in _EPOCHS if rows < most)
     usual_epochs *= 2 if name in _WITHOUT_HIDDEN_LAYERS else 1
+    # Whoever names few epochs knows where the rates have to end.
+    given = at(values, "train.epochs")
+    until_no_better = rows < _SMALL_LOG and not (periodic or is_large)
+    until_no_better &= given is None or given > usual_epochs
     epochs, reason = usual_epochs, f"{rows:,} rows"
     if periodic:
         epochs, reason = 1, "each period is trained on once"
     elif is_large:
         epochs = round(usual_epochs * _MORE_EPOCHS * longer)
         reason = f"{math.ceil(rows / batch):,} steps an epoch"
+    elif until_no_better:
+        epochs, reason = _MOST_EPOCHS, "at most, until evaluations are no longer better"
     yield Choice("train.epochs", epochs, reason)
     epochs = at(values, "train.epochs")
+    snapshots, reason = 0, "rates fall"
+    if until_no_better:
+        snapshots, reason = _SNAPSHOTS, "rates do not fall"
+    yield Choice("train.averaging", snapshots, reason)
     patience = math.ceil(_OF_THE_EPOCHS * (epochs / at(values, "evaluate.every_epochs")))
-    reason = "evaluated epochs without a better AUC end the training"
+    if until_no_better:
+        patience = _SHORT_PATIENCE
+    reason = "evaluated epochs without a better evaluate.metric end the training"
     yield Choice("evaluate.patience", max(_PATIENCE, patience), reason)
 
     reason = "rates by the root of the batch, the same L2"
@@ -190,6 +209,9 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
         second = 1 - float(f"{0.004 * at_least:.2g}")
         betas = ([max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps")
     decay = ("polynomial", "a straight line to 0 at the end of training")
+    if until_no_better:
+        decay = ("constant", "until evaluations are no longer better")
+        of_tables = (_LR * _FASTER, of_tables[1])
     if periodic:
         decay = ("constant", "another period may follow")
     for section, lr, usual, of_paper in (

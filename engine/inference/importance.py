@@ -14,7 +14,7 @@ from stampede.data.errors import DataError
 from stampede.data.learning.learned import read_saved
 from stampede.data.prepared.manifest import LEARNED_FOLDER, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart
-from stampede.data.samples import Part
+from stampede.data.samples import Bag, Part
 from stampede.data.schema.schema import TimePart
 from stampede.engine.config import goal_weights
 from stampede.engine.console import progress_bar
@@ -140,14 +140,15 @@ def _held(part: Part, most: int, seed: int) -> ShardedPart:
     if samples.weight is not None:
         arrays["weight"] = samples.weight
     for number, bag in enumerate(samples.bags):
-        arrays |= _of_bag(number, bag.values, bag.lengths)
+        arrays |= _of_bag(number, bag)
     return ShardedPart((Shard(len(rows), {name: one.cpu() for name, one in arrays.items()}),))
 
 
-def _of_bag(number: int, values: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-    ends = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    torch.cumsum(lengths.cpu(), 0, out=ends[1:])
-    return {f"offsets_{number}": ends, f"values_{number}": values}
+def _of_bag(number: int, bag: Bag) -> dict[str, Tensor]:
+    ends = torch.zeros(len(bag.lengths) + 1, dtype=torch.int64)
+    torch.cumsum(bag.lengths.cpu(), 0, out=ends[1:])
+    found = {f"offsets_{number}": ends, f"values_{number}": bag.values}
+    return found if bag.weights is None else found | {f"weights_{number}": bag.weights}
 
 
 def _shuffled(held: ShardedPart, inputs: _Inputs, order: np.ndarray) -> Mapping[str, Tensor]:
@@ -161,8 +162,7 @@ def _shuffled(held: ShardedPart, inputs: _Inputs, order: np.ndarray) -> Mapping[
             arrays[name] = arrays[name].clone()
             arrays[name][:, places] = source[:, places].to(arrays[name].dtype)
     for number in inputs.bags:
-        bag = moved.bags[number]
-        arrays |= _of_bag(number, bag.values, bag.lengths)
+        arrays |= _of_bag(number, moved.bags[number])
     return arrays
 
 

@@ -12,13 +12,23 @@ import torch
 from onnx import TensorProto, compose, helper
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 from torch.nn import functional
 
-from stampede.data.formulas import BOOLEANS, DAY, FIRST_TIME, HOUR, LAST_TIME, THURSDAY, WEEK
+from stampede.data.formulas import (
+    BOOLEANS,
+    DAY,
+    FIRST_TIME,
+    HOUR,
+    LARGEST,
+    LAST_TIME,
+    THURSDAY,
+    WEEK,
+)
 from stampede.data.learning.vocabulary import FIRST_ROW
-from stampede.data.raw.log import LARGEST
 from stampede.data.schema.schema import HISTORIES
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.package.load import together
 from stampede.engine.inference.packaging import (
     SAMPLES,
     DensePart,
@@ -124,7 +134,11 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
         kind = "LabelEncoder" if number in encoders else "Identity"
         nodes.append(helper.make_node(kind, [name], [value.name], **encoders.get(number, {})))
     nodes.extend(graph.node)
-    types = {"number": TensorProto.DOUBLE, "text": TensorProto.STRING}
+    types = {
+        "number": TensorProto.DOUBLE,
+        "weights": TensorProto.DOUBLE,
+        "text": TensorProto.STRING,
+    }
     taken, given = [], []
     for one in inputs:
         shape = [_SAMPLES, f"ids of {one['name']}"][: 1 + one["multi"]]
@@ -149,10 +163,12 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
 def described_inputs(
     about: dict[str, Any], most_ids: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The inputs of a file, and the name of the input of each field and then of each number.
+    """The inputs of a file, and the name of the input of each field, of each number, and then of
+    the weights of each field that has some.
 
-    An input's `kind` is text, integer, number, seconds, or row (of the field's table); it is
-    `[samples, ids]` if `multi`, and else `[samples]`. Several `fields` and numbers may share one.
+    An input's `kind` is text, integer, number, seconds, weights, or row (of the field's table); it
+    is `[samples, ids]` if `multi`, and else `[samples]`. Several `fields` and numbers may share
+    one.
 
     Args:
         about: see `described_model`.
@@ -161,7 +177,9 @@ def described_inputs(
     inputs: dict[tuple[str, str, bool], dict[str, Any]] = {}
     taken, names = set(_outputs(about)), []
     wanted = [(field, _kind(field, most_ids)) for field in about["fields"]]
-    for one, kind in [*wanted, *((number, "number") for number in about["numbers"])]:
+    wanted += ((number, "number") for number in about["numbers"])
+    wanted += (({**field, "column": field["weights"]}, "weights") for field in _weighted(about))
+    for one, kind in wanted:
         column, multi = one["column"] or about["time"]["column"], one.get("multi", False)
         # Inputs that are rows of tables cannot be shared.
         key = (one["name"] if kind == "row" else column, kind, multi)
@@ -176,6 +194,11 @@ def described_inputs(
             inputs[key]["fields"].append(one["name"])
         names.append(inputs[key]["name"])
     return list(inputs.values()), names
+
+
+def _weighted(about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The fields whose ids have weights."""
+    return [field for field in about["fields"] if field.get("weights") is not None]
 
 
 def _outputs(about: dict[str, Any]) -> list[str]:
@@ -226,12 +249,15 @@ class Scoring(nn.Module):
         self.numbers = Numbers(about["numbers"], dtype, about["rules"])
         self.dense = DensePart(model)
 
-    def forward(self, values: list[Tensor], numbers: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(
+        self, values: list[Tensor], numbers: list[Tensor], weights: list[Tensor]
+    ) -> tuple[Tensor, ...]:
         """Probabilities, then logits, `[samples]` float32 of each goal."""
         pooled, of_ids, masks = [], [], []
+        left = iter(weights)
         for field, value in zip(self.fields, values, strict=True):
             if field.about["pooling"] not in HISTORIES:
-                pooled.append(field(value))
+                pooled.append(field(value, next(left) if field.about["weights"] else None))
                 continue
             rows, is_id = field.of_ids(value)
             of_ids.append(rows)
@@ -239,7 +265,7 @@ class Scoring(nn.Module):
             if field.about["pooling"] == "attention":
                 pooled.append(torch.zeros_like(rows[:, 0]))
         numbers = self.numbers(numbers, len(values[0]))
-        logits = self.dense(torch.stack(pooled, 1), numbers, of_ids, masks).float()
+        logits = self.dense(together(pooled), numbers, of_ids, masks).float()
         if logits.ndim == 1:
             return logits.sigmoid(), logits
         return (*logits.sigmoid().unbind(1), *logits.unbind(1))
@@ -254,8 +280,14 @@ class Scoring(nn.Module):
             shapes.append({0: samples, 1: Dim.DYNAMIC} if multi else {0: samples})
         count = len(self.numbers.about)
         numbers = [torch.zeros(SAMPLES, dtype=torch.float64) for _ in range(count)]
-        shapes = {"values": shapes, "numbers": [{0: samples}] * count}
-        return exported(self, (values, numbers), shapes, self.dense.model.network)
+        weighted = _weighted({"fields": [field.about for field in self.fields]})
+        weights = [torch.ones(SAMPLES, SAMPLES + 1, dtype=torch.float64) for _ in weighted]
+        shapes = {
+            "values": shapes,
+            "numbers": [{0: samples}] * count,
+            "weights": [{0: samples, 1: Dim.DYNAMIC}] * len(weights),
+        }
+        return exported(self, (values, numbers, weights), shapes, self.dense.model.network)
 
 
 class Numbers(nn.Module):
@@ -324,15 +356,21 @@ class Field(nn.Module):
         if kind == "number":
             self.register_buffer("edges", torch.tensor(about["edges"], dtype=torch.float64))
 
-    def forward(self, value: Tensor) -> Tensor:
+    def forward(self, value: Tensor, weights: Tensor | None = None) -> Tensor:
         """Embedding and first-order weight, `[samples, dim + 1]` float32.
 
-        They are sums or means over several ids.
+        They are sums or means over several ids, each times its weight.
         """
         about = self.about
         if not about["multi"]:
             return self._weights(self._rows(value))
         rows, is_id = self.of_ids(value)
+        if weights is not None:
+            if about["missing_row"] is not None:
+                ones = torch.ones(len(weights), 1, dtype=weights.dtype)
+                weights = torch.cat([weights, ones], 1)
+            # Padding may be anything.
+            rows = torch.where(is_id.unsqueeze(-1), rows * weights.float().unsqueeze(-1), 0.0)
         sums = (rows * is_id.unsqueeze(-1)).sum(1)
         return (
             sums / is_id.sum(1, keepdim=True).clamp(min=1) if about["pooling"] == "mean" else sums
@@ -391,6 +429,13 @@ class Field(nn.Module):
         return torch.cat([found, functional.embedding(rows, self.first_order).float()], -1)
 
 
+def _has_attention(program: ExportedProgram) -> bool:
+    graphs = (part for part in program.graph_module.modules() if isinstance(part, GraphModule))
+    return any(
+        "scaled_dot_product" in str(node.target) for part in graphs for node in part.graph.nodes
+    )
+
+
 def translated(program: ExportedProgram) -> onnx.ModelProto:
     """A program as an ONNX model; the names of its values start with `inside/`.
 
@@ -399,7 +444,8 @@ def translated(program: ExportedProgram) -> onnx.ModelProto:
     """
     try:
         # Of the attention of torch itself, torch.onnx knows only that of four dimensions.
-        program = program.run_decompositions()
+        if _has_attention(program):
+            program = program.run_decompositions()
         found = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False)
         model = found.model_proto
     except torch.onnx.OnnxExporterError as failure:

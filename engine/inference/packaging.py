@@ -36,11 +36,12 @@ from stampede.engine.inference.kept import (
 )
 from stampede.engine.inference.package import update
 from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
+from stampede.engine.inference.package.load import together
 from stampede.engine.inference.package.update import PACKAGE, sealed
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
 from stampede.files import hidden, make_folder, publish_folder, remove, to_json
-from stampede.models import CTRModel
+from stampede.models import CTRModel, StoredColumns
 from stampede.models.histories import Padded
 from stampede.models.negative_sampling import corrected
 
@@ -171,6 +172,7 @@ def _described(meanings: RowMeanings) -> dict[str, Any]:
         "separator": getattr(field, "separator", None),
         "max_ids": getattr(field, "max_ids", None),
         "keep": getattr(field, "keep", "first"),
+        "weights": getattr(field, "weights", None),
         "encode": meanings.encode,
     }
     if field is None:
@@ -247,11 +249,11 @@ class DensePart(nn.Module):
 
     def __init__(self, model: CTRModel) -> None:
         super().__init__()
-        columns = model.front.columns
-        self.padding = columns.stored - columns.dim - 1
-        model.front.ebc = model.front.ec = None
+        front = model.front
+        front.drop_tables()
         self.model = model
-        self.histories = model.front.histories
+        self.pooled = [front.columns_of(field) for field in front.pooled]
+        self.histories = {field: front.columns_of(field) for field in front.histories}
 
     def forward(
         self,
@@ -263,18 +265,30 @@ class DensePart(nn.Module):
         """Logits `[n]`, or `[n, goals]`.
 
         Args:
-            rows: `[n, pooled fields, dim + 1]`, embedding and first-order weight of each field.
+            rows: `[n, pooled fields, dim + 1]`, embedding and first-order weight of each field; if
+                fields differ in width, `[n, sum of dim + 1]`.
             numbers: `[n, numbers]`.
             values: of each history `[n, most, dim + 1]`, the same of each id.
             is_id: of each history `[n, most]`, whether there is an id at a place.
         """
         read = {
-            name: Padded(functional.pad(one, [0, self.padding]), mask)
-            for name, one, mask in zip(self.histories, values, is_id, strict=True)
+            name: Padded(_padded(one, columns), mask)
+            for (name, columns), one, mask in zip(
+                self.histories.items(), values, is_id, strict=True
+            )
         }
-        stored = functional.pad(rows, [0, self.padding]).flatten(1)
+        if rows.ndim == 3:
+            stored = _padded(rows, self.pooled[0]).flatten(1)
+        else:
+            parts = rows.split([columns.dim + 1 for columns in self.pooled], 1)
+            stored = torch.cat(list(map(_padded, parts, self.pooled)), 1)
         logits = self.model.logits(stored, numbers, histories=read)
         return corrected(logits, self.model.negative_rate)
+
+
+def _padded(rows: Tensor, columns: StoredColumns) -> Tensor:
+    """Rows `[..., dim + 1]` as they are stored."""
+    return functional.pad(rows, [0, columns.stored - columns.dim - 1])
 
 
 def export_dense_part(model: CTRModel) -> ExportedProgram:
@@ -283,12 +297,15 @@ def export_dense_part(model: CTRModel) -> ExportedProgram:
     Raises:
         RunFolderError: torch cannot export it; this happens with users' own networks.
     """
-    fields, columns = len(model.front.pooled), model.front.columns.dim + 1
-    histories, samples = range(len(model.front.histories)), Dim("samples", min=1)
+    front, samples = model.front, Dim("samples", min=1)
+    pooled, histories = (
+        [front.columns_of(field).dim + 1 for field in fields]
+        for fields in (front.pooled, front.histories)
+    )
     inputs = (
-        torch.zeros(SAMPLES, fields, columns),
+        together([torch.zeros(SAMPLES, columns) for columns in pooled]),
         torch.zeros(SAMPLES, model.numbers),
-        [torch.zeros(SAMPLES, SAMPLES + 1, columns) for _ in histories],
+        [torch.zeros(SAMPLES, SAMPLES + 1, columns) for columns in histories],
         [torch.ones(SAMPLES, SAMPLES + 1, dtype=torch.bool) for _ in histories],
     )
     of_history = [{0: samples, 1: Dim.DYNAMIC} for _ in histories]

@@ -10,7 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from stampede.data.errors import OnBadRow, exit_status
+from stampede.data.errors import exit_status
+from stampede.data.options import OnBadRow
 from stampede.data.prepared.manifest import PARTS
 from stampede.engine.console import readable_metric, table
 from stampede.engine.errors import RunFolderError

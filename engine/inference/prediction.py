@@ -19,9 +19,9 @@ import pyarrow.parquet
 import torch
 
 from stampede.data import DataError, Part
-from stampede.data.errors import OnBadRow
 from stampede.data.learning.learned import Learned, load
 from stampede.data.learning.unknown_shares import Compared, Shares, UnknownIds, compared
+from stampede.data.options import OnBadRow
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
@@ -437,15 +437,15 @@ def _encoded(chunk: Chunk, learned: Learned, numbers_dtype: str) -> Piece:
     frame, rows = chunk.frame, len(chunk.numbers)
     arrays, bags = learned.encode(frame, numbers_dtype)
     unknown = UnknownIds(learned.fields)
-    unknown.add(arrays["ids"], bags)
+    unknown.add(arrays["ids"], [bag.values for bag in bags])
     goals = learned.schema.goals
     has_label = goals or LABEL in frame.columns
     arrays["label"] = labels_of(frame, goals) if has_label else np.zeros(rows, np.float32)
     if WEIGHT in frame.columns:
         arrays["weight"] = frame[WEIGHT].to_numpy()
-    for i, (lengths, values) in enumerate(bags):
-        arrays[f"offsets_{i}"] = np.concatenate([[0], np.cumsum(lengths)])
-        arrays[f"values_{i}"] = values
+    for i, bag in enumerate(bags):
+        arrays[f"offsets_{i}"] = np.concatenate([[0], np.cumsum(bag.lengths)])
+        arrays |= {f"{kind}_{i}": each for kind, each in bag.arrays().items()}
     # Polars' memory is read-only, which torch warns about.
     tensors = {
         name: torch.from_numpy(array if array.flags.writeable else array.copy())

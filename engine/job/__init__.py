@@ -14,6 +14,7 @@ from stampede.engine.config import Config
 from stampede.engine.job.precision import DensePrecision
 from stampede.models import CTRModel, EmbeddingFront
 from stampede.optim import BackwardUpdate, DenseAdam, Scaled
+from stampede.settings import SettingsError
 
 
 @dataclass
@@ -24,6 +25,8 @@ class Job:
         scaling: settings at the base batch size and at the configured one.
         seed: of random numbers in the dense layers, such as dropout.
         skips_nonfinite: whether to skip a batch whose loss is not finite.
+        mean: of the weights at some steps of the current epoch, on the CPU, like the model's
+            `state_dict`; None before the first one, see `stampede.engine.training.averaging`.
     """
 
     model: DistributedModelParallel
@@ -34,6 +37,7 @@ class Job:
     table_update: BackwardUpdate | None = None
     seed: int = 0
     skips_nonfinite: bool = False
+    mean: dict[str, Any] | None = None
 
     @property
     def ctr_model(self) -> CTRModel:
@@ -42,8 +46,10 @@ class Job:
 
     @property
     def dense_buffers(self) -> dict[str, Tensor]:
-        """Buffers of the network, such as BatchNorm's running mean, by name."""
-        return dict(self.ctr_model.network.named_buffers(prefix="network"))
+        """Buffers of the dense layers, such as BatchNorm's running mean, by name."""
+        model = self.ctr_model
+        parts = {"network": model.network, "attention": model.attention}
+        return {n: b for part in parts for n, b in parts[part].named_buffers(prefix=part)}
 
     @property
     def front(self) -> EmbeddingFront:
@@ -64,7 +70,7 @@ class Job:
 
         Brings all rows of the tables up to date. All ranks must call it at the same point.
         """
-        return {
+        state = {
             "model": self.model.state_dict(),
             "fused": self.model.fused_optimizer.state_dict()["state"],
             "dense": {
@@ -73,6 +79,7 @@ class Job:
             },
             "random": {f"rank_{rank}": torch.get_rng_state()},
         }
+        return state if self.mean is None else {**state, "mean": self.mean}
 
 
 class ModelInputs(Protocol):
@@ -85,10 +92,18 @@ class ModelInputs(Protocol):
     goals: Sequence[str]
     attention: Mapping[str, str]
     sequences: Mapping[str, str]
+    weighted: Sequence[str]
 
 
 def build_model(config: Config, data: ModelInputs) -> CTRModel:
-    """The model before sharding: its tables are on `meta`."""
+    """The model before sharding: its tables are on `meta`.
+
+    Raises:
+        SettingsError: the configuration does not fit the data.
+    """
+    for key in ("dims", "pretrained"):
+        for field in getattr(config.model, key):
+            _check_has_table(key, field, data)
     return CTRModel(
         config.model.name,
         data.vocabulary_sizes,
@@ -101,6 +116,8 @@ def build_model(config: Config, data: ModelInputs) -> CTRModel:
         mean=data.mean,
         attention=data.attention,
         sequences=data.sequences,
+        dims=config.model.dims,
+        weighted=data.weighted,
         unit=config.model.attention,
         first_order_scale=config.model.first_order_scale,
         dropout=config.model.dropout,
@@ -109,6 +126,14 @@ def build_model(config: Config, data: ModelInputs) -> CTRModel:
         goal_weights=config.train.goals,
         goal_weighting=config.train.goal_weighting,
     )
+
+
+def _check_has_table(key: str, field: str, data: ModelInputs) -> None:
+    owners = [name for name in data.vocabulary_sizes if name not in data.shared]
+    if field not in owners:
+        table = data.shared.get(field)
+        what = f"uses the table of {table}" if table else "is no id field"
+        raise SettingsError(f"model.{key}: {field!r} {what}; write one of {', '.join(owners)}")
 
 
 def move_dense(model: CTRModel, device: torch.device) -> None:

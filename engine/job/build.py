@@ -8,19 +8,24 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.data import Dataset
 from stampede.engine.config import Config
 from stampede.engine.job import Job, build_model, move_dense
 from stampede.engine.job.compile import compile_network
-from stampede.engine.job.optimizers import dense_optimizer, scaled_hyperparameters, table_optimizer
+from stampede.engine.job.optimizers import (
+    dense_optimizer,
+    optimize_tables,
+    scaled_hyperparameters,
+    table_inits,
+)
 from stampede.engine.job.precision import choose_precision
 from stampede.engine.planning.planner import make_plan, sharding_types
 from stampede.engine.planning.workload import planned_data, workload
 from stampede.engine.processes import Processes
 from stampede.models import cpu
-from stampede.optim import TableInit, cowclip_sharders, table_update
+from stampede.optim import cowclip_sharders, table_update
+from stampede.settings import SettingsError
 
 
 def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
@@ -28,16 +33,21 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     scaling = scaled_hyperparameters(config)
     actual = scaling.scaled
     model = build_model(config, dataset)
-    columns = model.front.columns.dim
-    kind, arguments = table_optimizer(config, actual, columns)
-    apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
+    if model.batch_norms and config.train.reproducible:
+        raise SettingsError(
+            "train.reproducible: found true, but the network has batch norm, whose statistics join "
+            "the tiles of a batch, and their bits would depend on the number of ranks; write "
+            "model.normalization=layer and other activations than dice, or "
+            "train.reproducible=false"
+        )
+    optimize_tables(config, actual, model.front)
     l2 = model.l2_terms()
     if model.number_weights is not None:
         # First-order weights of numbers decay with the tables' l2.
         l2[id(model.number_weights.weight)] = actual.embedding_l2
     communication = config.sharding.communication
     sharders = cowclip_sharders(
-        TableInit(config.model.init_std, columns, config.run.seed),
+        table_inits(config, model.front),
         qcomm_codecs_registry=get_qcomm_codecs_registry(
             QCommsConfig(CommType(communication.forward), CommType(communication.backward))
         ),
@@ -51,6 +61,9 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         processes,
     )
     move_dense(model, processes.device)
+    for norm in model.batch_norms:
+        # From here on: planning tries the model on each rank by itself.
+        norm.ranks = processes.world_size
     compile_network(model.network, config.train.compile, processes.device)
     if processes.device.type == "cpu":
         # Compile them now, if need be, rather than in the first step.

@@ -6,15 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.config import Config
+from stampede.models import EmbeddingFront, table_name
 from stampede.optim import (
     CowClip,
+    CowClipOptimizer,
     DenseAdam,
+    FrozenTables,
     Hyperparameters,
     Scaled,
+    TableInit,
     learning_rate,
     scale,
 )
@@ -29,19 +33,40 @@ def scaled_hyperparameters(config: Config) -> Scaled:
     return scale(base, scaling.rule, config.train.batch_size, scaling.base_batch_size)
 
 
+def optimize_tables(config: Config, scaled: Hyperparameters, front: EmbeddingFront) -> None:
+    """Give the tables their optimizers, before they are sharded."""
+    for table, weights in front.weights().items():
+        kind, arguments = table_optimizer(config, scaled, front.columns_of(table).dim, table)
+        apply_optimizer_in_backward(kind, [weights], arguments)
+
+
 def table_optimizer(
-    config: Config, scaled: Hyperparameters, columns: int
-) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    config: Config, scaled: Hyperparameters, columns: int, table: str | None = None
+) -> tuple[type[CowClipOptimizer], dict[str, Any]]:
     """Class and arguments for `apply_optimizer_in_backward`, at the actual batch size.
 
-    `columns` of a stored row are the embedding; these are clipped.
+    Args:
+        columns: of a stored row, its embedding; these are clipped.
+        table: the field whose table it is.
     """
+    if table in config.model.frozen:
+        return FrozenTables, {}
     section = config.optim.embedding
     arguments = section.model_dump(exclude={"optimizer", "schedule", "plateau", "clip"})
     arguments |= {"lr": scaled.embedding_lr, "l2": scaled.embedding_l2}
     none = CowClip(granularity="none", columns=columns)
     arguments["clip"] = none if section.clip is None else section.clip.built(columns=columns)
     return optimizer_with(section.settings_of), arguments
+
+
+def table_inits(config: Config, front: EmbeddingFront) -> dict[str, TableInit]:
+    """The distribution of the initial values of each table, by its name."""
+    return {
+        table_name(table): TableInit(
+            config.model.init_std, front.columns_of(table).dim, config.run.seed
+        )
+        for table in front.tables
+    }
 
 
 def dense_optimizer(

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.types import ShardingPlan
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.config import Config
 from stampede.engine.config.optim import OptimSection
@@ -23,7 +22,7 @@ from stampede.engine.config.recipe import LARGE_LOG, with_recipe
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.job import build_model
-from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimizer
+from stampede.engine.job.optimizers import optimize_tables, scaled_hyperparameters
 from stampede.engine.planning.planner import Cluster, describe_plan, search_plan, sharding_types
 from stampede.engine.planning.workload import (
     PlacedShard,
@@ -80,12 +79,15 @@ class DryRun:
             "fits": self.fits,
             "cluster": {**asdict(self.cluster), "usable": self.cluster.usable},
             "batch_size": self.work.batch_size,
-            "columns": self.work.columns,
             "optimizer": self.config.optim.embedding.optimizer,
             "rows_looked_up": self.work.data.assumed,
             "tables": {
-                table.field: {"rows": table.rows, "ids_per_sample": table.ids_per_sample}
-                for table in self.work.data.tables
+                table.field: {
+                    "rows": table.rows,
+                    "columns": self.work.states[name].dim,
+                    "ids_per_sample": table.ids_per_sample,
+                }
+                for name, table in self.work.tables.items()
             },
             "sharding": {
                 name: sharding.sharding_type
@@ -109,10 +111,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         config, data.rows or LARGE_LOG, len(data.vocabulary_sizes), cluster.world_size
     )
     model = build_model(config, data)
-    kind, arguments = table_optimizer(
-        config, scaled_hyperparameters(config).scaled, model.front.columns.dim
-    )
-    apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
+    optimize_tables(config, scaled_hyperparameters(config).scaled, model.front)
     work, stats = workload(config, data, model, cluster.world_size), EmbeddingStats()
     types = sharding_types(config, cluster.world_size)
     larger = [round(work.even_bytes() * factor / (1.0 - cluster.reserved)) for factor in _LARGER]
@@ -187,13 +186,13 @@ def _shortfall(done: DryRun) -> str:
 
 def _smaller_optimizer(done: DryRun) -> str | None:
     """The first with small enough state, other keys as in the paper; None if all need too much."""
-    work = done.work
+    work, model = done.work, build_model(done.config, done.work.data)
     for name in _SMALLER:
         values = with_preset({"preset": "paper", "optim": {"embedding": {"optimizer": name}}})
         section = OptimSection(embedding=values["optim"]["embedding"]).embedding
         optim = done.config.optim.model_copy(update={"embedding": section})
         config = done.config.model_copy(update={"optim": optim})
-        smaller = replace(work, states=TableStates.of(config, config.model.dim, work.columns))
+        smaller = replace(work, states=TableStates.of_tables(config, model.front))
         is_smaller = smaller.table_bytes() < work.table_bytes()
         if is_smaller and smaller.even_bytes() * _UNEVEN <= done.cluster.usable:
             return name
@@ -205,10 +204,12 @@ def report(done: DryRun) -> str:
     work, cluster, costs = done.work, done.cluster, done.costs
     total, lookups = costs.memory["total"], costs.lookups
     rows = sum(table.rows for table in work.data.tables)
+    widths = sorted({states.dim for states in work.states.values()})
+    columns = f"{widths[0]} to {widths[-1]}" if len(widths) > 1 else widths[0]
     free = f", {cluster.reserved:.0%} of it kept free" if cluster.reserved else ""
     lines = [
         f"{done.config.run.name}: a dry run, nothing is allocated",
-        f"  {len(work.data.tables)} tables, {rows:,} rows of {work.columns} columns, "
+        f"  {len(work.data.tables)} tables, {rows:,} rows of {columns} columns, "
         f"optimizer {done.config.optim.embedding.optimizer}",
         f"  {cluster.world_size} x {cluster.device_type} with {readable_bytes(cluster.memory)}"
         f"{free}, {cluster.local_world_size} in a node",

@@ -24,7 +24,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
 from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimizer
 from stampede.engine.reading import data_folder
-from stampede.models import CTRModel, table_name
+from stampede.models import CTRModel, EmbeddingFront, table_name
 from stampede.models.embedding_front import fields_of_tables
 from stampede.models.histories import Jagged
 from stampede.optim.table_array import TableArray, TableShard
@@ -75,7 +75,8 @@ class PlannedData:
     """What a plan needs to know about the data.
 
     Attributes:
-        vocabulary_sizes, numbers, shared, mean, attention, sequences, goals: as of a `Dataset`.
+        vocabulary_sizes, numbers, shared, mean, weighted, attention, sequences, goals: as of a
+            `Dataset`.
         tables: in the order of the fields.
         assumed: how often rows are looked up, in words.
         rows: of the training part; None if only table sizes are known.
@@ -89,6 +90,7 @@ class PlannedData:
     assumed: str
     rows: int | None = None
     mean: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
     goals: tuple[str, ...] = ()
     attention: Mapping[str, str] = field(default_factory=dict)
     sequences: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +131,7 @@ class PlacedShard:
 
 @dataclass(frozen=True)
 class TableStates:
-    """The state of the tables' optimizer.
+    """The state of a table's optimizer.
 
     Attributes:
         dim: columns of a stored row.
@@ -140,10 +142,15 @@ class TableStates:
     settings: UpdateSettings
 
     @classmethod
-    def of(cls, config: Config, columns: int, dim: int) -> TableStates:
-        """The state of a configuration's optimizer, for embeddings of so many columns."""
-        kind, arguments = table_optimizer(config, scaled_hyperparameters(config).scaled, columns)
-        return cls(dim, kind.update_settings(kind.defaults_with(arguments)))
+    def of_tables(cls, config: Config, front: EmbeddingFront) -> dict[str, TableStates]:
+        """The states of the tables' optimizers, by name of the table."""
+        scaled, found = scaled_hyperparameters(config).scaled, {}
+        for table in front.tables:
+            columns = front.columns_of(table)
+            kind, arguments = table_optimizer(config, scaled, columns.dim, table)
+            settings = kind.update_settings(kind.defaults_with(arguments))
+            found[table_name(table)] = cls(columns.stored, settings)
+        return found
 
     def per_row(self, columns: int, column_offset: int = 0) -> int:
         """Bytes of state per row of a shard with these columns."""
@@ -178,16 +185,14 @@ class Workload:
     """A step of training.
 
     Attributes:
-        columns: width of a stored row.
-        states: of the tables' optimizer.
+        states: of the tables' optimizers, by name of the table.
         dense_bytes_per_sample: activations of the dense layers.
         batch_size: global.
         reproducible: whether the bits may not depend on the number of ranks.
     """
 
     data: PlannedData
-    columns: int
-    states: TableStates
+    states: Mapping[str, TableStates]
     dense_parameters: int
     dense_bytes_per_sample: int
     batch_size: int
@@ -210,9 +215,8 @@ class Workload:
             kind = sharding.sharding_type
             if sharding.sharding_spec is None:
                 for rank in range(self.world_size):
-                    yield PlacedShard(
-                        table, kind, rank, 0, self.tables[table].rows, 0, self.columns
-                    )
+                    rows, columns = self.tables[table].rows, self.states[table].dim
+                    yield PlacedShard(table, kind, rank, 0, rows, 0, columns)
                 continue
             for shard in sharding.sharding_spec.shards:
                 (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
@@ -224,7 +228,8 @@ class Workload:
 
     def state_bytes(self, shard: PlacedShard) -> int:
         """Optimizer state of a shard."""
-        return shard.rows * self.states.per_row(shard.columns, shard.column_offset)
+        states = self.states[shard.table]
+        return shard.rows * states.per_row(shard.columns, shard.column_offset)
 
     def lookups(self, shard: PlacedShard) -> float:
         """Expected ids of a step that are looked up in a shard."""
@@ -240,12 +245,13 @@ class Workload:
 
     def activation_bytes(self, shard: PlacedShard) -> int:
         """Bytes that a step allocates for a shard: received ids, lookup output, update."""
-        lookups, states = self.lookups(shard), self.states
+        lookups, states = self.lookups(shard), self.states[shard.table]
         samples = self.local_batch_size if shard.is_replicated else self.batch_size
         # A bag of each field.
         samples *= len(self.tables[shard.table].ids_of_fields)
         # Ids and lengths as they arrive, and again in the order of the tables.
-        received = 0 if shard.is_replicated else 2 * (lookups * self.data.id_bytes + samples * INT)
+        per_id = self.data.id_bytes + FLOAT * bool(self.data.weighted)
+        received = 0 if shard.is_replicated else 2 * (lookups * per_id + samples * INT)
         row = shard.columns * FLOAT
         # Of each bag, or of each id, with its gradient.
         is_apart = self.data.has_rows_apart(self.tables[shard.table].field)
@@ -254,6 +260,8 @@ class Workload:
         of_rows = 2 * row + states.per_row(shard.columns, shard.column_offset)
         of_rows += 2 * LONG + states.values_per_row * FLOAT
         update = lookups * _SORTING + self.distinct_rows(shard) * of_rows
+        if states.settings.rule.is_frozen:
+            update = 0
         if states.needs_all_rows:
             update += shard.rows * states.values_per_row * FLOAT
         return round(received + output + update)
@@ -261,15 +269,19 @@ class Workload:
     def common_activation_bytes(self) -> int:
         """Bytes that a step allocates on every rank, wherever the tables are."""
         batch, data, fields = self.local_batch_size, self.data, len(self.data.vocabulary_sizes)
-        ids = sum(t.ids_per_sample for t in data.tables) * data.id_bytes + fields * INT
+        per_id = data.id_bytes + FLOAT * bool(data.weighted)
+        ids = sum(t.ids_per_sample for t in data.tables) * per_id + fields * INT
         # The batch, its ids sorted by destination, label and weight.
         inputs = batch * (2 * ids + (data.numbers + 2) * FLOAT)
+        table_of = {f: data.shared.get(f, f) for f in data.vocabulary_sizes}
+        widths = {field: self.states[table_name(table)].dim for field, table in table_of.items()}
         # Embeddings as they arrive, in the order of the fields, and their gradient.
-        pooled = 3 * batch * fields * self.columns * FLOAT
+        pooled = 3 * batch * sum(widths.values()) * FLOAT
         # And both again, divided by the number of ids.
-        pooled += 2 * batch * fields * self.columns * FLOAT if data.mean else 0
+        pooled += 2 * batch * sum(widths.values()) * FLOAT if data.mean else 0
         # Of each id of a history as it arrives, as the model reads it, and its gradient.
-        pooled += 3 * batch * sum(data.ids_of_histories().values()) * self.columns * FLOAT
+        ids_of = data.ids_of_histories().items()
+        pooled += 3 * batch * sum(mean * widths[field] for field, mean in ids_of) * FLOAT
         layers = batch * self.dense_bytes_per_sample
         # Gradients, and the buckets that they are summed in.
         gradients = 2 * self.dense_weight_bytes()
@@ -285,8 +297,8 @@ class Workload:
 
     def table_bytes(self) -> int:
         """Weights and states of all tables together."""
-        row = self.columns * FLOAT + self.states.per_row(self.columns)
-        return sum(table.rows for table in self.data.tables) * row
+        states = ((self.states[name], table.rows) for name, table in self.tables.items())
+        return sum(rows * (one.dim * FLOAT + one.per_row(one.dim)) for one, rows in states)
 
     def even_bytes(self) -> float:
         """Bytes that a rank needs if the tables are divided evenly."""
@@ -303,12 +315,10 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
     Args:
         model: built from it, its tables on `meta`.
     """
-    columns = model.front.columns
     of_tables = {id(parameter) for parameter in model.front.parameters()}
     return Workload(
         data,
-        columns.stored,
-        TableStates.of(config, columns.dim, columns.stored),
+        TableStates.of_tables(config, model.front),
         sum(p.numel() for p in model.parameters() if id(p) not in of_tables),
         activation_bytes_per_sample(model, data.ids_of_histories()),
         config.train.batch_size,
@@ -330,6 +340,7 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     if isinstance(section, SyntheticSection):
         cardinalities = section.clicks().cardinalities()
         sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
+        sizes = sizes if dataset is None else dataset.vocabulary_sizes
         planned = _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
         return replace(planned, goals=GOALS if section.conversions else ())
     if not isinstance(section, SizesSection):
@@ -339,15 +350,20 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
             "data.tables is not given; write the rows of each id field's table, such as "
             "data.tables='{user: 1e9, item: 2e7}'"
         )
-    fields = [*section.tables, *section.share]
+    fields, kinds = [*section.tables, *section.share], ("attention", "sequences")
+    histories = {**section.attention, **section.sequences}
+    queries = [field for field in fields if field not in histories]
+    what = "a field of data.tables", "a field that is no history"
     for key, named, known in (
         ("ids_per_sample", section.ids_per_sample, fields),
         ("share", section.share.values(), section.tables),
+        *((kind, getattr(section, kind), fields) for kind in kinds),
+        *((kind, getattr(section, kind).values(), queries) for kind in kinds),
     ):
         unknown = [field for field in named if field not in known]
         if unknown:
             raise SettingsError(
-                f"data.{key}: {unknown[0]!r} is not a field of data.tables; write one of "
+                f"data.{key}: {unknown[0]!r} is not {what[known is queries]}; write one of "
                 f"{', '.join(known)}"
             )
     twice = [field for field in section.share if field in section.tables]
@@ -360,7 +376,8 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     id_bytes = 4 if max(sizes.values()) < 2**31 else 8
     ids, numbers = section.ids_per_sample, section.numbers
     planned = _from_sizes(sizes, section.share, ids, section.zipf, numbers, id_bytes)
-    return replace(planned, goals=tuple(section.goals))
+    found = {kind: getattr(section, kind) for kind in kinds}
+    return replace(planned, goals=tuple(section.goals), **found)
 
 
 def zipf(rows: int, exponent: float) -> Callable[[int], float]:
@@ -418,7 +435,8 @@ def _from_sample(dataset: Dataset) -> PlannedData:
     id_bytes, trained = samples.ids.element_size(), dataset.train.rows
     given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
     kinds = {"attention": dataset.attention, "sequences": dataset.sequences}
-    return PlannedData(*given, mean=dataset.mean, goals=dataset.goals, **kinds)
+    kinds |= {"mean": dataset.mean, "weighted": dataset.weighted}
+    return PlannedData(*given, goals=dataset.goals, **kinds)
 
 
 def activation_bytes_per_sample(model: CTRModel, ids: Mapping[str, float] | None = None) -> int:
@@ -431,17 +449,17 @@ def activation_bytes_per_sample(model: CTRModel, ids: Mapping[str, float] | None
         model: with dense layers on the CPU and tables on `meta`; it does not change.
         ids: mean ids per sample of each history.
     """
-    front, count = model.front, len(model.front.pooled)
+    front = model.front
     # A copy of all but the tables, so that running means and the like do not change.
     dense = copy.deepcopy(model, {id(front): front})
     peaks = []
     with torch.random.fork_rng(devices=[]):
         for samples in _SAMPLES:
-            rows = torch.randn(samples, count * front.columns.stored, requires_grad=True)
+            rows = torch.randn(samples, sum(front.widths), requires_grad=True)
             inputs = torch.randn(samples, model.numbers)
             tracker = MemTracker()
             histories = {
-                name: _drawn_history(samples, mean, front.columns.stored)
+                name: _drawn_history(samples, mean, front.columns_of(name).stored)
                 for name, mean in (ids or {}).items()
             }
             held = [rows, *(one.values for one in histories.values())]

@@ -13,6 +13,7 @@ from stampede.engine.console import readable_bytes, readable_metric, table
 from stampede.engine.metrics import METRICS, PARTS, selected_metrics
 from stampede.engine.processes import peak_memory_bytes
 from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training.plateau import METRIC_NAMES
 from stampede.engine.training.training_run import TrainingRun
 
 
@@ -46,6 +47,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "best_auc": selected["test"]["auc"],
         "best_epoch": progress.best_epoch,
         "selected_on": config.evaluate.select_on,
+        "selected_by": config.evaluate.metric,
         "last": {"epoch": progress.epoch, **last},
         "stopped_early": progress.epoch < config.train.epochs,
         "clipped_share": progress.clipped_share,
@@ -61,7 +63,10 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "ids": ids,
         "parameters": {
             # Each id has an embedding and a first-order weight.
-            "tables": ids * (config.model.dim + 1),
+            "tables": sum(
+                rows * (run.job.front.columns_of(table).dim + 1)
+                for table, rows in dataset.tables.items()
+            ),
             "dense": sum(parameter.numel() for parameter in run.job.dense_parameters.values()),
         },
         "world_size": run.processes.world_size,
@@ -129,8 +134,10 @@ def _metric_table(summary: dict[str, Any]) -> str:
     else:
         part = summary["selected_on"]
         over = " over the goals" * ("goals" in blocks[0][part])
-        title = f"epoch {best}: best AUC{over} on the {part} part"
-        if blocks[0][part]["auc"] is None:
+        title = (
+            f"epoch {best}: best {METRIC_NAMES[summary['selected_by']]}{over} on the {part} part"
+        )
+        if blocks[0][part]["auc"] is None and summary["selected_by"] != "logloss":
             title = f"epoch {best}: the last one, as the AUC of the {part} part is undefined"
         elif part == "test":
             title += " itself, so optimistic"

@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.config import Config
 from stampede.engine.console import readable_metric
+from stampede.engine.training.plateau import METRIC_NAMES, selection_score
 from stampede.engine.training.progress import Progress
 from stampede.engine.training.training_run import TrainingRun
 
@@ -36,9 +37,9 @@ def finish_epoch(
         progress.epoch = epoch
         return
     # Evaluate before saving: weights may have diverged in the last step.
-    results, selecting = evaluate(), config.evaluate.select_on
+    results, selecting, metric = evaluate(), config.evaluate.select_on, config.evaluate.metric
     progress.epoch = epoch
-    score, best = results[selecting]["auc"], progress.best_score
+    score, best = selection_score(results[selecting], metric), progress.best_score
     # If the part has only one class, its AUC is undefined and the last epoch is the best.
     if best is None or score > best:
         progress.best_epoch, progress.best_score = epoch, score
@@ -53,11 +54,12 @@ def finish_epoch(
     said = [f"epoch {epoch}: {', '.join(said)}"]
     if stops_early(progress, config) and epoch < config.train.epochs:
         said.append(
-            f"stopping early: no better AUC on the {selecting} part since epoch "
-            f"{progress.best_epoch}"
+            f"stopping early: no better {METRIC_NAMES[metric]} on the {selecting} part since "
+            f"epoch {progress.best_epoch}"
         )
     if run.processes.is_main:
         tqdm.write("\n".join(said))
     if epoch == min(config.evaluate.every_epochs, config.train.epochs):
-        tell(on_first_epoch(selecting, score, epoch), progress.step, run.folder, run.processes)
+        said = on_first_epoch(selecting, results[selecting]["auc"], epoch)
+        tell(said, progress.step, run.folder, run.processes)
         progress.metrics_lines = run.folder.metrics_lines

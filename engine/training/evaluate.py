@@ -20,7 +20,7 @@ from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.metrics import PARTS, PartMetrics, over_goals
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader
-from stampede.engine.training.plateau import reduce_rates
+from stampede.engine.training.plateau import reduce_rates, selection_score
 from stampede.engine.training.training_run import TrainingRun
 
 # Prefix of metrics over samples with new ids.
@@ -39,6 +39,7 @@ def evaluate(
     on_batch: Callable[[int], None] | None = None,
     unseen_rows: Mapping[str, int] | None = None,
     goals: Mapping[str, float] | None = None,
+    intercepts: bool = False,
 ) -> dict[str, Any]:
     """Score every sample once; the metrics by name, the same on every rank, see `PartMetrics`.
 
@@ -50,6 +51,7 @@ def evaluate(
         unseen_rows: row of unseen ids, by field; adds metrics of the samples with such an id, as
             `new_ids_auc` etc.
         goals: several goals, in the order of the labels, with their weights in `over_goals`.
+        intercepts: adds `intercepts`, a list of `PartMetrics.intercept` of each goal.
 
     Raises:
         TrainingStoppedError: rank 0 has no memory for the scores.
@@ -69,7 +71,7 @@ def evaluate(
                 on_batch(number)
         # Rank 0 sorts the scores, and the others wait for it.
         with processes.heartbeat.slowly("computing metrics"):
-            found = scores.metrics()
+            found = scores.metrics(intercepts)
     model.train()
     return found
 
@@ -125,19 +127,22 @@ class _Scores:
         if sum(self._samples) >= _TOGETHER:
             self._send()
 
-    def metrics(self) -> dict[str, Any]:
-        """The metrics of all samples, see `PartMetrics.result`."""
+    def metrics(self, intercepts: bool = False) -> dict[str, Any]:
+        """The metrics of all samples, see `PartMetrics.result`, and `intercepts`."""
 
         def result() -> dict[str, Any]:
             found = []
+            further = {}
+            if intercepts:
+                further["intercepts"] = [of_all.intercept() for of_all in self._metrics]
             for of_all, of_new in zip(self._metrics, self._metrics_of_new_ids, strict=True):
                 found.append(of_all.result())
                 if of_new.samples:
                     apart = of_new.result()
                     found[-1] |= {NEW_IDS + n: v for n, v in apart.items() if n != "attainable_auc"}
             if not self._goals:
-                return found[0]
-            return over_goals(dict(zip(self._goals, found, strict=True)), self._goals)
+                return found[0] | further
+            return over_goals(dict(zip(self._goals, found, strict=True)), self._goals) | further
 
         if self._samples:
             self._send()
@@ -218,6 +223,30 @@ def evaluate_run(
     Tables must be up to date. An interrupted evaluation changes only the log, see
     `Progress.metrics_lines`.
     """
+    progress, settings, bias = run.progress, run.config.evaluate, run.job.ctr_model.bias
+    before = bias.detach().clone()
+    try:
+        results = _evaluate_parts(run, reader, on_batch)
+    except BaseException:
+        # An interrupted evaluation is repeated.
+        with torch.no_grad():
+            bias.copy_(before)
+        raise
+    progress.last = results
+    progress.evaluated_step = progress.step
+    progress.metrics_lines = run.folder.metrics_lines
+    # Periods have no validation part.
+    score = selection_score(results.get(settings.select_on, results["test"]), settings.metric)
+    lines = reduce_rates(progress, run.config, score)
+    if lines and run.processes.is_main:
+        tqdm.write("\n".join(lines))
+    return results
+
+
+def _evaluate_parts(
+    run: TrainingRun, reader: Reader, on_batch: Callable[[int], None]
+) -> dict[str, dict[str, Any]]:
+    """Evaluate and log; with `evaluate.calibrate` first adjust the bias on the validation part."""
     progress, settings = run.progress, run.config.evaluate
     unseen = run.dataset.unseen_rows if run.dataset.period else None
     goals = goal_weights(run.config, run.dataset.goals)
@@ -227,7 +256,12 @@ def evaluate_run(
         if part is None:
             continue
         batches = reader.evaluation(part)
-        result = evaluate(run.job.model, batches, run.processes, settings, on_batch, unseen, goals)
+        given = run.job.model, batches, run.processes, settings, on_batch, unseen, goals
+        if settings.calibrate and name == "validation":
+            with torch.no_grad():
+                bias = run.job.ctr_model.bias
+                bias += bias.new_tensor(evaluate(*given, intercepts=True)["intercepts"])
+        result = evaluate(*given)
         results[name] = result
         line = {"kind": "evaluation", "part": name, "step": progress.step}
         line |= {"train_seconds": progress.train_seconds, **result}
@@ -238,12 +272,4 @@ def evaluate_run(
                 f"the logloss of the {name} part is {result['logloss']} after step {progress.step}",
                 progress.step,
             )
-    progress.last = results
-    progress.evaluated_step = progress.step
-    progress.metrics_lines = run.folder.metrics_lines
-    # Periods have no validation part.
-    score = results.get(settings.select_on, results["test"])["auc"]
-    lines = reduce_rates(progress, run.config, score)
-    if lines and run.processes.is_main:
-        tqdm.write("\n".join(lines))
     return results

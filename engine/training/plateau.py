@@ -1,17 +1,33 @@
-"""Reduces the learning rates where the AUC no longer rises: `optim.*.plateau`."""
+"""What chooses among evaluations, and reduces the rates where it no longer rises."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from stampede.engine.config import Config
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.training.progress import Progress
 
+# What each `evaluate.metric` is called.
+METRIC_NAMES = {"auc": "AUC", "logloss": "logloss", "both": "AUC minus logloss"}
+
+
+def selection_score(found: Mapping[str, Any], metric: str) -> float | None:
+    """What an evaluation of a part is worth by `evaluate.metric`: higher is better.
+
+    None if it needs an AUC and one class is absent.
+    """
+    auc, logloss = found["auc"], found["logloss"]
+    if metric == "logloss":
+        return -logloss
+    return auc if auc is None or metric == "auc" else auc - logloss
+
 
 @dataclass(frozen=True)
 class Plateau:
-    """State of a rate that is reduced when the AUC no longer rises.
+    """State of a rate that is reduced when the selecting score no longer rises.
 
     Like torch's `ReduceLROnPlateau` with `mode="max"` and `threshold_mode="abs"`, but for a
     fraction of the rate, which itself follows a schedule.
@@ -22,7 +38,7 @@ class Plateau:
     fraction: float = 1.0
 
     def after(self, score: float | None, settings: PlateauSection) -> Plateau:
-        """The state after an evaluation; an undefined AUC changes nothing."""
+        """The state after an evaluation; an undefined score changes nothing."""
         if score is None:
             return self
         if self.best is None or score > self.best + settings.threshold:
@@ -45,7 +61,8 @@ def reduce_rates(progress: Progress, config: Config, score: float | None) -> lis
         setattr(progress, name, asdict(after))
         if after.fraction < before.fraction:
             lines.append(
-                f"step {progress.step}: no better AUC on the {config.evaluate.select_on} "
-                f"part, the {what} continue with {after.fraction:.3g} of their scheduled rate"
+                f"step {progress.step}: no better {METRIC_NAMES[config.evaluate.metric]} on the "
+                f"{config.evaluate.select_on} part, the {what} continue with "
+                f"{after.fraction:.3g} of their scheduled rate"
             )
     return lines

@@ -21,10 +21,10 @@ class Progress:
         touched_rows, clipped_rows, skipped_rows: over all batches so far: rows with a gradient,
             rows that were clipped, rows skipped because their gradient was not finite.
         skipped_batches: batches skipped because their loss was not finite.
-        best_epoch: epoch with the best AUC on the selecting part, from 1; 0 for none.
-        best_score: that AUC; None if it is undefined.
+        best_epoch: epoch with the best score on the selecting part, from 1; 0 for none.
+        best_score: that score, see `selection_score`; None if it is undefined.
         best_auc: AUC on the test part in that epoch.
-        waited: evaluations since then without a better AUC.
+        waited: evaluations since then without a better score.
         plateau, table_plateau: see `stampede.engine.training.plateau.Plateau`.
         selected, last: evaluations of the best epoch and the newest ones, by part.
         evaluated_step: the step of the newest ones.

@@ -18,6 +18,7 @@ from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingS
 from stampede.engine.job.optimizers import learning_rates
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
+from stampede.engine.training.averaging import EpochMean
 from stampede.engine.training.diverging_loss import check_loss, count_if_skipped
 from stampede.engine.training.epoch_end import finish_epoch, is_evaluated, stops_early
 from stampede.engine.training.evaluate import evaluate_run
@@ -39,6 +40,7 @@ class Trainer:
         if progress.reader:
             self._reader.load_state_dict(self._batches, progress.reader)
         self._clock = _TrainingClock(run)
+        self._mean = EpochMean(run.job, len(self._batches), config.train.averaging or 0)
         self._agreement = Agreement(processes)
         self._due = CheckpointDue(config.checkpoint, self._agreement)
         self._monitor = Monitor(config, processes, run.folder.path, progress.step)
@@ -107,6 +109,7 @@ class Trainer:
             run.processes.heartbeat,
         ):
             loss = self._step(sent, epoch)
+            self._mean.after_step(self._step_of_epoch(epoch))
             bar.update(sent.batch.global_samples)
             # Reading a loss on a GPU waits for the GPU.
             if self._unchecked is None or not loss.is_cuda:
@@ -170,6 +173,12 @@ class Trainer:
         if timing is not None:
             run.log(timing)
         return loss
+
+    def _step_of_epoch(self, epoch: int) -> int:
+        """The number of steps that an epoch has had."""
+        if self._progress.has_ended(epoch):
+            return len(self._batches)
+        return self._progress.reader["samples"] // self._config.train.batch_size
 
     def _evaluate_if_due(self) -> None:
         progress, every = self._progress, self._config.evaluate.every

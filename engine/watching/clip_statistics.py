@@ -21,7 +21,8 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
 
     A sample's embedding of a field with one id is the row of that id, and the row's gradient is the
     sum of its samples' gradients. So neither the tables nor their update are touched. Tables of
-    which a field has several ids in a sample are left out, as its embeddings are made of many rows.
+    which a field has several ids in a sample are left out, as its embeddings are made of many rows;
+    frozen ones have nothing to clip.
 
     Args:
         rows: looked up for the batch, before their update.
@@ -32,20 +33,23 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
         fields by the occurrences of their ids in the global batch: `from` a power of two up to the
         next. Its `gradient_norm` includes the L2 term.
     """
-    dim, front, processes = run.config.model.dim, run.job.front, run.processes
-    clip = run.config.optim.embedding.clip.built(columns=dim)
-    embeddings, _ = front.split(rows)
-    grads, _ = front.split(grad)
+    front, processes = run.job.front, run.processes
     fields, left_out = {}, []
     by_count: dict[int, Tensor] = {}
     for field, sharing in front.tables.items():
+        if field in run.config.model.frozen:
+            continue
         if front.has_rows_apart(field):
             left_out += sharing
             continue
         # Table by table, so that rank 0 holds only one table's part of the global batch at a time.
-        places = [front.fields.index(one) for one in sharing]
+        dim = front.columns_of(field).dim
+        clip = run.config.optim.embedding.clip.built(columns=dim)
         ids = processes.gather(torch.cat([_one_id(batch, one) for one in sharing]))
-        looked_up = [torch.cat([embeddings[:, at], grads[:, at]], 1) for at in places]
+        looked_up = [
+            torch.cat([front.of_field(given, one)[:, :dim] for given in (rows, grad)], 1)
+            for one in sharing
+        ]
         values = processes.gather(torch.cat(looked_up))
         if ids is None:
             continue

@@ -19,7 +19,7 @@ from stampede.native_library import Library
 
 _FOLDER = Path(__file__).parent
 _DENSE = Library(
-    *(_FOLDER / name for name in ("dense.cpp", "products.cpp", "stored.cpp")),
+    *(_FOLDER / name for name in ("attention.cpp", "dense.cpp", "products.cpp", "stored.cpp")),
     headers=[_FOLDER / name for name in ("lanes.h", "tiles.h")],
 )
 
@@ -50,6 +50,14 @@ def computing_dtype(inputs: Tensor, *others: Tensor | None) -> torch.dtype | Non
     ):
         return None
     return dtype if dtype in (torch.float32, torch.bfloat16) and available() else None
+
+
+def trains_in_float32(inputs: Tensor, *others: Tensor) -> bool:
+    """Whether kernels that are float32 alone can be used; see `computing_dtype`.
+
+    Without gradients torch is used, so that an exported model gives the same bits.
+    """
+    return torch.is_grad_enabled() and computing_dtype(inputs, *others) == torch.float32
 
 
 def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -72,7 +72,7 @@ class CowClipCollection(_Mixin):
         *,
         settings: dict[str, UpdateSettings],
         rates: dict[str, float],
-        init: TableInit | None,
+        init: TableInit | Mapping[str, TableInit] | None,
         owner: BackwardUpdate,
         **arguments: Any,
     ) -> None:
@@ -86,12 +86,13 @@ class CowClipCollection(_Mixin):
         with ddp_without_cowclip():
             super().__init__(**arguments)
         if settings and (self._device is None or self._device.type != "meta"):
-            plan = {table: self.module_sharding_plan[table] for table in settings}
+            moving = {t: setting for t, setting in settings.items() if not setting.rule.is_frozen}
+            plan = {table: self.module_sharding_plan[table] for table in moving}
             number = owner.add_collection(
                 self,
-                self.cowclip_tables(),
+                [tbe for tbe in self.cowclip_tables() if not tbe.is_frozen],
                 blocks_split_by_columns(plan, self._names),
-                {self._names[table]: setting for table, setting in settings.items()},
+                {self._names[table]: setting for table, setting in moving.items()},
                 self._env,
                 self._device or torch.device("cpu"),
             )
@@ -100,8 +101,9 @@ class CowClipCollection(_Mixin):
             self._optim.register_step_post_hook(lambda *_: owner.after_step())
             for tbe in self.cowclip_tables():
                 tbe.settle = settle
+                stops = None if tbe.is_frozen else flag
                 tbe.backends = [
-                    choose_backend(array, defers=True, flag=flag) for array in tbe.arrays
+                    choose_backend(array, defers=True, flag=stops) for array in tbe.arrays
                 ]
             # On every rank, whether it has tables or not.
             self.register_state_dict_pre_hook(lambda *_: settle())
@@ -190,7 +192,7 @@ class CowClipCollection(_Mixin):
                     continue
                 fill_shard_(
                     part,
-                    init or TableInit(),
+                    (init.get(table.name) if isinstance(init, Mapping) else init) or TableInit(),
                     table=table.name,
                     row_offset=shard.row_offset,
                     column_offset=shard.column_offset,

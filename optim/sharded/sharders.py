@@ -8,7 +8,7 @@ import inspect
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -82,7 +82,7 @@ _LOOKUP_ARGUMENTS = frozenset(
 
 
 def cowclip_sharders(
-    init: TableInit | None = None,
+    init: TableInit | Mapping[str, TableInit] | None = None,
     fused_params: dict[str, Any] | None = None,
     *,
     backwards_per_step: int | None = 1,
@@ -99,8 +99,9 @@ def cowclip_sharders(
 
     Args:
         init: distribution of the tables' initial values, which depend only on (seed, table, row,
-            column). None: tables with CowClip are uniform in TorchRec's default range, or follow
-            their own `init_fn`, whose values depend on the plan.
+            column); of all tables, or by their names. None: tables with CowClip are uniform in
+            TorchRec's default range, or follow their own `init_fn`, whose values depend on the
+            plan.
         fused_params: of the lookups, passed on to TorchRec's sharders. With CowClip, settings of
             the update are refused here: give them to `apply_optimizer_in_backward`.
         backwards_per_step: for gradient accumulation, how many backward passes make one step of the
@@ -169,7 +170,7 @@ class _CowClipSharder(_InDeviceMemory[_Module]):
 
     def __init__(
         self,
-        init: TableInit | None,
+        init: TableInit | Mapping[str, TableInit] | None,
         owner: BackwardUpdate,
         **of_torchrec: Any,
     ) -> None:
@@ -249,7 +250,7 @@ class _CowClipSharder(_InDeviceMemory[_Module]):
             if not parameter.requires_grad:
                 raise ValueError(
                     f"table {name!r} with CowClip has requires_grad=False, which sharded tables do "
-                    "not heed; to freeze it, give its optimizer lr=0"
+                    "not heed; to freeze it, name FrozenTables in apply_optimizer_in_backward"
                 )
             # Each of two modules would get its own copy.
             if getattr(parameter, "_stampede_module", lambda: None)() is not None:
@@ -402,7 +403,9 @@ def say_optimizers(
         for name in (table.name for table in group.embedding_tables):
             given = [kind.__name__ for kind in getattr(parameters[name], "_optimizer_classes", ())]
             level = logging.INFO
-            if name in chosen:
+            if name in chosen and chosen[name].settings.rule.is_frozen:
+                text = f"are frozen by {chosen[name].name}"
+            elif name in chosen:
                 text = f"are updated in their backward by {chosen[name]}"
                 if is_dense:
                     text += ", also under data_parallel: no optimizer of the program may have them"

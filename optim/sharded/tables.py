@@ -139,8 +139,9 @@ class _LookUp(torch.autograd.Function):
         of_weights = None
         if ctx.needs_input_grad[4]:
             of_weights = tbe.gradient_of_sample_weights(parts, grad).to(per_sample_weights.dtype)
-        ready = torch.cuda.current_stream().record_event() if grad.is_cuda else None
-        tbe.gradients.append(LookupGradient(parts, grad, ready))
+        if not tbe.is_frozen:
+            ready = torch.cuda.current_stream().record_event() if grad.is_cuda else None
+            tbe.gradients.append(LookupGradient(parts, grad, ready))
         return None, None, None, None, of_weights
 
 
@@ -158,6 +159,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
     Attributes:
         arrays: the tables with their state; consecutive tables of the same first column and width
             share an array.
+        is_frozen: whether no row ever changes; backward then keeps nothing.
         step_count: int64 scalar on the CPU, steps taken so far.
         row_counts: int64 `[3]`, touched, clipped and skipped rows since the start of the run.
     """
@@ -195,6 +197,7 @@ class CowClipTables(SplitTableBatchedEmbeddingBagsCodegen):
         **of_fbgemm: Any,
     ) -> None:
         self._widths = list(widths)
+        self.is_frozen = settings.rule.is_frozen
         on_gpu = device.type == "cuda"
         place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
         kind = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU

@@ -97,7 +97,7 @@ def crashes(device, quick, package):
 run.COMMANDS = {"first": {
     "several": ("parts.several", 300),
     "crashes": ("parts.crashes", 300),
-    "hangs": ("parts.hangs", 30),
+    "hangs": ("parts.hangs", 10),
 }}
 if __name__ == "__main__":
     sys.exit(run.main())

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import quality
 import torch
-from peers.raw_logs import LR_STRENGTHS, Rows, read_rows, tree_inputs
+from peers.raw_logs import LAYOUTS, LR_STRENGTHS, Layout, Rows, read_rows, tokens, tree_inputs
 from quality import LOGS, TABLE, summarize, write_subsets
 from report import Report
 
@@ -37,13 +37,13 @@ def written(folder, name):
             for i in range(ROWS)
         ]
     else:
-        columns = [c for c in LOGS["avazu"][2].ids if c not in ("hour_of_day", "weekday")]
+        columns = [c for c in LOGS["avazu"].schema.ids if c not in ("hour_of_day", "weekday")]
         lines = [",".join(["id", "click", "hour", *columns])]
         for i in range(ROWS):
             cells = [str(i), str(label[i]), f"141021{number[i] % 24:02d}"]
             lines.append(",".join([*cells, *map(str, ids[i, : len(columns)])]))
     text = "\n".join(lines) + "\n"
-    (folder / LOGS[name][0]).write_bytes(gzip.compress(text.encode()))
+    (folder / LOGS[name].file).write_bytes(gzip.compress(text.encode()))
     return text
 
 
@@ -58,7 +58,7 @@ def test_all_have_the_rows_that_the_launcher_has(tmp_path, name):
     (rows,) = subsets(tmp_path, name)
     read = read_rows(name, rows.file, np.load(rows.file.with_suffix(".npy")))
     schema = rows.file.with_suffix(".yaml")
-    for config, more in ((LOGS[name][1], []), (TABLE, [f"data.schema_file={schema}"])):
+    for config, more in ((LOGS[name].config, []), (TABLE, [f"data.schema_file={schema}"])):
         section = load_config(config, [f"data.path={rows.file}", *rows.split, *more]).data
         named = {"schema": section.schema_file} if more else {}
         folder = tmp_path / config.stem
@@ -82,10 +82,19 @@ def test_subsets_are_rows_of_the_log_in_their_order(tmp_path):
     assert len({one.digest for one in found}) == 5
 
 
-def test_trees_see_frequencies_of_the_training_part_only():
+def test_trees_see_frequencies_of_the_training_part_only(monkeypatch):
     frame = pl.DataFrame({"hour": ["14102905"] * 6, "C1": ["a", "b", "b", "b", "a", "c"]})
+    frame = frame.with_columns(genres=pl.Series(["x|y", "", "y", "x", "x", "y"]))
     parts = np.array([0, 0, 0, 1, 2, 2])
-    found = tree_inputs(Rows("avazu", frame, np.zeros(6), parts))
+    hour = {"hour": pl.col("hour").str.slice(6, 2)}
+    layout = Layout(pl.lit(True), ["C1"], lists={"genres": "|"}, times=hour)
+    monkeypatch.setitem(LAYOUTS, "small", layout)
+    rows = Rows("small", frame, np.zeros(6), parts)
+    found = tree_inputs(rows)
+    # Of the genres "", x and y.
+    assert found[:, 1:4].astype(int).tolist()[:3] == [[0, 1, 1], [1, 0, 0], [0, 0, 1]]
+    found = np.delete(found, [1, 2, 3], 1)
+    assert next(tokens(rows)) == ["hour=05", "C1=a", "genres=x", "genres=y"]
     assert found[:, 0].tolist() == [5] * 6
     assert found[:, 1].tolist() == [1, 2, 2, 2, 1, 0]
     assert found[:, 2].tolist() == [1, 0, 0, 0, 1, 2]
@@ -99,6 +108,7 @@ def test_ours_and_logistic_regression_are_measured_once(tmp_path, monkeypatch):
         peers=["lr"],
         configs=["avazu"],
         models=["lr"],
+        batches=[],
         seeds=1,
         subsets=["whole"],
         draws=1,

@@ -195,7 +195,7 @@ def test_learned_is_read_back(tmp_path):
         distinct = distinct_ids(frame, one.schema)
         assert list(distinct) == ["a"]
         for rows, known in ((frame, None), (frame.drop("a"), distinct)):
-            found, [(lengths, values)] = one.encode(rows, "float32", known)
+            found, [(lengths, values, _)] = one.encode(rows, "float32", known)
             assert found["ids"].tolist() == [[2], [3], [2]]
             assert (lengths.tolist(), values.tolist()) == ([2, 1, 1], [2, 3, 0, 0])
             np.testing.assert_allclose(found["numbers"], [[1 / 3], [1.0], [0.0]], rtol=1e-6)
@@ -315,3 +315,11 @@ def test_the_smaller_of_both_limits_counts(max_rows):
     found = grown(nothing_known(), [counts], 1, 1, options, max_size=3)
     assert found.vocabulary["value"].to_list() == ["a", "b", "c"]
     assert found.waiting["value"].to_list() == ["d", "e", "f"]
+
+
+@pytest.mark.parametrize("few, kept", [(5, ["b", "a", "c", "d", "e"]), (4, ["b", "a"])])
+def test_rare_ids_are_kept_if_all_together_are_few(few, kept):
+    counts = [{"a": 3, "c": 2}, {"b": 4}, {"d": 1, "e": 1}]
+    tables = [pl.DataFrame({"value": [*one], "count": [*one.values()]}) for one in counts]
+    found = vocabulary(tables, Vocabulary(min_count=3), few)
+    assert found["value"].to_list() == kept

@@ -56,6 +56,11 @@ SHARED = (
         ("label: y\nids: {u: {keep: last}}", ["ids.u", "keep: last without max_ids; write both"]),
         ("label: y\nids: {u: {pooling: mean}}", ["ids.u", "pooling: mean without separator"]),
         ("label: y\nids: {u: {separator: '|', pooling: max}}", ["ids.u.pooling: found 'max'"]),
+        ("label: y\nids: {u: {weights: w}}", ["ids.u", "weights: w with one id in a cell"]),
+        (
+            "label: y\nids: {i: {}, u: {separator: '|', weights: w, pooling: attention, query: i}}",
+            ["ids.u", "weights: w with pooling: attention; write a separator and pooling: sum or"],
+        ),
         ("label: y\nids: {../u: {}}", ["field '../u': write letters, digits"]),
         ("label: y\nids: [user", ["line 3: not valid YAML"]),
     ],
@@ -124,6 +129,25 @@ def test_what_auto_makes_of_a_log(tmp_path):
     shares = np.bincount(ids[: len(train), 2])[1:] / train["price"].notna().sum()
     np.testing.assert_allclose(shares, 1 / 40, atol=0.002)
     np.testing.assert_array_equal(ids[:, 4], frame["t"] // 3600 % 24)
+
+
+SINGLES = {"few": 300, "many": 400}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_fields_rare_ids_share_a_row_only_if_they_are_many(tmp_path, given):
+    """Of 10,800 training rows, 3 % are 324."""
+    common = np.arange(ROWS) % 50
+    singles = {name: np.arange(ROWS) >= ROWS - count for name, count in SINGLES.items()}
+    columns = {name: np.where(one, 1000 + np.arange(ROWS), common) for name, one in singles.items()}
+    frame = pd.DataFrame({"y": np.arange(ROWS) % 3 == 0, **columns}).astype(int)
+    least = "{min_count: 2}" if given else "{}"
+    schema = f"label: y\nids: {{few: {least}, many: {least}}}"
+    # The test part is the first tenth, whose ids are the common ones.
+    frame = frame[::-1]
+    out = table(tmp_path, frame, schema, features="auto", validation_fraction=0.0)
+    rows = {field["name"]: field["rows"] for field in manifest_of(out)["fields"]}
+    assert rows == {"few": 2 + 50 + (0 if given else SINGLES["few"]), "many": 2 + 50}
 
 
 @pytest.mark.parametrize("rows, least", [(500, 1), (10_000, 2), (2_000_000, 2), (40_000_000, 10)])

@@ -76,6 +76,28 @@ def test_parts_of_one_class(tmp_path):
         assert f"every label of the {part} part is 1 (300 rows): check the label column" in said
 
 
+@pytest.mark.parametrize(
+    "clicks, told",
+    [
+        # Of 400 training rows: 40 of 400 against 80 is four standard errors and more.
+        ({"train": 40, "validation": 80, "test": 45}, "0.1 of the training rows but 0.2 of the va"),
+        ({"train": 80, "validation": 78, "test": 30}, "0.2 of the training rows but 0.075 of"),
+        ({"train": 80, "validation": 70, "test": 90}, None),
+        # More than four standard errors, but hardly more clicks.
+        ({"train": 300, "validation": 360, "test": 300}, None),
+        # Twice as many, of few.
+        ({"train": 8, "validation": 16, "test": 8}, None),
+    ],
+)
+def test_a_share_of_clicks_that_moved_is_told(tmp_path, clicks, told):
+    parts = {name: drawn_rows(400, seed=seed) for seed, name in enumerate(clicks)}
+    for name, count in clicks.items():
+        parts[name]["label"][:] = np.arange(400) < count
+    said = on_data(open_prepared(write_prepared(tmp_path / "data", parts, drawn_fields())))
+    assert len(said) == bool(told)
+    assert not told or (told in said[0] and "evaluate.calibrate=true" in said[0])
+
+
 @pytest.mark.parametrize("multi", [0, 1])
 @pytest.mark.parametrize("train, validation, test, told", [
     (0.05, 0.4, 0.0, "in 40% (rare in 5% of the training rows); drop these columns"),
@@ -113,7 +135,7 @@ def test_an_auc_near_chance_and_one_below_regression():
     assert "the validation AUC is 0.5499 after epoch 2" in said
 
     def below(ours, other, epoch=3):
-        progress = SimpleNamespace(best_score=ours, epoch=epoch)
+        progress = SimpleNamespace(selected={"validation": {"auc": ours}}, epoch=epoch)
         return on_regression("validation", progress, {"validation_auc": other})
 
     assert below(0.7, 0.7019) == below(None, 0.7) == below(0.7, None) == below(0.8, 0.7) == []
@@ -123,17 +145,19 @@ def test_an_auc_near_chance_and_one_below_regression():
 
 
 def test_a_last_epoch_that_still_gains():
-    config = configuration({"train": {"epochs": 3}})
+    config = configuration({"train": {"epochs": 3}, "evaluate": {"metric": "auc"}})
 
     def said(*aucs):
         parts = [("validation", auc) for auc in aucs] + [("test", 0.9)]
-        of_parts = [{"kind": "evaluation", "part": part, "auc": auc} for part, auc in parts]
+        of_parts = [
+            {"kind": "evaluation", "part": part, "auc": auc, "logloss": 0.5} for part, auc in parts
+        ]
         return on_last_epoch(config, mock.Mock(lines=lambda: [{"kind": "train"}, *of_parts]))
 
     assert said() == said(0.7) == said(None, 0.7) == said(0.7, None) == []
     assert said(0.7, 0.71, 0.705) == said(0.7, 0.7009) == []
     (found,) = said(0.69, 0.7, 0.7123)
-    assert "raised the best validation AUC from 0.7000 to 0.7123" in found
+    assert "improved the best validation AUC from 0.7000 to 0.7123" in found
     assert "train.epochs=6" in found
 
 

@@ -40,7 +40,10 @@ def test_a_run_from_keywords_and_a_second_one(tmp_path, capsys):
     first = train(**SECTIONS, run={"dir": tmp_path, "seed": 3})
     printed = capsys.readouterr()
     assert first.path == tmp_path / "run"
-    assert "best AUC on the validation part" in printed.out and "training:" in printed.err
+    assert (
+        "best AUC minus logloss on the validation part" in printed.out
+        and "training:" in printed.err
+    )
     # Nothing is replaced, and the same numbers come out in the same process.
     second = train({**SECTIONS, "run.dir": str(tmp_path)}, run={"seed": 3})
     assert second.path == tmp_path / "run-2"

@@ -1,6 +1,7 @@
 """Runs with histories that a query attends to: wherever they are read, stored and scored."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from stampede.engine.inference import export_command as export
 from stampede.engine.planning.dry_run import dry_run
 from stampede.engine.planning.planner import Cluster
 from stampede.engine.run import run
+from stampede.settings import SettingsError
 from support.jobs import lines, tensors_of
 from support.packages import loaded, logits_alone
 from support.paths import ROOT
@@ -35,6 +37,11 @@ ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
 OPTIONS = ["model.attention.hidden=[6]", "train.epochs=2"]
 
 
+# And batch norm: scores take what training has noted of its batches.
+DICE = ["model.name=din", "model.options.activation=dice", "model.attention.activation=dice",
+        "model.normalization=batch"]  # fmt: skip
+# Of tables that are pooled, and of those that are not.
+WIDTHS = ["model.dims={user: 3, item: 20, towns: 5}"]
 BST = ["model.name=bst", "model.options.positions=4", "train.epochs=2"]
 
 
@@ -48,9 +55,20 @@ def trained_bst(tmp_path_factory):
     return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ONE_BY_ONE), *BST)
 
 
-@pytest.fixture(params=["attention", "bst"])
+@pytest.fixture(scope="module")
+def trained_dice(tmp_path_factory):
+    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS, *DICE)
+
+
+@pytest.fixture(scope="module")
+def trained_widths(tmp_path_factory):
+    folder = write_shop(tmp_path_factory.mktemp("shop"), ATTENDS)
+    return train_on_shop(folder, "model.name=deepfm", *OPTIONS, *WIDTHS)
+
+
+@pytest.fixture(params=["trained", "trained_bst", "trained_dice", "trained_widths"])
 def either(request):
-    return request.getfixturevalue("trained_bst" if request.param == "bst" else "trained")
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +158,7 @@ def test_a_plan_counts_a_row_for_each_id(trained):
             more = other.activation_bytes(shard) - work.activation_bytes(shard)
             assert more >= 2 * (other.lookups(shard) - work.lookups(shard)) * shard.columns * 4
     more = other.common_activation_bytes() - work.common_activation_bytes()
-    assert more >= 3 * 2 * work.local_batch_size * work.columns * 4
+    assert more >= 3 * 2 * work.local_batch_size * work.states["t_item"].dim * 4
 
 
 @pytest.mark.slow
@@ -179,6 +197,17 @@ def test_histories_grow_from_period_to_period(tmp_path):
     ids = [pl.read_parquet(file)["value"].to_list() for file in files]
     for then, now in pairwise(ids):
         assert now[: len(then)] == then and len(now) > len(then)
+    # Fields of one table have shares of their own.
+    log = pd.read_csv(tmp_path / "log2.csv", dtype=str, keep_default_na=False)
+    cells = {name: log[name].map(lambda one: [one]) for name in ("item", "last")}
+    cells["history"] = log["history"].map(lambda one: one.split("|")[-4:] if one else [])
+    manifest = json.loads((period(tmp_path, 2) / "inputs/manifest.json").read_text())
+    told = manifest["source"]["unknown_ids"]["train"]
+    for name, of_field in cells.items():
+        found = of_field.explode().dropna()
+        unseen = (found != "") & ~found.isin(ids[0])
+        assert told[name]["unseen"] == pytest.approx(unseen.mean())
+    assert len({told[name]["unseen"] for name in cells}) == 3
     scores = torch.from_numpy(open_run(period(tmp_path, 1)).score(tmp_path / "log2.csv"))
     labels = torch.tensor(pd.read_csv(tmp_path / "log2.csv")["clicked"].to_numpy(float))
     logloss = float(torch.nn.functional.binary_cross_entropy(scores, labels))
@@ -191,9 +220,10 @@ def continued(folder, options, ranks):
 
 
 @pytest.mark.slow
-def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path):
+@pytest.mark.parametrize("more", [[], WIDTHS], ids=["one width", "widths"])
+def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path, more):
     """As one that was not interrupted, up to rounding: tables move, with their moments."""
-    options = [*OPTIONS, "run.name=one"]
+    options = [*OPTIONS, "run.name=one", *more]
     whole = train_on_shop(write_shop(tmp_path / "whole", ATTENDS), *options)
     folder = write_shop(tmp_path / "parts", ATTENDS)
     first = [*options, "train.epochs=1", "sharding.plan=row_wise"]
@@ -205,6 +235,51 @@ def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path):
     for name, tensor in expected.items():
         if name.startswith("model.") and tensor.is_floating_point():
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_tables_have_the_widths_of_their_fields(trained_widths):
+    run = open_run(trained_widths)
+    widths = {"user": 3, "item": 20, "history": 20, "last": 20, "town": 10, "towns": 5}
+    assert {name: run.embeddings(name).shape[1] for name in widths} == widths
+    sizes, owners = run.fields, ("user", "item", "town", "towns")
+    summary = json.loads((trained_widths / "summary.json").read_text())
+    assert summary["parameters"]["tables"] == sum(sizes[n] * (widths[n] + 1) for n in owners)
+    saved = tensors_of(newest(trained_widths / "checkpoints"))
+    assert saved["model.projections.of_item"].shape == (10, 20)
+    assert saved["model.front.ec_of.24.embeddings.t_item.weight"].shape == (sizes["item"], 24)
+
+
+@pytest.mark.slow
+def test_rows_of_another_width_are_not_taken(trained_widths, tmp_path):
+    folder, more = write_shop(tmp_path / "next", ATTENDS), "model.dims={user: 3, item: 8}"
+    init = f"checkpoint.init_from={trained_widths}"
+    path, _, report = begun(folder, [init, "model.name=deepfm", *OPTIONS, more])
+    fields = {one["field"]: one for one in report["fields"]}
+    assert fields["user"]["loaded"] == fields["user"]["rows"] > 30
+    assert fields["item"]["loaded"] == 0 and fields["item"]["why"] == "dim was 20, now 8"
+    assert report["new"]["model.projections.of_item"] == "was [10, 20], now [10, 8]"
+    saved = tensors_of(newest(trained_widths / "checkpoints"))
+    for name in ("model.projections.of_user", "model.front.ebc.embedding_bags.t_user.weight"):
+        assert torch.equal(tensors_of(path)[name], saved[name])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "model.dims={shop: 3}",
+            "model.dims: 'shop' is no id field; write one of user, item, town, towns",
+        ),
+        (
+            "model.dims={history: 3}",
+            "model.dims: 'history' uses the table of item; write one of user, item, town, towns",
+        ),
+        ("model.dims={user: 0}", "model.dims.user: found 0"),
+    ],
+)
+def test_wrong_widths_are_refused(tmp_path, given, message):
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        train_on_shop(write_shop(tmp_path / "shop", ATTENDS), *OPTIONS, given)
 
 
 @pytest.mark.slow

@@ -5,12 +5,18 @@ import polars as pl
 import pytest
 import torch
 
+from stampede import open_run
 from stampede.data import DataError
+from stampede.engine.checkpoint.retention import newest
+from stampede.engine.errors import RunFolderError
+from stampede.engine.inference import export_command as export
 from stampede.engine.processes import processes
 from stampede.settings import SettingsError
 from support.jobs import tensors_of
+from support.packages import loaded
+from support.periods import period, train
 from support.ranks import run_ranks
-from support.shop import SHOP, write_shop
+from support.shop import SHOP, shop, train_on_shop, write_shop
 from support.warm_starts import begun, begun_in
 
 WIDTH = 4
@@ -28,6 +34,11 @@ def folder(tmp_path_factory):
 
 def options(folder, field="item", file="vectors.parquet"):
     return [f"model.pretrained={{{field}: {folder}/{file}}}", f"model.dim={WIDTH}"]
+
+
+def frozen_options(folder):
+    frozen = f"model.pretrained={{item: {{path: {folder}/vectors.parquet, train: false}}}}"
+    return [f"model.dim={WIDTH}", "model.name=deepfm", frozen]
 
 
 def began_on_two(folder):
@@ -60,6 +71,72 @@ def test_rows_begin_with_their_vectors(folder, ranks):
         assert f"item: {have} of {len(ids) + 2} rows begin with a vector of" in said
 
 
+def item_table(path, prefix="model."):
+    (name,) = [n for n in tensors_of(path) if n.startswith(prefix) and n.endswith("t_item.weight")]
+    return tensors_of(path)[name]
+
+
+def test_a_frozen_table_stays_and_has_no_moments(folder, tmp_path):
+    began, told, _ = begun(folder, frozen_options(folder), "frozen")
+    before = item_table(began)
+    ids = pl.read_parquet(next(folder.glob("cache/*/learned")) / "item.parquet")["value"].to_list()
+    given = dict(pl.read_parquet(folder / "vectors.parquet").iter_rows())
+    for row, text in enumerate([None, None, *ids]):
+        expected = given.get(text, [0.0] * WIDTH) + [0.0] * WIDTH
+        assert before[row].tolist() == pytest.approx(expected)
+    (said,) = [line for line in told if "pretrained" in line]
+    assert "without one are zeros; training leaves them all as they are" in said
+    run = train_on_shop(folder, *frozen_options(folder), "optim.embedding.l2=1e-3")
+    trained = newest(run / "checkpoints")
+    assert torch.equal(item_table(trained), before)
+    tensors = tensors_of(trained)
+    moments = {n.rpartition(".")[2] for n in tensors if n.startswith("fused.") and "t_item" in n}
+    assert moments == {"step"}
+    users = [n for n in tensors if n.startswith("fused.") and "t_user" in n]
+    assert len(users) == 3
+    frame = shop(40, seed=8).drop(columns="clicked").astype(str)
+    columns = {name: frame[name].tolist() for name in frame}
+    assert export.main([str(run), str(tmp_path / "package")]) == 0
+    found = loaded(tmp_path / "package").score(columns)
+    assert found == pytest.approx(open_run(run).score(frame), abs=1e-6) and found.std() > 0.02
+    thawed = [f"model.pretrained={{item: {folder}/vectors.parquet}}", "checkpoint.resume=auto"]
+    with pytest.raises(RunFolderError, match=r"model\.pretrained\.item\.train"):
+        train_on_shop(folder, *frozen_options(folder), *thawed)
+    everything = [f"checkpoint.init_from={run}", "checkpoint.init_state=all", "run.name=next"]
+    with pytest.raises(RunFolderError, match=r"pretrained\.item\.train was False, now True"):
+        begun(folder, [*frozen_options(folder), thawed[0], *everything], "thawed")
+    begun(folder, [*frozen_options(folder), *everything], "as before")
+
+
+@pytest.mark.slow
+def test_new_ids_of_a_period_get_their_vectors(tmp_path):
+    draw = np.random.default_rng(1)
+    ids = [f"i{n}" for n in range(0, 90, 2)]
+    vectors = dict(zip(ids, draw.standard_normal((len(ids), 4)).astype(np.float32), strict=True))
+    frame = pl.DataFrame({"id": ids, "vector": list(vectors.values())})
+    frame.write_parquet(tmp_path / "vectors.parquet")
+    for number, first in enumerate((0, 20), 1):
+        shop(300, first, seed=number).to_csv(tmp_path / f"log{number}.csv", index=False)
+    (tmp_path / "schema.yaml").write_text(SHOP)
+    (tmp_path / "ads.yaml").write_text(
+        f"data: {{kind: table, schema_file: {tmp_path}/schema.yaml, path: '{tmp_path}/log*.csv'}}\n"
+        f"run: {{dir: {tmp_path}/runs}}\n"
+        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0,\n"
+        f"  pretrained: {{item: {{path: {tmp_path}/vectors.parquet, train: false}}}}}}\n"
+        "train: {batch_size: 64}\n"
+    )
+    train(tmp_path / "ads.yaml", ["checkpoint.keep=9"])
+    known = []
+    for number in (1, 2):
+        run = period(tmp_path, number)
+        rows = pl.read_parquet(run / "inputs/learned/item.parquet")["value"].to_list()
+        table = item_table(newest(run / "checkpoints"))[:, :4]
+        known.append(len(rows))
+        for row, text in enumerate([None, None, *rows]):
+            assert table[row].tolist() == pytest.approx(vectors.get(text, np.zeros(4)).tolist())
+    assert known[1] > known[0]
+
+
 def test_what_cannot_be_used(folder):
     for field, said in (
         ("itm", "'itm' is no id field; write one of"),
@@ -69,7 +146,7 @@ def test_what_cannot_be_used(folder):
             begun(folder, options(folder, field), "bad")
     wide = {"id": ["i1", "i2"], "vector": [[1.0] * WIDTH, [1.0] * 3]}
     for content, said in (
-        (wide, "row 2, column vector: found a vector of 3 numbers, but model.dim is 4; write"),
+        (wide, "row 2, column vector: found a vector of 3 numbers, but embeddings of item have 4;"),
         ({"id": ["i1", "i1"], "vector": [[1.0] * WIDTH] * 2}, "column id: found 'i1' twice; write"),
         (
             {"id": ["i1", "i2"], "vector": [[1.0] * 4, None]},

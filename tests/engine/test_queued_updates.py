@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import polars as pl
 import pytest
 import torch
 
@@ -27,12 +28,19 @@ FEW = [
 ]
 
 
-def test_a_run_is_that_of_the_cpu(tmp_path):
-    end_step = UpdateQueue.end_step
+@pytest.mark.parametrize("fields", ["alike", "of several kinds"])
+def test_a_run_is_that_of_the_cpu(tmp_path, fields):
+    """Also with tables of several widths, and a frozen one, which does not stop the others."""
+    end_step, more = UpdateQueue.end_step, []
+    if fields == "of several kinds":
+        vectors = {"id": [0, 1, 2], "vector": torch.ones(3, 10).tolist()}
+        pl.DataFrame(vectors).write_parquet(tmp_path / "vectors.parquet")
+        frozen = f"{{path: {tmp_path}/vectors.parquet, train: false}}"
+        more = ["model.dims={C1: 3, C2: 17}", f"model.pretrained={{C3: {frozen}}}"]
     for way in ("kernels", "queued"):
         with computed(way), mock.patch.object(UpdateQueue, "end_step", autospec=True) as queued:
             queued.side_effect = end_step
-            run_small(tmp_path, [*FEW, "evaluate.every=2", f"run.name={way}"])
+            run_small(tmp_path, [*FEW, *more, "evaluate.every=2", f"run.name={way}"])
         assert bool(queued.call_count) == (way == "queued")
     for one, other in zip(lines(tmp_path / "queued"), lines(tmp_path / "kernels"), strict=True):
         for key in {"loss", "logloss", "auc", "clipped_share"} & one.keys():

@@ -157,7 +157,11 @@ def test_a_plan_from_sizes(tmp_path):
     apart = ["data.tables={item: 100000, user: 1000, history: 100000}", given[1]]
     shared = dry_run(planned_config(*given, "data.share={history: item}"), gpus(1, 80))
     separate = dry_run(planned_config(*apart), gpus(1, 80))
-    assert shared.to_dict()["tables"]["item"] == {"rows": 100_000, "ids_per_sample": 51.0}
+    assert shared.to_dict()["tables"]["item"] == {
+        "rows": 100_000,
+        "columns": 12,
+        "ids_per_sample": 51.0,
+    }
     assert shared.costs.lookups == pytest.approx(separate.costs.lookups)
     weights = [done.work.table_bytes() for done in (shared, separate)]
     assert weights[0] * 201 == weights[1] * 101
@@ -170,12 +174,42 @@ def test_a_plan_from_sizes(tmp_path):
             dry_run(planned_config(given[0], f"data.share={share}"), gpus(1, 80))
 
 
-def test_clips_of_tables_are_watched_whole(tmp_path):
+def test_a_plan_of_histories_from_sizes():
+    """It has the bytes of the rows of 50 ids, and of the unit that weighs them."""
+    given = [
+        "data.tables={item: 100000, user: 1000}",
+        "data.share={history: item}",
+        "data.ids_per_sample={history: 50}",
+        "model.name=din",
+    ]
+    summed = dry_run(planned_config(*given), gpus(1, 80)).work
+    attends = dry_run(planned_config(*given, "data.attention={history: item}"), gpus(1, 80)).work
+    assert attends.data.ids_of_histories() == {"history": 50.0}
+    per_sample = attends.dense_bytes_per_sample - summed.dense_bytes_per_sample
+    # Inputs of the unit, its 64 hidden numbers, and as many gradients.
+    assert 50 * 4 * (4 * 10 + 64) < per_sample < 50 * 4 * 10 * (4 * 10 + 64)
+    unit = (4 * 10 + 1) * 64 + 64 + 64 + 1
+    assert attends.dense_parameters - summed.dense_parameters == unit
+    more = attends.common_activation_bytes() - summed.common_activation_bytes()
+    assert more > 64 * (per_sample + 3 * 50 * 12 * 4)
+    one_by_one = [*given[:3], "model.name=bst", "data.sequences={history: item}"]
+    assert dry_run(planned_config(*one_by_one), gpus(1, 80)).fits
+    for wrong, words in (
+        ("data.attention={hist: item}", "data.attention: 'hist' is not a field of data.tables"),
+        ("data.attention={history: itm}", "'itm' is not a field that is no history; write one"),
+        ("data.sequences={history: history}", "'history' is not a field that is no history;"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            dry_run(planned_config(*given, wrong), gpus(1, 80))
+
+
+@pytest.mark.parametrize("more", [[], ["model.dims={item: 3, user: 9}"]], ids=["", "widths"])
+def test_clips_of_tables_are_watched_whole(tmp_path, more):
     """Of a table whose ids come in bags, the rows of all fields; else of all fields together."""
     kept = [line for line in SHOP.splitlines() if "separator" not in line]
     schema = "\n".join(kept)
     folder = write_shop(tmp_path, schema)
-    run = train_on_shop(folder, "train.clip_stats_every=1", "train.batch_size=432")
+    run = train_on_shop(folder, "train.clip_stats_every=1", "train.batch_size=432", *more)
     found = next(line for line in lines(run) if line["kind"] == "clipping")
     frame = pd.read_csv(folder / "log.csv", dtype=str, keep_default_na=False)[:432]
     counts = pd.concat([frame["item"], frame["last"].replace("", np.nan)]).value_counts()

@@ -111,3 +111,31 @@ def test_a_model_gives_what_its_parts_do(how, in_one_pass, numbers, scale):
         plain = outcome(model, rows, given, in_one_pass=False)
     # Sums over 70 samples, added in another order.
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["deepfm", "dlrm", "lr"])
+def test_tables_of_other_widths_are_mapped_to_the_models(name):
+    """As a model of one width, given the embeddings that a matrix product makes of theirs."""
+    widths, stored, dim = {"a": 4, "b": 2, "c": 9}, {"a": 8, "b": 4, "c": 12}, 4
+    sizes = dict.fromkeys(widths, 5)
+    torch.manual_seed(7)
+    model = CTRModel(name, sizes, 2, dim, [6], 0, dims=widths).double()
+    other = CTRModel(name, sizes, 2, dim, [6], 0).double()
+    # All layers but the mappings begin with the same weights.
+    assert set(model.projections) == {"of_b", "of_c"} and not len(other.projections)
+    rows = torch.randn(3, sum(stored.values()), dtype=torch.float64, requires_grad=True)
+    numbers, same = torch.randn(3, 2, dtype=torch.float64), []
+    for field, part in zip(widths, rows.split(list(stored.values()), 1), strict=True):
+        embedding, first_order = part[:, : widths[field]], part[:, widths[field]]
+        if field != "a":
+            embedding = embedding @ model.projections[f"of_{field}"].T
+        padding = torch.zeros(3, 3, dtype=torch.float64)
+        same.append(torch.cat([embedding, first_order[:, None], padding], 1))
+    found, expected = model.logits(rows, numbers), other.logits(torch.cat(same, 1), numbers)
+    torch.testing.assert_close(found, expected)
+    weights = [rows, *model.projections.values()]
+    grads = [
+        torch.autograd.grad(one.sum(), weights, allow_unused=True) for one in (found, expected)
+    ]
+    assert (grads[0][0] != 0).any()
+    torch.testing.assert_close(*grads)

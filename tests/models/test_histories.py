@@ -9,6 +9,7 @@ from stampede.models import CTRModel, network
 from stampede.models.histories import Jagged, Padded, tile
 from stampede.models.options import AttentionOptions
 from stampede.settings import SettingsError
+from support.memory import peak_memory
 
 SIZES = {"user": 5, "items": 7, "item": 7, "history": 7, "seen": 7}
 DIM, BATCH = 4, 9
@@ -22,6 +23,9 @@ def double_model(name, options=None, hidden=(8, 6), **more):
     for name, parameter in model.named_parameters():
         if not name.startswith("front."):
             parameter.data = torch.randn(parameter.shape, dtype=torch.float64) * 0.5
+    for norm in model.batch_norms:
+        norm.running_mean = torch.randn(norm.num_features, dtype=torch.float64)
+        norm.running_var = torch.rand(norm.num_features, dtype=torch.float64) + 0.1
     return model
 
 
@@ -68,7 +72,17 @@ def relu(x, layer):
     return x.clamp(min=0)
 
 
-ACTIVATIONS = {"prelu": prelu, "relu": relu}
+def dice_of(x, mean, variance, layer):
+    share = 1 / (1 + (-(x - mean) / (variance + 1e-8).sqrt()).exp())
+    return share * x + (1 - share) * layer._activation_fn.activation.alpha * x
+
+
+def dice(x, layer):
+    norm = layer._activation_fn.activation.norm
+    return dice_of(x, norm.running_mean, norm.running_var, layer)
+
+
+ACTIVATIONS = {"prelu": prelu, "relu": relu, "dice": dice}
 
 
 def attended_by_hand(unit, activation, softmax, query, rows):
@@ -94,7 +108,8 @@ def test_attention(name, activation, softmax):
     options = {"activation": activation} if name == "din" else {}
     unit = AttentionOptions(hidden=[5, 3], activation=activation, softmax=softmax)
     queries = {"history": "item", "seen": "user"}
-    model = double_model(name, options, attention=queries, unit=unit)
+    # Dice then has running statistics.
+    model = double_model(name, options, attention=queries, unit=unit).eval()
     rows, numbers, histories = inputs_of(model)
     fields = list(rows.unbind(1))
     for field, query in queries.items():
@@ -117,6 +132,32 @@ def test_attention(name, activation, softmax):
         )
         first_order = stored[..., DIM].sum(1) + model.number_weights(numbers).squeeze(1)
         expected = mlp_by_hand(model.network.mlp, x, relu) + model.bias + pairs + first_order
+    compare(model, expected, rows, numbers, histories)
+
+
+def test_in_training_dice_has_statistics_of_all_ids_and_samples():
+    options, unit = {"activation": "dice"}, AttentionOptions(hidden=[5, 3], activation="dice")
+    model = double_model("din", options, attention={"history": "item"}, unit=unit)
+    rows, numbers, histories = inputs_of(model, {"history": LENGTHS["history"]})
+
+    def in_training(x, layer):
+        mean = x.mean(0)
+        return dice_of(x, mean, (x - mean).square().mean(0), layer)
+
+    ids, place = histories["history"].values, model.front.place("history")
+    of_ids = [i for i, length in enumerate(LENGTHS["history"]) for _ in range(length)]
+    query, key = rows[of_ids, model.front.place("item"), :DIM], ids[:, :DIM]
+    x = torch.cat([query, key, query - key, query * key], 1)
+    unit = model.attention["of_history"]
+    for layer in unit.hidden._mlp:
+        x = in_training(layer._linear(x), layer)
+    weighted = unit.output(x) * ids
+    attended = (
+        torch.zeros(BATCH, ids.shape[1]).double().index_add(0, torch.tensor(of_ids), weighted)
+    )
+    stored = torch.cat([rows[:, :place], attended[:, None], rows[:, place + 1 :]], 1)
+    x = torch.cat([stored[..., :DIM].flatten(1), numbers], 1)
+    expected = mlp_by_hand(model.network.mlp, x, in_training) + model.bias
     compare(model, expected, rows, numbers, histories)
 
 
@@ -188,6 +229,29 @@ def test_tiles_have_the_ids_of_their_samples():
         assert part.lengths.tolist() == LENGTHS["history"][first : first + 4]
         (part.values**2).sum().backward()
     torch.testing.assert_close(grads["history"], 2 * values)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_memory_does_not_grow_with_the_longest_history(activation):
+    """Padded, the 500 histories of the second log would have 2.5 million places for 10,000 ids."""
+    unit = AttentionOptions(hidden=[64], activation=activation)
+    options = {"activation": activation}
+    checked = network("din").options.model_validate(options)
+    queries = {"history": "item"}
+    model = CTRModel("din", SIZES, 0, DIM, (8,), 0, checked, attention=queries, unit=unit)
+    lengths = [20] * 500, [5000, *[10] * 498, 20]
+    peaks = []
+    for of in lengths:
+        assert sum(of) == 10_000
+        rows = torch.randn(500, len(model.front.pooled) * 8, requires_grad=True)
+        values = torch.randn(10_000, 8, requires_grad=True)
+        read = {"history": Jagged(values, torch.tensor(of))}
+        peaks.append(peak_memory(
+            lambda rows=rows, read=read: model.logits(rows, torch.zeros(500, 0), histories=read)
+            .sum().backward()
+        ))  # fmt: skip
+    # An id has some vectors as wide as its hidden layer.
+    assert peaks[1] <= 1.02 * peaks[0] and peaks[0] < 10_000 * 8 * 64 * 4
 
 
 def test_no_id_at_all():

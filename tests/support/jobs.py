@@ -20,6 +20,7 @@ from stampede.engine.run import run
 from stampede.engine.step import prefetch, train_step
 from stampede.engine.tables import FieldWeights
 from stampede.engine.training.evaluate import evaluate
+from stampede.optim import local_cowclip_tables
 from support.gathering import gather_field
 
 # What names of such figures end in.
@@ -56,13 +57,17 @@ def run_small(folder: Path, overrides: list[str], world_size: int = 1) -> None:
 
 
 class Trained(NamedTuple):
-    """What an epoch of training left; the tables on rank 0 only."""
+    """What an epoch of training left; the tables on rank 0 only.
+
+    `without_state`: tables of rank 0 whose optimizer has none.
+    """
 
     losses: list[float]
     evaluation: dict[str, Any]
     tables: dict[str, FieldWeights | None]
     dense: dict[str, torch.Tensor]
     plan: set[str]
+    without_state: set[str]
 
 
 def train_an_epoch(config: Config) -> Trained:
@@ -82,10 +87,19 @@ def train_an_epoch_in(here: Processes, config: Config) -> Trained:
     ]
     batches, goals = reader.evaluation(reader.dataset.test), goal_weights(config, dataset.goals)
     evaluation = evaluate(job.model, batches, here, goals=goals)
-    tables = {f: gather_field(job.model, f, config.model.dim, here) for f in dataset.tables}
+    tables = {
+        f: gather_field(job.model, f, job.front.columns_of(f).dim, here) for f in dataset.tables
+    }
     dense = {name: p.detach().clone() for name, p in job.dense_parameters.items()}
     plan = {p.sharding_type for m in job.model.plan.plan.values() for p in m.values()}
-    return Trained(losses, evaluation, tables, dense, plan)
+    without_state = {
+        shard.table.rpartition("t_")[2]
+        for kind in local_cowclip_tables(job.model)
+        for array in kind.arrays
+        for shard in array.shards
+        if not array.states
+    }
+    return Trained(losses, evaluation, tables, dense, plan, without_state)
 
 
 def losses_and_weights(folder: Path, overrides: list[str], world_size: int = 1) -> Trained:

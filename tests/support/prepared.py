@@ -63,7 +63,7 @@ def shard_of(arrays, start, stop):
     for name, array in arrays.items():
         if name.startswith("offsets_"):
             shard[name] = array[start : stop + 1] - array[start]
-        elif name.startswith("values_"):
+        elif name.startswith(("values_", "weights_")):
             offsets = arrays[f"offsets_{name.split('_')[1]}"]
             shard[name] = array[offsets[start] : offsets[stop]]
         else:

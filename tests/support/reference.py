@@ -15,7 +15,7 @@ class ReferenceTables:
         weights: by table, `[rows, dim]`.
         rule: `adam`, `rowwise_adam`, `adagrad`, `rowwise_adagrad`, `sgd` or `lion`.
         rows: `all` or `touched`.
-        granularity, ratio, bound, threshold, variant, columns: the clip.
+        granularity, ratio, bound, threshold, variant, columns: the clip; columns may be by table.
         group: tables that `global` holds together; all by default.
     """
 
@@ -50,17 +50,18 @@ class ReferenceTables:
     def __getattr__(self, name):
         return self.settings[name]
 
-    def step(self, grads, counts, lr=None):
+    def step(self, grads, counts, lr=None, frozen=()):
         """One step from dense gradients `[rows, dim]` and counts `[rows]` by table."""
         self.t += 1
         lr = self.lr if lr is None else lr
-        grads = {n: grads[n].double() + 2 * self.l2 * w for n, w in self.weights.items()}
+        moving = {n: w for n, w in self.weights.items() if n not in frozen}
+        grads = {n: grads[n].double() + 2 * self.l2 * w for n, w in moving.items()}
         takes_part = {
             n: counts[n] > 0 if self.rows == "touched" else torch.ones_like(counts[n]) > 0
             for n in grads
         }
         clipped = self._clip(grads, counts, takes_part)
-        for name, weights in self.weights.items():
+        for name, weights in moving.items():
             self.touched += int((counts[name] > 0).sum())
             self.clipped += int((clipped[name] & (counts[name] > 0)).sum())
             self.largest_count = max(self.largest_count, int(counts[name].max()))
@@ -72,9 +73,10 @@ class ReferenceTables:
             weights[rows], self.first[name][rows], self.second[name][rows] = w, m, v
 
     def _clip(self, grads, counts, takes_part):
-        c = self.columns
-        g = {n: grads[n][:, :c] for n in grads}
-        w = {n: self.weights[n][:, :c] for n in grads}
+        given = self.columns
+        columns = given if isinstance(given, dict) else dict.fromkeys(grads, given)
+        g = {n: grads[n][:, : columns[n]] for n in grads}
+        w = {n: self.weights[n][:, : columns[n]] for n in grads}
         factor = {n: torch.ones(len(grads[n]), dtype=torch.float64) for n in grads}
         times = {n: counts[n].clamp_min(1).double() for n in grads}
         for name in grads:
@@ -103,7 +105,7 @@ class ReferenceTables:
                 factor[name][:] = min(1.0, self.threshold / float(every.clamp_min(1e-300)))
         for name in grads:
             factor[name] = factor[name].nan_to_num(1.0)
-            grads[name][:, :c] *= factor[name][:, None]
+            grads[name][:, : columns[name]] *= factor[name][:, None]
         return {name: factor[name] < 1 for name in grads}
 
     def _move(self, w, g, m, v, lr):

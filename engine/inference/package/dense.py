@@ -62,6 +62,8 @@ class _Step(NamedTuple):
 class Dense:
     """Computes logits `[n]` of rows `[n, fields, dim + 1]`, numbers `[n, numbers]` and histories.
 
+    If fields differ in width, their rows are side by side, `[n, columns]`.
+
     Args:
         graph: what `dense.json` holds: `steps`, each with a `name`, an `operator`, `arguments` and
             optionally `named` arguments; the name of the `output`; names of the `trained` weights.

@@ -39,11 +39,13 @@ class Encoded(NamedTuple):
         ids: for each field, int64 rows of its table, sample after sample.
         lengths: for each field, `[n]` int64 numbers of ids per sample; None: one each.
         numbers: `[n, numbers]` float32.
+        weights: for each field, float32 weights of its ids; None: all are 1.
     """
 
     ids: list[np.ndarray]
     lengths: list[np.ndarray | None]
     numbers: np.ndarray
+    weights: list[np.ndarray | None]
 
 
 class BadValues:
@@ -89,6 +91,7 @@ class Encoder:
             if field["encode"] == "vocabulary" and not field.get("table")
         }
         used = [one["column"] for one in (*about["fields"], *about["numbers"]) if one["column"]]
+        used += [field["weights"] for field in about["fields"] if field.get("weights")]
         timed = [about["time"]["column"]] if about["time"] else []
         self.columns = list(dict.fromkeys(used + timed))
 
@@ -105,7 +108,12 @@ class Encoder:
         numbers = numbers.astype(self._about["numbers_dtype"]).astype(np.float32)
         # Polars' memory is read-only, which torch warns about.
         ids = [np.require(ids, requirements="W") for ids, _ in found]
-        return Encoded(ids, [lengths for _, lengths in found], numbers)
+        lengths = [lengths for _, lengths in found]
+        weights = [
+            None if not field.get("weights") else self._weights(field, frame, of_field, bad_values)
+            for field, of_field in zip(self._about["fields"], lengths, strict=True)
+        ]
+        return Encoded(ids, lengths, numbers, weights)
 
     def rows(
         self, samples: Samples, fields: Sequence[str], bad_values: BadValues | None = None
@@ -187,6 +195,32 @@ class Encoder:
             return self._rows_of(field, cells), None
         lengths, cells = formulas.flattened(cells, field.get("query") is None)
         return self._rows_of(field, cells), lengths
+
+    def _weights(
+        self,
+        field: Mapping[str, Any],
+        frame: pl.DataFrame,
+        lengths: np.ndarray,
+        bad_values: BadValues,
+    ) -> np.ndarray:
+        """Weights of a field's ids, float32."""
+        column, ids, separator = field["weights"], field["column"], field["separator"]
+        frame = frame.with_columns(pl.col(pl.Null).cast(pl.String))
+        is_id = None
+        if field["encode"] not in ("vocabulary", "hash"):
+
+            def is_id(text: pl.Expr) -> pl.Expr:
+                number = text.str.strip_chars().cast(pl.Int64, strict=False)
+                return number.is_between(0, field["size"] - 1).fill_null(False)
+
+        kept = field["max_ids"], self._about["missing"], field["keep"]
+        of_ids = ids, frame.schema[ids], separator, *kept, is_id
+        found = formulas.weights_of_ids(column, frame.schema[column], *of_ids)
+        weights, bad = frame.select(one.alias(str(n)) for n, one in enumerate(found))
+        given = (frame[name].filter(bad).first() for name in (column, ids))
+        remedy = formulas.remedy_of_weights(*given, separator, ids)
+        bad_values.found(bad, frame[column], column, remedy)
+        return formulas.flattened_weights(weights, lengths)
 
     def _without_fractions(
         self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues

@@ -27,7 +27,7 @@ import json
 import math
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -234,6 +234,7 @@ class Model:
         numbers: Any = None,
         lengths: Mapping[str, Any] | None = None,
         batch_size: int = 8192,
+        weights: Mapping[str, Any] | None = None,
     ) -> np.ndarray:
         """Probability of a click of encoded samples, `[n]` float64.
 
@@ -241,6 +242,7 @@ class Model:
             ids: rows of each field's table, by field, sample after sample.
             numbers: `[n, numbers]`, transformed.
             lengths: `[n]` numbers of ids per sample, for fields with several.
+            weights: of the ids of fields that have some; 1 by default.
 
         Raises:
             ValueError: a field is absent, an id is not a row of its table, lengths do not sum to
@@ -277,7 +279,15 @@ class Model:
             raise ValueError(
                 f"numbers: write finite numbers, transformed, [n, {len(self.numbers)}]"
             )
-        return _probability(self._logits(self._encode.Encoded(rows, counts, numbers), batch_size))
+        found = [(weights or {}).get(name) for name in self.fields]
+        for name, field, given in zip(self.fields, rows, found, strict=True):
+            if given is not None and np.shape(given) != field.shape:
+                raise ValueError(
+                    f"weights of {name}: found {np.size(given)} for {len(field)} ids; write one "
+                    "for each id"
+                )
+        encoded = self._encode.Encoded(rows, counts, numbers, found)
+        return _probability(self._logits(encoded, batch_size))
 
     @torch.no_grad()
     def _logits(self, encoded: Encoded, batch_size: int) -> np.ndarray:
@@ -287,32 +297,42 @@ class Model:
         # Where the ids of each sample start, and end.
         bounds = [None if n is None else np.append(0, np.cumsum(n)) for n in encoded.lengths]
         pooling = [field.get("pooling") for field in self.about["fields"]]
-        fields = list(zip(self._tables, pooling, encoded.ids, bounds, strict=True))
+        fields = list(zip(self._tables, pooling, encoded.ids, bounds, encoded.weights, strict=True))
         found = [np.empty((0, len(self.goals)) if self.goals else 0, np.float32)]
         for start in range(0, len(numbers), batch_size):
             batch = slice(start, start + batch_size)
             pooled, histories = [], []
-            for table, how, ids, of_field in fields:
-                rows, lengths = self._looked_up(table, ids, of_field, batch)
+            for table, how, ids, of_field, weights in fields:
+                rows, lengths = self._looked_up(table, ids, of_field, batch, weights)
                 if how in ("attention", "none"):
                     histories.append(_padded(rows, lengths))
                 if how != "none":
                     pooled.append(_pooled(rows, lengths, how))
-            given = torch.stack(pooled, 1), numbers[batch].to(self._device), histories
+            given = together(pooled), numbers[batch].to(self._device), histories
             found.append(self._dense(*given).cpu().numpy())
         return np.concatenate(found)
 
     def _looked_up(
-        self, table: dict[str, Tensor], ids: np.ndarray, bounds: np.ndarray | None, batch: slice
+        self,
+        table: dict[str, Tensor],
+        ids: np.ndarray,
+        bounds: np.ndarray | None,
+        batch: slice,
+        weights: np.ndarray | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Embedding and first-order weight of each id of some samples, `[ids, dim + 1]`.
 
-        Also the number of ids of each sample, if it is not one.
+        They are multiplied by the id's weight. Also the number of ids of each sample, if it is not
+        one.
         """
         if bounds is None:
             return looked_up(table, torch.from_numpy(ids[batch]).to(self._device)), None
         bounds = bounds[batch.start : batch.stop + 1]
-        rows = looked_up(table, torch.from_numpy(ids[bounds[0] : bounds[-1]]).to(self._device))
+        here = slice(bounds[0], bounds[-1])
+        rows = looked_up(table, torch.from_numpy(ids[here]).to(self._device))
+        if weights is not None:
+            of_ids = torch.from_numpy(np.require(weights[here], np.float32, ["C", "W"]))
+            rows = rows * of_ids.to(self._device).unsqueeze(1)
         return rows, torch.from_numpy(np.diff(bounds)).to(self._device)
 
 
@@ -332,6 +352,12 @@ def _pooled(rows: Tensor, lengths: Tensor | None, how: str | None) -> Tensor:
         return rows.new_zeros(len(lengths), rows.shape[1])
     sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
     return sums / lengths.clamp(min=1).unsqueeze(1) if how == "mean" else sums
+
+
+def together(pooled: Sequence[Tensor]) -> Tensor:
+    """`[n, fields, columns]` of `[n, columns]` of each field; side by side if widths differ."""
+    is_even = len({rows.shape[1] for rows in pooled}) == 1
+    return torch.stack(list(pooled), 1) if is_even else torch.cat(list(pooled), 1)
 
 
 def _padded(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

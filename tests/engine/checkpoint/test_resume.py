@@ -37,19 +37,21 @@ def test_resume_continues_as_if_nothing_had_happened(tmp_path, capsys):
 REGULARIZED = [
     "model.first_order_scale=8",
     "model.dropout=0.2",
-    "model.normalization=layer",
     "optim.dense.weight_decay=0.1",
     "optim.embedding.plateau={factor: 0.5, patience: 0, threshold: 0.1}",
     "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.1}",
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_random_numbers_decay_and_plateaus_continue(tmp_path, ranks):
+@pytest.mark.parametrize("ranks, normalization", [
+    (1, "layer"), (1, "batch"), pytest.param(2, "batch", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_random_numbers_decay_plateaus_and_norms_continue(tmp_path, ranks, normalization):
     def trained(name, *overrides):
         # As other programs, a run before it, or a process of its own would leave it.
         torch.seed()
-        arguments = [tmp_path, [*REGULARIZED, f"run.name={name}", *overrides], ranks]
+        given = [*REGULARIZED, f"model.normalization={normalization}", f"run.name={name}"]
+        arguments = [tmp_path, [*given, *overrides], ranks]
         run_ranks(ranks, run_small, *arguments) if ranks > 1 else run_small(*arguments)
 
     trained("whole", "train.epochs=3")

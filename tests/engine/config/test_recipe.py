@@ -25,7 +25,6 @@ def test_every_key_that_is_left_open_is_chosen_and_told():
     config, choices = chosen(ROWS)
     assert set(choices) == open_keys(load_config(CRITEO))
     assert config.optim.embedding.l2 == pytest.approx(4 * 39 / ROWS)
-    assert config.optim.embedding.schedule.decay == "polynomial"
     _, choices = chosen(ROWS, "optim.scaling.rule=none")
     assert "train.batch_size" in choices and "optim.scaling.base_batch_size" not in choices
 
@@ -56,15 +55,19 @@ def test_the_paper_leaves_nothing_open():
 BATCH, EPOCHS, PATIENCE = "train.batch_size", "train.epochs", "evaluate.patience"
 BASE, BETAS = "optim.scaling.base_batch_size", "optim.dense.betas"
 SCALE, DROPOUT, WARMUP = "model.first_order_scale", "model.dropout", "optim.dense.schedule.warmup"
+AVERAGING, DECAY = "train.averaging", "optim.embedding.schedule.decay"
 IN_STEPS = "optim.dense.schedule.unit=steps"
 
 
 @pytest.mark.parametrize(
     "rows, given, expected",
     [
-        (3_240, [], {BATCH: 32, BASE: 32, EPOCHS: 6}),
-        (ROWS, [], {BATCH: 1024, BASE: 1024, EPOCHS: 6, PATIENCE: 2}),
-        (2_500_000, [], {BATCH: 4096, BASE: 1024, EPOCHS: 3, PATIENCE: 2}),
+        (3_240, [], {BATCH: 32, BASE: 32, EPOCHS: 20, AVERAGING: 8, DECAY: "constant"}),
+        (ROWS, [], {BATCH: 1024, BASE: 1024, EPOCHS: 20, PATIENCE: 3, AVERAGING: 8}),
+        (ROWS, [f"{EPOCHS}=7"], {PATIENCE: 3, AVERAGING: 8, DECAY: "constant"}),
+        # Few given epochs end with rates of 0.
+        (ROWS, [f"{EPOCHS}=6"], {PATIENCE: 2, AVERAGING: 0, DECAY: "polynomial"}),
+        (2_500_000, [], {BATCH: 4096, BASE: 1024, EPOCHS: 3, PATIENCE: 2, AVERAGING: 0}),
         (41_000_000, [], {BATCH: 8192, BASE: 1024, EPOCHS: 2}),
         # Large batches of a small log.
         (ROWS, [f"{BATCH}=2048"], {EPOCHS: 24, BETAS: [0.7, 0.968], WARMUP: 1.0}),
@@ -92,11 +95,11 @@ def test_what_is_chosen(rows, given, expected):
 
 
 def test_rates():
-    """The tables' rate is always the same, except with large batches or periods."""
+    """Of the tables it is the same, except on small logs and with large batches or periods."""
     optim = [chosen(rows)[0].optim for rows in (1_000, 1_000_000, 10**9)]
     rates = [one.dense.lr for one in optim]
-    assert rates[0] == 1e-3 > rates[1] > rates[2] == 1e-4
-    assert [one.embedding.lr for one in optim] == [1e-3] * 3
+    assert 1e-3 > rates[0] > rates[1] > rates[2] == 1e-4
+    assert [one.embedding.lr for one in optim] == [2e-3, 1e-3, 1e-3]
     periods = chosen(1_000_000, "data.split=periods")[0].optim
     assert periods.embedding.lr == periods.dense.lr < 1e-3
     # Given epochs change no rate of a large batch.

@@ -92,6 +92,7 @@ def test_every_network_is_exported_for_any_number_of_samples(name, numbers, opti
     [
         # First-order weights are stored without the scale.
         ["model.first_order_scale=8", "model.dropout=0.5", "model.normalization=layer"],
+        ["model.first_order_scale=8", "model.normalization=batch"],
         pytest.param(None, id="own network"),
     ],
 )

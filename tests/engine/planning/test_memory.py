@@ -1,11 +1,8 @@
 """What is planned is what a run allocates: weights and states to the byte, layers nearly."""
 
-from itertools import accumulate
-
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from stampede.engine.job.build import build
 from stampede.engine.planning.workload import activation_bytes_per_sample
@@ -18,6 +15,7 @@ from stampede.optim import local_cowclip_tables
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.checkpoints import small_job
 from support.jobs import small_config
+from support.memory import peak_memory
 from support.networks import OURS, VARIANTS, goals_of, variant_id
 from support.planning import costs_of
 from support.ranks import run_ranks
@@ -29,15 +27,6 @@ def model_of(name, options):
     sizes = {f"C{field}": 10 for field in range(FIELDS)}
     checked = network(name).options.model_validate(options)
     return CTRModel(name, sizes, NUMBERS, 8, [64, 48], 0, checked, goals=goals_of(name))
-
-
-def peak_memory(action):
-    """Most bytes that an action allocates at a time on the CPU."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        action()
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return max(accumulate(event.nbytes() for event in events))
 
 
 def allocated(model, samples):
@@ -102,6 +91,8 @@ def planned_and_real(folder, overrides, here):
         ["optim.embedding.rows=touched"],
         ["optim.embedding.optimizer=sgd", "optim.embedding.momentum=0.9"],
         ["optim.embedding.clip.granularity=none"],
+        ["model.dims={C1: 3, C2: 33}"],
+        ["model.pretrained={C1: {path: none, train: false}}"],
         *(
             [f"model.name={name}", "data.scale=0.0001", f"data.conversions={bool(goals_of(name))}"]
             for name in OURS

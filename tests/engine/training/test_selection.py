@@ -27,7 +27,7 @@ def evaluations(folder, part):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Let the validation part have given AUCs, one evaluation after another."""
+    """Let the validation part have given AUCs, or other metrics, one evaluation after another."""
     real = made_by.evaluate
 
     def script(*aucs):
@@ -36,7 +36,10 @@ def scripted(monkeypatch):
         def evaluate(model, batches, *others):
             found = real(model, batches, *others)
             # The small job's validation part has 100 rows, its test part 300.
-            return {**found, "auc": next(values)} if found["samples"] == 100 else found
+            if found["samples"] != 100:
+                return found
+            value = next(values)
+            return found | (value if isinstance(value, dict) else {"auc": value})
 
         monkeypatch.setattr(made_by, "evaluate", evaluate)
 
@@ -110,6 +113,18 @@ def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, s
     # The same from the newest checkpoint.
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     assert summary_of(tmp_path)["validation"] == summary["validation"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "epoch", "said"),
+    [("auc", 3, "AUC"), ("logloss", 1, "logloss"), ("both", 2, "AUC minus logloss")],
+)
+def test_the_metric_chooses_the_epoch(tmp_path, scripted, capsys, metric, epoch, said):
+    found = [(0.70, 0.40), (0.75, 0.42), (0.76, 0.47), (0.74, 0.48), (0.79, 0.49)]
+    scripted(*({"auc": auc, "logloss": logloss} for auc, logloss in found))
+    run_small(tmp_path, ["train.epochs=4", f"evaluate.metric={metric}"])
+    assert summary_of(tmp_path)["best_epoch"] == epoch
+    assert f"epoch {epoch}: best {said} on the validation part" in capsys.readouterr().out
 
 
 def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.optim import apply_optimizer_in_backward as in_backward
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
@@ -19,7 +20,14 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import stampede.optim as optim
-from stampede.optim import CowClip, CowClipAdam, TableInit, cowclip_sharders, local_cowclip_tables
+from stampede.optim import (
+    CowClip,
+    CowClipAdam,
+    FrozenTables,
+    TableInit,
+    cowclip_sharders,
+    local_cowclip_tables,
+)
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.bags import (
     CLIP,
@@ -209,16 +217,23 @@ def test_several_optimizers_on_one_table_are_refused():
             shard(model)
 
 
-def test_a_table_that_is_to_stay_as_it_is_has_a_rate_of_0():
-    model = with_cowclip(Bags(a=8, b=8), l2=0.1, weight_decay=0.1, lr=0.0)
+def test_a_table_that_is_to_stay_as_it_is_is_frozen():
+    model = with_cowclip(Bags(a=8, b=8), l2=0.1, only="b")
     model.ebc.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"'a' with CowClip has requires_grad=False.*lr=0"):
+    with pytest.raises(ValueError, match=r"'b' with CowClip has requires_grad=False.*FrozenTables"):
         shard(model)
     model.ebc.requires_grad_(True)
+    apply_optimizer_in_backward(FrozenTables, [table_parameter(model, "a")], {})
     model = shard(model)
     before = weights_of(model)
     step(model, [2, 9])
-    torch.testing.assert_close(weights_of(model), before, rtol=0, atol=0)
+    after = weights_of(model)
+    torch.testing.assert_close(after["a"], before["a"], rtol=0, atol=0)
+    assert not torch.equal(after["b"], before["b"])
+    states = {tuple(array.states) for tbe in local_cowclip_tables(model) for array in tbe.arrays}
+    assert states == {(), ("exp_avg", "exp_avg_sq")}
+    with pytest.raises(ValueError, match="a frozen table has no l2 and no weight_decay"):
+        FrozenTables([nn.Parameter(torch.ones(2, 2))], l2=1e-3)
 
 
 def test_every_sharding_type_is_offered_with_the_kernel_of_its_update():
