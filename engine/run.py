@@ -90,10 +90,14 @@ def run_here(config: Config, here: Processes) -> None:
             Trainer(this).fit()
             if not dataset.period:
                 # After the last checkpoint: a run that continues with more epochs drops it.
-                rising = here.on_main(lambda: on_last_epoch(config, folder))
-                selected = this.progress.selected or this.progress.last
-                off = on_calibration(config, selected)
-                tell([*rising, *off], this.progress.step, folder, here)
+                results = this.progress.selected or this.progress.last
+                found_off = here.on_main(
+                    lambda: [
+                        *on_last_epoch(config, folder),
+                        *on_calibration(config, results, told(folder)),
+                    ]
+                )
+                tell(found_off, this.progress.step, folder, here)
             # Measured before the comparison, whose memory and seconds do not count.
             summary = summarize(this)
             summary["logistic_regression"] = compare_with_lr(

@@ -170,6 +170,10 @@ def test_advice():
     (found,) = on_calibration(config, {"test": {"goals": goals}})
     assert "is 2.00 for b times" in found
     assert on_calibration(config, {"test": {}}) == []
+    # The shares of clicks of the parts have told it already.
+    moved = ["0.5 of the training rows ...: scores will be off by as much. If the rows are in time"]
+    results = {"test": {"calibration": 9.6, "auc": 0.7}}
+    assert on_calibration(config, results, moved) == []
 
 
 def test_the_key_is_above_0_and_at_most_1():
