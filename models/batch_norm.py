@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +30,8 @@ class GlobalBatchNorm(nn.BatchNorm1d):
         """The shape of the input, `[n, features]` or `[n, features, length]`."""
         if not self.training or (self.ranks == 1 and input.numel() > self.num_features):
             return super().forward(input)
-        return self._of_all_ranks(input)
+        found: Any = self._of_all_ranks  # torch does not say what it makes of a method.
+        return found(input)
 
     @torch.compiler.disable  # It waits for other ranks.
     def _of_all_ranks(self, input: Tensor) -> Tensor:
@@ -51,14 +51,17 @@ class GlobalBatchNorm(nn.BatchNorm1d):
     @torch.no_grad()
     def _note(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Move the running statistics towards those of a batch."""
-        if self.running_mean is None:
+        moved, moved_variance, batches = (
+            self.running_mean, self.running_var, self.num_batches_tracked
+        )  # fmt: skip
+        if moved is None or moved_variance is None or batches is None:
             return
-        self.num_batches_tracked += 1
-        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        batches += 1
+        share = 1 / batches if self.momentum is None else self.momentum
         # Reading the count from a GPU would wait.
         share = (count > 1).to(mean.dtype) * share
         unbiased = variance * (count / (count - 1).clamp(min=1))
-        for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
+        for running, found in ((moved, mean), (moved_variance, unbiased)):
             running.add_((share * (found - running)).to(running.dtype))
 
 
@@ -152,5 +155,5 @@ def mean_over_ranks(sums: Tensor, count: Tensor, ranks: int) -> Tensor:
     return sums / count.clamp(min=1)
 
 
-def _all_but_features(values: Tensor) -> Sequence[int]:
+def _all_but_features(values: Tensor) -> list[int]:
     return [0, *range(2, values.dim())]

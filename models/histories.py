@@ -193,9 +193,11 @@ class TargetAttention(nn.Module):
             history: rows of at least `dim` columns, the first of which are the embedding.
         """
         rows = history.values
-        has_kernels = isinstance(history, Jagged) and cpu.trains_in_float32(rows, query)
-        if has_kernels:
-            inputs = _UnitInputs.apply(query, rows, history.lengths.long())
+        # With kernels, the lengths that they take.
+        lengths = None
+        if isinstance(history, Jagged) and cpu.trains_in_float32(rows, query):
+            lengths = history.lengths.long()
+            inputs = _UnitInputs.apply(query, rows, lengths)
         else:
             keys, each = rows[..., : self.dim], history.each(query)
             inputs = torch.cat([each, keys, each * keys], -1)
@@ -204,13 +206,13 @@ class TargetAttention(nn.Module):
         if self.softmax:
             weights = (weights - history.each(history.largest(weights.detach()))).exp()
             weights = weights / history.each(history.sums(weights))
-        if has_kernels:
-            return _WeightedSums.apply(weights, rows, history.lengths.long())
+        if lengths is not None:
+            return _WeightedSums.apply(weights, rows, lengths)
         return history.sums(weights * rows)
 
     def _weights(self, inputs: Tensor) -> Tensor:
         """Weights `[ids, 1]` from `[q, k, q * k]`: those of q - k are added to others."""
-        first, *others = self.hidden._mlp
+        first, *others = self.hidden._mlp.children()
         of_query, of_key, of_difference, of_product = first._linear.weight.split(self.dim, 1)
         weight = torch.cat([of_query + of_difference, of_key - of_difference, of_product], 1)
         found = functional.linear(inputs, weight, first._linear.bias)
