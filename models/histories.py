@@ -198,7 +198,7 @@ class TargetAttention(nn.Module):
             inputs = _UnitInputs.apply(query, rows, history.lengths.long())
         else:
             keys, each = rows[..., : self.dim], history.each(query)
-            inputs = torch.cat([each, keys, each * keys, torch.ones_like(keys[..., :1])], -1)
+            inputs = torch.cat([each, keys, each * keys], -1)
         weights = self._weights(inputs.flatten(0, -2))
         weights = weights.view(*rows.shape[:-1], 1).to(rows.dtype)
         if self.softmax:
@@ -209,13 +209,11 @@ class TargetAttention(nn.Module):
         return history.sums(weights * rows)
 
     def _weights(self, inputs: Tensor) -> Tensor:
-        """Weights `[ids, 1]` from `[q, k, q * k, 1]`: those of q - k are added to others."""
+        """Weights `[ids, 1]` from `[q, k, q * k]`: those of q - k are added to others."""
         first, *others = self.hidden._mlp
         of_query, of_key, of_difference, of_product = first._linear.weight.split(self.dim, 1)
-        of_one = first._linear.bias.unsqueeze(1)
-        of_query, of_key = of_query + of_difference, of_key - of_difference
-        # As weights of 1, biases are in the same product.
-        found = functional.linear(inputs, torch.cat([of_query, of_key, of_product, of_one], 1))
+        weight = torch.cat([of_query + of_difference, of_key - of_difference, of_product], 1)
+        found = functional.linear(inputs, weight, first._linear.bias)
         for layer in others:
             found = layer._linear(first._activation_fn(found))
             first = layer
@@ -227,7 +225,7 @@ class TargetAttention(nn.Module):
 
 
 class _UnitInputs(torch.autograd.Function):
-    """The inputs of the hidden layers in C++, `[ids, 3 * dim + 1]`."""
+    """The inputs of the hidden layers in C++, `[ids, 3 * dim]`."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:

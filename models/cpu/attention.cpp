@@ -27,18 +27,17 @@ void each_sample(const Tensor& lengths, int64_t ids, const Do& task) {
   });
 }
 
-// `[q, k, q * k, 1]` of each id's key k, the first columns of its row, and its sample's query q.
+// `[q, k, q * k]` of each id's key k, the first columns of its row, and its sample's query q.
 Tensor unit_inputs(const Tensor& query, const Tensor& rows, const Tensor& lengths) {
   const int64_t ids = rows.size(0), width = rows.size(1), dim = query.size(1);
   const float *queries = query.const_data_ptr<float>(), *keys = rows.const_data_ptr<float>();
-  Tensor inputs = at::empty({ids, 3 * dim + 1}, at::kFloat);
+  Tensor inputs = at::empty({ids, 3 * dim}, at::kFloat);
   float* out = inputs.data_ptr<float>();
   each_sample(lengths, ids, [&](int64_t n, int64_t begin, int64_t end) {
     const float* q = queries + n * dim;
     for (int64_t id = begin; id < end; ++id) {
       const float* k = keys + id * width;
-      float* __restrict x = out + id * (3 * dim + 1);
-      x[3 * dim] = 1.0f;
+      float* __restrict x = out + id * 3 * dim;
       for (int64_t c = 0; c < dim; ++c) {
         x[c] = q[c];
         x[dim + c] = k[c];
@@ -62,7 +61,7 @@ std::tuple<Tensor, Tensor> unit_inputs_backward(const Tensor& grad, const Tensor
     float* __restrict of_q = to_query + n * dim;
     std::fill_n(of_q, dim, 0.0f);
     for (int64_t id = begin; id < end; ++id) {
-      const float *k = keys + id * width, *g = grads + id * (3 * dim + 1);
+      const float *k = keys + id * width, *g = grads + id * 3 * dim;
       float* __restrict of_k = to_rows + id * width;
       for (int64_t c = 0; c < dim; ++c) {
         of_q[c] += g[c] + g[2 * dim + c] * k[c];
