@@ -416,7 +416,9 @@ def command(log, *further, out="out"):
     ]
 
 
-def test_prepares_verifies_and_reports(log, capsys):
+def test_prepares_verifies_and_reports(log, capsys, monkeypatch):
+    # Of so short work a file gets no line.
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     options = ["-s", "split=random", "-s", "test_fraction=0.5", "--set", "features=paper"]
     assert main(command(log, *options)) == 0
     shown, progress = capsys.readouterr()
