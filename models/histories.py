@@ -212,7 +212,8 @@ class TargetAttention(nn.Module):
 
     def _weights(self, inputs: Tensor) -> Tensor:
         """Weights `[ids, 1]` from `[q, k, q * k]`: those of q - k are added to others."""
-        first, *others = self.hidden._mlp.children()
+        layers: Any = self.hidden._mlp
+        first, *others = layers
         of_query, of_key, of_difference, of_product = first._linear.weight.split(self.dim, 1)
         weight = torch.cat([of_query + of_difference, of_key - of_difference, of_product], 1)
         found = functional.linear(inputs, weight, first._linear.bias)
