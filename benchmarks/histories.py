@@ -29,8 +29,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from model_zoo.DIN.src.DIN import DIN
-from model_zoo.multitask.MMoE.src.MMoE import MMoE
 from report import Report, command_line, markdown
 from timing import interleaved
 from torch import Tensor
@@ -124,6 +122,10 @@ def ours(name: str, rows: Rows, batch: int) -> Iterator[Training]:
 
 def theirs(name: str, rows: Rows, batch: int) -> Callable[[], Any]:
     """A step of FuxiCTR's own network."""
+    # Only its checkout has them.
+    from model_zoo.DIN.src.DIN import DIN
+    from model_zoo.multitask.MMoE.src.MMoE import MMoE
+
     history = {
         "type": "sequence", "source": "", "vocab_size": rows.sizes["item"], "max_len": MOST,
         "padding_idx": 0,
