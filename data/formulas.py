@@ -317,6 +317,7 @@ def weights_of_ids(
     separator: str,
     max_ids: int | None,
     missing: Sequence[str],
+    rules: int,
     keep: str = "first",
     is_id: Callable[[pl.Expr], pl.Expr] | None = None,
 ) -> tuple[pl.Expr, pl.Expr]:
@@ -326,19 +327,21 @@ def weights_of_ids(
 
     Args:
         column: of the weights, lists or texts with the same separator.
-        ids: the column of the ids.
-        is_id: which of the texts are ids, if not all.
+        ids: the column of the ids, as `written_alike` gives them.
+        is_id: which of the texts that `id_texts` keeps are ids, if not all.
     """
     texts = _listed(ids, kind_of_ids, separator)
     number = pl.element().str.strip_chars().cast(pl.Float64, strict=False)
     numbers = _listed(column, kind, separator).list.eval(number)
     is_kept = ~pl.element().is_in(["", *missing]).fill_null(True)
-    if is_id is not None:
-        is_kept &= is_id(pl.element())
     places = texts.list.eval(pl.arg_where(is_kept))
     if max_ids is not None:
         places = places.list.tail(max_ids) if keep == "last" else places.list.head(max_ids)
     kept = numbers.list.gather(places, null_on_oob=True)
+    if is_id is not None:
+        of_ids = id_texts(ids, kind_of_ids, separator, max_ids, missing, rules, keep)
+        places = of_ids.list.eval(pl.arg_where(is_id(pl.element())))
+        kept = kept.list.gather(places, null_on_oob=True)
     is_good = (pl.element().abs() <= LARGEST).fill_null(False)
     counts = (each.list.len().fill_null(0) for each in (numbers, texts))
     bad = operator.ne(*counts) | kept.list.eval(~is_good).list.any().fill_null(False)

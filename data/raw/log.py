@@ -532,8 +532,9 @@ def _weights(name: str, field: IdField, schema: Schema, types: pl.Schema) -> _Ty
             number = text.str.strip_chars().cast(pl.Int64, strict=False)
             return number.is_between(0, most).fill_null(False)
 
-    of_ids = ids, types[ids], field.separator, field.max_ids, schema.missing, field.keep
-    values, bad = weights_of_ids(column, kind, *of_ids, is_id)
+    kept = field.max_ids, schema.missing, schema.rules, field.keep
+    of_ids = ids, types[ids], field.separator, *kept, is_id
+    values, bad = weights_of_ids(column, kind, *of_ids)
     remedy = partial(remedy_of_weights, separator=field.separator, column=ids)
     return _Typed(column_of_weights(name), column, values, bad, remedy, beside=ids)
 

@@ -199,3 +199,44 @@ def test_bad_weights_are_refused(tmp_path, times, message):
     with pytest.raises(DataError) as refused:
         train_on_shop(folder, *LINEAR)
     assert f"log.csv: {message}" in str(refused.value)
+
+
+WHOLE_IDS = """
+label: clicked
+missing: ["", NA, "1"]
+ids:
+  user: {min_count: 1}
+  item: {encode: integer, size: 9, separator: "|", max_ids: 2, weights: times}
+"""
+
+
+@pytest.mark.parametrize("encode", ["encode: integer, size: 9", "min_count: 1"])
+def test_ids_with_a_fraction_keep_their_weights(tmp_path, encode):
+    """In logs, frames and packages, with missing ids and bad ones; scores by hand."""
+    frame = shop(200)[["clicked", "user"]]
+    draw = np.random.default_rng(3)
+    frame["item"] = [f"{a}.0|{b}" for a, b in draw.integers(2, 9, (200, 2))]
+    frame["times"] = [f"{a}|{b}" for a, b in (draw.integers(-3, 6, (200, 2)) / 4)]
+    schema = WHOLE_IDS.replace("encode: integer, size: 9", encode)
+    run = train_on_shop(write_shop(tmp_path / "shop", schema, frame), *LINEAR)
+    names = open_run(run).embeddings("item").index
+    weights = read_field(newest(run / "checkpoints"), "item").first_order.squeeze(1).numpy()
+    weight = dict(zip(map(str, names), weights.astype(float), strict=True))
+    assert export.main([str(run), str(tmp_path / "package")]) == 0
+    package = loaded(tmp_path / "package")
+    rows = pd.DataFrame({
+        "user": ["u1"] * 4,
+        "item": [[5.0, 2.0], [1.0, 3.0], [4.0, 4.0], [2.0, 7.0]],
+        "times": [[0.5, 3.0], [4.0, -0.5], [0.25, 0.5], [1.0, 0.0]],
+    })  # fmt: skip
+    sums = [0.5 * weight["5"] + 3 * weight["2"], -0.5 * weight["3"], 0.75 * weight["4"]]
+    expected = np.array([*sums, weight["2"]])
+    for score in (open_run(run).score, package.score):
+        scores = score(rows)
+        logits = np.log(scores / (1 - scores))
+        np.testing.assert_allclose(logits - logits[3], expected - expected[3], atol=1e-5)
+    if "integer" in encode:
+        # Ids are counted before bad ones are left out.
+        texts = {"user": ["u1"] * 2, "item": ["x|2|3", "2"], "times": ["9|2|4", "2"]}
+        scores = package.score(texts, on_bad_value="missing")
+        assert scores[0] == pytest.approx(scores[1])

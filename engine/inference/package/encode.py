@@ -164,18 +164,7 @@ class Encoder:
             frame = frame.with_columns(pl.col(column).cast(pl.String))
         if isinstance(frame.schema[column], pl.List | pl.Array) and not field["multi"]:
             raise ValueError(f"column {column}: found lists; write one id per sample")
-        ids = frame[column]
-        if self._about["rules"] == 1:
-            ids = self._without_fractions(field, ids, bad_values)
-        else:
-            is_list = isinstance(ids.dtype, pl.List | pl.Array)
-            cells = ids.explode() if is_list else ids
-            coarse = formulas.too_coarse(cells)
-            if coarse.any():
-                raise ValueError(
-                    f"column {column}: found {cells.filter(coarse)[0]!r}; {_TOO_COARSE}"
-                )
-            ids, _ = formulas.written_alike(ids, self._about["rules"])
+        ids = self._alike(field, frame[column], bad_values)
         texts = formulas.id_texts(
             column,
             ids.dtype,
@@ -213,7 +202,9 @@ class Encoder:
                 number = text.str.strip_chars().cast(pl.Int64, strict=False)
                 return number.is_between(0, field["size"] - 1).fill_null(False)
 
-        kept = field["max_ids"], self._about["missing"], field["keep"]
+        # Those that `_ids` has counted.
+        frame = frame.with_columns(self._alike(field, frame[ids], bad_values))
+        kept = field["max_ids"], self._about["missing"], self._about["rules"], field["keep"]
         of_ids = ids, frame.schema[ids], separator, *kept, is_id
         found = formulas.weights_of_ids(column, frame.schema[column], *of_ids)
         weights, bad = frame.select(one.alias(str(n)) for n, one in enumerate(found))
@@ -221,6 +212,19 @@ class Encoder:
         remedy = formulas.remedy_of_weights(*given, separator, ids)
         bad_values.found(bad, frame[column], column, remedy)
         return formulas.flattened_weights(weights, lengths)
+
+    def _alike(
+        self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues
+    ) -> pl.Series:
+        """Ids in one form, whatever their type."""
+        if self._about["rules"] == 1:
+            return self._without_fractions(field, ids, bad_values)
+        cells = ids.explode() if isinstance(ids.dtype, pl.List | pl.Array) else ids
+        coarse = formulas.too_coarse(cells)
+        if coarse.any():
+            found = cells.filter(coarse)[0]
+            raise ValueError(f"column {field['column']}: found {found!r}; {_TOO_COARSE}")
+        return formulas.written_alike(ids, self._about["rules"])[0]
 
     def _without_fractions(
         self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues
