@@ -131,6 +131,7 @@ class EmbeddingFront(nn.Module):
         attention, sequences: the query of each field whose rows stay apart: the model attends to
             them, or the network takes them as they are.
         tables: the fields that use each table, by the field whose own it is.
+        weighted: the fields whose ids have weights.
 
     Args:
         vocabulary_sizes: rows of each field's table, by field name.
@@ -164,6 +165,7 @@ class EmbeddingFront(nn.Module):
         self.widths = [self.columns_of(field).stored for field in self.pooled]
         # TorchRec sums, and the front divides: so one table may serve sums and means, on any plan.
         self.mean = list(mean)
+        self.weighted = list(weighted)
         # Of these the front sums the rows itself.
         self._weighted = [f for f in weighted if self.has_rows_apart(self.table_of[f])]
         # Any: sharding replaces them.

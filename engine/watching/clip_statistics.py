@@ -21,8 +21,8 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
 
     A sample's embedding of a field with one id is the row of that id, and the row's gradient is the
     sum of its samples' gradients. So neither the tables nor their update are touched. Tables of
-    which a field has several ids in a sample are left out, as its embeddings are made of many rows;
-    frozen ones have nothing to clip.
+    which a field has several ids in a sample, or weights of ids, are left out, as its embeddings
+    are no rows; frozen ones have nothing to clip.
 
     Args:
         rows: looked up for the batch, before their update.
@@ -39,7 +39,7 @@ def clip_statistics(run: TrainingRun, batch: Batch, rows: Tensor, grad: Tensor) 
     for field, sharing in front.tables.items():
         if field in run.config.model.frozen:
             continue
-        if front.has_rows_apart(field):
+        if front.has_rows_apart(field) or not set(front.weighted).isdisjoint(sharing):
             left_out += sharing
             continue
         # Table by table, so that rank 0 holds only one table's part of the global batch at a time.

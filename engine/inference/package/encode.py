@@ -213,9 +213,7 @@ class Encoder:
         bad_values.found(bad, frame[column], column, remedy)
         return formulas.flattened_weights(weights, lengths)
 
-    def _alike(
-        self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues
-    ) -> pl.Series:
+    def _alike(self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues) -> pl.Series:
         """Ids in one form, whatever their type."""
         if self._about["rules"] == 1:
             return self._without_fractions(field, ids, bad_values)

@@ -5,6 +5,7 @@ import pytest
 from support.jobs import lines, run_small, without_times
 from support.movie_runs import prepare_movies, train_on_movies
 from support.ranks import run_ranks
+from support.shop import shop, train_on_shop, write_shop
 
 EVERY_STEP = ["train.clip_stats_every=1", "train.log_every=1"]
 
@@ -72,3 +73,15 @@ def test_fields_with_several_ids_are_left_out(tmp_path):
     assert found and all(line["left_out"] == ["genres"] for line in found)
     touched, _ = sums(found[0]["fields"].values())
     assert touched > 0 and touched == sums(found[0]["counts"])[0]
+
+
+def test_fields_whose_ids_have_weights_are_left_out(tmp_path):
+    """Also with one id in each cell: an embedding is not its row, but the row times its weight."""
+    frame = shop(200)[["clicked", "user", "item"]]
+    frame["last"], frame["times"] = frame["item"], 0.5
+    schema = "label: clicked\nids:\n  user: {min_count: 1}\n  item: {min_count: 3}\n"
+    schema += "  last: {separator: '|', share: item, weights: times}\n"
+    run = train_on_shop(write_shop(tmp_path / "shop", schema, frame), "train.clip_stats_every=1")
+    found = [line for line in lines(run) if line["kind"] == "clipping"]
+    assert found and all(line["left_out"] == ["item", "last"] for line in found)
+    assert all(set(line["fields"]) == {"user"} for line in found)
