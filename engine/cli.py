@@ -12,6 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stampede.data import errors
 from stampede.engine.exit_status import exit_status
 from stampede.engine.start_up import before_torch, launched_rank, launched_world_size
 from stampede.settings import SettingsError
@@ -152,7 +153,7 @@ def parse_command_line(
     config = load_config(Path(parsed.config), [*parsed.overrides, *unknown], world_size)
     if parsed.print_config:
         if launched_rank() == 0:
-            sys.stdout.write(to_yaml(config))
+            _show(to_yaml(config))
         return None
     return config, cluster, parsed.plan_out
 
@@ -182,6 +183,12 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
     return Cluster(world_size, node, parsed.compute_device or "cuda", size)
 
 
+def _show(text: str) -> None:
+    """Print a text, or exit as after SIGPIPE if the reader, such as `head`, has closed the pipe."""
+    if status := errors.exit_status(lambda: print(text, end="")):
+        sys.exit(status)
+
+
 class _Help(argparse.Action):
     """Prints the short help, or that on a key or a section, and exits."""
 
@@ -196,7 +203,7 @@ class _Help(argparse.Action):
 
         # `--help CONFIG.yaml` asks for no key, `--help train.epochs=3` for one.
         topic = "" if str(values or "").endswith(".yaml") else str(values or "").partition("=")[0]
-        print(help_on(topic) if topic else parser.format_help().rstrip())
+        _show(f"{help_on(topic)}\n" if topic else parser.format_help())
         parser.exit()
 
 

@@ -454,7 +454,7 @@ def _clipped_by(by: str, styled: Styled) -> Picture:
         else:
             absent.append(one.label)
     if by == "field":
-        picture.lacks(sorted(several), "fields with several ids in a sample")
+        picture.lacks(sorted(several), "fields with several ids in a sample or with weights of ids")
     picture.lacks(absent, "not counted (set train.clip_stats_every)")
     if not found:
         return picture

@@ -1,5 +1,6 @@
 """The command `stampede` and the launcher."""
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -67,6 +68,26 @@ def test_the_help_on_keys(capsys):
         assert shown(meant.strip("'"))
     assert said(cli.main, "--help", "zzz") == 2
     assert "write all, a key such as train.epochs, or one of preset, run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asked", [["--help", "all"], ["configs/quickstart.yaml", "--print-config"]]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_enough(asked, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "launch.py", *asked],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        timeout=HANG,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_overview_names_every_command_and_each_has_a_help(capsys):
