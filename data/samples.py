@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -258,10 +258,26 @@ def only_labels(part: Part) -> list[float | None]:
     return [None if len(seen) > 1 else next(iter(seen), math.nan) for seen in found]
 
 
+class ClickShare(NamedTuple):
+    """The weighted share of clicks among a goal's labels; None if all weights are 0.
+
+    `labels` is their number; with weights, that of equal ones which tell as much (Kish).
+    """
+
+    share: float | None
+    labels: float
+
+
 def click_shares(part: Part) -> list[float | None]:
     """By goal, the weighted share of clicks among a part's labels; None if all weights are 0."""
+    return [found.share for found in counted_click_shares(part)]
+
+
+def counted_click_shares(part: Part) -> list[ClickShare]:
+    """The same with the number of labels; rows whose label is missing do not count."""
     clicks: dict[int, float] = Counter()
     total: dict[int, float] = Counter()
+    squares: dict[int, float] = Counter()
     goals = 0
     for start in range(0, part.rows, _CHUNK):
         rows = torch.arange(start, min(start + _CHUNK, part.rows), device=part.device)
@@ -273,7 +289,13 @@ def click_shares(part: Part) -> list[float | None]:
             weight = torch.ones_like(label) if weights is None else weights[known].double()
             clicks[goal] += float(label @ weight)
             total[goal] += float(weight.sum())
-    return [clicks[goal] / total[goal] if total[goal] else None for goal in range(goals)]
+            squares[goal] += float(weight @ weight)
+    return [
+        ClickShare(clicks[goal] / total[goal], total[goal] ** 2 / squares[goal])
+        if total[goal]
+        else ClickShare(None, 0.0)
+        for goal in range(goals)
+    ]
 
 
 def _by_goal(labels: Tensor) -> Tensor:

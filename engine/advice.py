@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_labels
-from stampede.data.samples import click_shares, sampled_rows
+from stampede.data.samples import ClickShare, counted_click_shares, sampled_rows
 from stampede.engine.config import Config
 from stampede.engine.console import progress_bar
 from stampede.engine.logistic_regression import logistic_regression
@@ -40,7 +40,7 @@ _OFF = "scores will be off by as much"
 # Of the mean prediction and the share of clicks, in either direction.
 _MOST_CALIBRATION = 1.5
 _LARGEST_LOSS_TO_LR = 0.002
-# As many as the recipe gives a log that is small enough for the comparison.
+# As many as small logs often need with falling rates.
 _ENOUGH_EPOCHS = 6
 
 # Training rows, and rows of all tables, up to which `evaluate.compare_with_lr: auto` compares.
@@ -127,17 +127,20 @@ def _batch_of_enough_steps(rows: int, world_size: int) -> int:
     return size
 
 
-def on_data(dataset: Dataset) -> list[str]:
+def on_data(dataset: Dataset, can_calibrate: bool = True) -> list[str]:
     """Advice from preparation, on parts of one class, and on columns with ids unseen in training.
 
     Reads the labels and some 65,000 rows of each part, which must be on the CPU.
+
+    Args:
+        can_calibrate: whether the run may have `evaluate.calibrate`.
     """
     sentences = [dataset.advice] if dataset.advice else []
     for name, part in (("validation", dataset.validation), ("test", dataset.test)):
         if part is not None:
             found = _one_class(name, part, dataset.goals)
             sentences += [f"{clause}: {_OTHER_LABELS}" for clause in found]
-    sentences += _moved_shares(dataset)
+    sentences += _moved_shares(dataset, can_calibrate)
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
     rare, unseen = (_unseen_shares(part, dataset) for part in (dataset.train, dataset.validation))
@@ -154,33 +157,30 @@ def on_data(dataset: Dataset) -> list[str]:
     return sentences
 
 
-def _moved_shares(dataset: Dataset) -> Iterator[str]:
+def _moved_shares(dataset: Dataset, can_calibrate: bool) -> Iterator[str]:
     """A sentence for each goal that is far more or less frequent in another part."""
-    parts = dataset.parts()
-    shares = {name: click_shares(part) for name, part in parts.items()}
+    shares = {name: counted_click_shares(part) for name, part in dataset.parts().items()}
 
-    def has_moved(name: str, share: float | None, before: float) -> bool:
+    def has_moved(found: ClickShare, before: ClickShare) -> bool:
         # Parts of one class have been told.
-        if not share or share == 1 or 1 / _MOVED <= share / before <= _MOVED:
+        if not found.share or found.share == 1 or not before.share:
             return False
-        rows = 1 / parts["train"].rows + 1 / parts[name].rows
-        return abs(share - before) > _ERRORS * math.sqrt(before * (1 - before) * rows)
+        if 1 / _MOVED <= found.share / before.share <= _MOVED:
+            return False
+        variance = before.share * (1 - before.share) * (1 / before.labels + 1 / found.labels)
+        return abs(found.share - before.share) > _ERRORS * math.sqrt(variance)
 
+    remedy = " and set evaluate.calibrate=true" if can_calibrate else ""
     for number, goal in enumerate(dataset.goals or ("",)):
         found = {name: of_goals[number] for name, of_goals in shares.items()}
         before = found.pop("train")
-        moved = [
-            f"{share:.3g} of the {name} rows"
-            for name, share in found.items()
-            if before and has_moved(name, share, before)
-        ]
+        moved = [f"{s.share:.3g} of the {n} rows" for n, s in found.items() if has_moved(s, before)]
         if moved:
-            what = f"labels of {goal!r}" if goal else "labels"
+            what = f"of {goal!r}, among those with this label" if goal else "of 1"
             yield (
-                f"{before:.3g} of the training rows but {' and '.join(moved)} have {what} of 1: "
-                f"{_OFF}. If the rows are in time order, train on newer ones and set "
-                "evaluate.calibrate=true; if negatives were left out, see train.negative_rate; "
-                "else check the split"
+                f"{before.share:.3g} of the training rows but {' and '.join(moved)} have labels "
+                f"{what}: {_OFF}. If the rows are in time order, train on newer ones{remedy}; if "
+                "negatives were left out, see train.negative_rate; else check the split"
             )
 
 

@@ -143,7 +143,7 @@ class PartMetrics:
     def intercept(self) -> float:
         """What to add to all logits so that predictions add up to the clicks.
 
-        0 if one class is absent: it would be infinite.
+        0 if one class is absent, as it would be infinite, or a logit is not finite.
         """
         # Slow to import.
         from scipy.optimize import brentq
@@ -153,11 +153,21 @@ class PartMetrics:
             return 0.0
         distinct = list(self._scores.distinct(self._weighted))
         logits = np.concatenate([one.score for one in distinct]).astype(np.float64)
+        if not np.isfinite(logits).all():
+            # The logloss tells.
+            return 0.0
         weights = np.concatenate([one.positives + one.negatives for one in distinct])
         # With the lowest logit at that of the share of clicks, all predictions are too high.
         share = math.log(positive / (weight - positive))
-        ends = share - logits.max(), share - logits.min()
-        return float(brentq(lambda by: weights @ probability(logits + by) - positive, *ends))
+        low, high = share - logits.max(), share - logits.min()
+
+        def excess(by: float) -> float:
+            return weights @ probability(logits + by) - positive
+
+        # Equal logits need no search; rounding may put the ends on one side.
+        if excess(low) >= 0:
+            return float(low)
+        return float(high) if excess(high) <= 0 else float(brentq(excess, low, high))
 
 
 # Metrics of which the mean over the goals of a model is one too.

@@ -84,7 +84,8 @@ def run_here(config: Config, here: Processes) -> None:
             if not dataset.period:
                 # A period's batch size is chosen by all rows so far.
                 found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
-            found_off += here.on_main(lambda: on_data(dataset))
+            can_calibrate = config.evaluate.select_on != "test" and config.model.name != "esmm"
+            found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
             tell(found_off, this.progress.step, folder, here)
             this.progress.metrics_lines = folder.metrics_lines
             Trainer(this).fit()

@@ -584,7 +584,7 @@ def described(schema: Schema) -> str:
     counts = sorted({f.min_count for f in schema.ids.values() if isinstance(f, Vocabulary)})
     if counts and counts != [1]:
         least = " or ".join(f"{count:,}" for count in counts if count > 1)
-        few = ", except where they are few" if 1 in counts else ""
+        few = ", except in some fields" if 1 in counts else ""
         parts.append(f"ids seen fewer than {least} times share a row{few}")
     by_transform: dict[tuple[str, ...], list[str]] = {}
     for name, field in schema.numbers.items():

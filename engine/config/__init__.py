@@ -196,10 +196,10 @@ class EvaluateSection(Section):
         description="part that chooses the best epoch, stops early and reduces rates; test, as in "
         "the paper, keeps no rows for validation and makes best_auc optimistic",
     )
-    metric: Literal["auc", "logloss", "both"] = Field(
-        "both",
+    metric: Literal["auc", "logloss", "both"] | None = Field(
+        None,
         description="what chooses the best epoch, stops early and reduces rates; both: AUC minus "
-        "logloss, since an overfitted model may still rank well",
+        "logloss; null: by the recipe, both",
     )
     calibrate: bool = Field(
         False,

@@ -66,7 +66,7 @@ _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 _KEYS = (
     "optim.scaling.base_batch_size", "train.batch_size", "train.epochs", "train.averaging",
-    "evaluate.patience",
+    "evaluate.patience", "evaluate.metric",
     "optim.scaling.rule", "optim.embedding.lr", "optim.embedding.betas", "optim.embedding.l2",
     "optim.embedding.schedule.warmup", "optim.embedding.schedule.decay", "optim.dense.lr",
     "optim.dense.betas", "optim.dense.schedule.warmup", "optim.dense.schedule.decay",
@@ -166,6 +166,10 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
     given = at(values, "train.epochs")
     until_no_better = rows < _SMALL_LOG and not (periodic or is_large)
     until_no_better &= given is None or given > usual_epochs
+    # Nor do rates that fall, or weights that are not averaged.
+    keys = ("optim.embedding.schedule.decay", "optim.dense.schedule.decay")
+    until_no_better &= all(at(values, key) in (None, "constant") for key in keys)
+    until_no_better &= at(values, "train.averaging") != 0
     epochs, reason = usual_epochs, f"{rows:,} rows"
     if periodic:
         epochs, reason = 1, "each period is trained on once"
@@ -185,6 +189,8 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
         patience = _SHORT_PATIENCE
     reason = "evaluated epochs without a better evaluate.metric end the training"
     yield Choice("evaluate.patience", max(_PATIENCE, patience), reason)
+    reason = "AUC minus logloss: an overfitted model may still rank well"
+    yield Choice("evaluate.metric", "both", reason)
 
     reason = "rates by the root of the batch, the same L2"
     yield Choice("optim.scaling.rule", "sqrt_star", reason)

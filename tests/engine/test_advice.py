@@ -6,12 +6,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from stampede import configuration
 from stampede.data import DataError
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import advice
 from stampede.engine.advice import (
+    _moved_shares,
     on_batch_size,
     on_data,
     on_first_epoch,
@@ -96,6 +98,26 @@ def test_a_share_of_clicks_that_moved_is_told(tmp_path, clicks, told):
     said = on_data(open_prepared(write_prepared(tmp_path / "data", parts, drawn_fields())))
     assert len(said) == bool(told)
     assert not told or (told in said[0] and "evaluate.calibrate=true" in said[0])
+
+
+def test_shares_of_a_goal_count_its_own_labels():
+    """40 of 400 clicks are bought in one part, 4 of 20 in the other: two standard errors."""
+    labels = {"train": (40, 400), "validation": (4, 20), "test": (40, 400)}
+    parts = {}
+    for name, (bought, known) in labels.items():
+        label = np.full((2000, 2), np.nan, np.float32)
+        label[:, 0] = np.arange(2000) % 2
+        label[:known, 1] = np.arange(known) < bought
+        parts[name] = mock.Mock(rows=2000, device="cpu", weight=lambda _: None)
+        parts[name].label = lambda rows, label=label: torch.from_numpy(label)[rows]
+    dataset = mock.Mock(parts=lambda: parts, goals=["click", "buy"])
+    assert list(_moved_shares(dataset, True)) == []
+    labels = torch.full((2000, 2), torch.nan)
+    labels[:, 0], labels[:400, 1] = torch.arange(2000) % 2, (torch.arange(400) < 120).float()
+    parts["validation"].label = lambda rows: labels[rows]
+    (said,) = _moved_shares(dataset, False)
+    assert "0.1 of the training rows but 0.3 of the validation rows have labels of 'buy'" in said
+    assert "calibrate" not in said
 
 
 @pytest.mark.parametrize("multi", [0, 1])

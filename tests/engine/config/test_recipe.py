@@ -65,6 +65,9 @@ IN_STEPS = "optim.dense.schedule.unit=steps"
         (3_240, [], {BATCH: 32, BASE: 32, EPOCHS: 20, AVERAGING: 8, DECAY: "constant"}),
         (ROWS, [], {BATCH: 1024, BASE: 1024, EPOCHS: 20, PATIENCE: 3, AVERAGING: 8}),
         (ROWS, [f"{EPOCHS}=7"], {PATIENCE: 3, AVERAGING: 8, DECAY: "constant"}),
+        # Rates that fall and weights that are not averaged end after the usual epochs.
+        (ROWS, ["optim.dense.schedule.decay=cosine"], {EPOCHS: 6, PATIENCE: 2, AVERAGING: 0}),
+        (ROWS, [f"{AVERAGING}=0"], {EPOCHS: 6, PATIENCE: 2, DECAY: "polynomial"}),
         # Few given epochs end with rates of 0.
         (ROWS, [f"{EPOCHS}=6"], {PATIENCE: 2, AVERAGING: 0, DECAY: "polynomial"}),
         (2_500_000, [], {BATCH: 4096, BASE: 1024, EPOCHS: 3, PATIENCE: 2, AVERAGING: 0}),
@@ -92,6 +95,15 @@ IN_STEPS = "optim.dense.schedule.unit=steps"
 def test_what_is_chosen(rows, given, expected):
     _, choices = chosen(rows, *given)
     assert {key: choices[key] for key in expected} == expected
+
+
+def test_a_run_keeps_the_metric_of_a_checkpoint_that_does_not_name_it():
+    saved, _ = chosen(ROWS)
+    saved = saved.model_dump(mode="json")
+    assert saved["evaluate"].pop("metric") == "both"
+    del saved["train"]["averaging"]
+    config, _ = with_recipe(load_config(CRITEO), ROWS, 39, 1, saved)
+    assert config.evaluate.metric == "auc" and config.train.averaging == 0
 
 
 def test_rates():

@@ -35,10 +35,19 @@ def test_predictions_add_up_to_the_clicks(seed, weighted, scale):
     assert predicted == pytest.approx(weights.astype(np.float64) @ labels, rel=1e-6)
 
 
-def test_there_is_none_for_one_class():
+@pytest.mark.parametrize(
+    "logits, labels, expected",
+    [
+        ([1, 2], [1, 1], 0),
+        ([1, np.nan], [1, 0], 0),
+        ([1, np.inf], [1, 0], 0),
+        *(([value] * 3, [1, 0, 0], np.log(0.5) - value) for value in (0.1, -0.3, 7.7, 1e-3)),
+    ],
+)
+def test_of_one_class_or_equal_or_diverged_logits(logits, labels, expected):
     metrics = PartMetrics([])
-    metrics.add(np.float32([1, 2]), np.array([1, 1]), np.ones(2, np.float32))
-    assert metrics.intercept() == 0
+    metrics.add(np.float32(logits), np.array(labels), np.ones(len(labels), np.float32))
+    assert metrics.intercept() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_model_keeps_it(tmp_path):
