@@ -29,6 +29,9 @@ _FACTORS = {
     "optim.embedding.l2": (0.1, 10.0),
 }
 _MORE_EPOCHS = (1, 2, 4)
+# On smaller logs the recipe trains until evaluations are no longer better, in up to this many
+# epochs: a higher limit changes little, but with few epochs the rates fall.
+_SMALL_LOG, _UNTIL_NO_BETTER, _FEW_EPOCHS = 1_000_000, 20, 6
 # The first trial's network may be replaced by those of its group.
 _NETWORKS = (("deepfm", "dcnv2", "fm", "lr"), ("mmoe", "ple", "shared_bottom"), ("din", "dcnv2"))
 _WITHOUT_DROPOUT = ("fm", "lr")
@@ -49,7 +52,8 @@ def tune(
         file: the configuration.
         overrides: `section.key=value` for all trials; what they or the file set is not searched.
         folder: of the trials, and of `tuned.yaml`.
-        metric: of the validation part, `auc` or `logloss`.
+        metric: of the validation part, `auc` or `logloss`; unless `evaluate.metric` is set, it also
+            chooses the epoch of a trial.
         seed: `run.seed` of the trials, and of the search.
 
     Raises:
@@ -61,13 +65,17 @@ def tune(
     for text in overrides:
         key, _, value = text.partition("=")
         _set(given, key, parse_yaml(value, f"override {text!r}"))
+    asked = [*overrides, "evaluate.compare_with_lr=false"]
+    if _is_open(given, "evaluate.metric"):
+        # Trials choose their epochs, and `stampede train tuned.yaml` its own, by what is searched.
+        _set(given, "evaluate.metric", metric)
+        asked.append(f"evaluate.metric={metric}")
     if configuration(given).evaluate.select_on != "validation":
         raise SettingsError(
             "evaluate.select_on: found test, but tune chooses by the validation part; leave the "
             "key out"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    asked = [*overrides, "evaluate.compare_with_lr=false"]
 
     def searching(parameters: dict[str, Parameter]) -> Runner:
         study = Study(parameters=parameters, metric=metric, trials=_MOST_TRIALS, seed=seed)
@@ -116,7 +124,10 @@ def open_parameters(given: dict[str, Any], run: Run) -> dict[str, Parameter]:
         if usual := value_of(key):
             parameters[key] = Parameter(low=low * usual, high=high * usual, log=True)
     epochs = value_of("train.epochs")
-    parameters["train.epochs"] = Parameter(choices=[factor * epochs for factor in _MORE_EPOCHS])
+    choices = [factor * epochs for factor in _MORE_EPOCHS]
+    if epochs == _UNTIL_NO_BETTER and run.summary["rows"]["train"] < _SMALL_LOG:
+        choices = [_FEW_EPOCHS, epochs]
+    parameters["train.epochs"] = Parameter(choices=choices)
     used = value_of("model.name")
     others = next((group for group in _NETWORKS if used in group), ())
     parameters["model.name"] = Parameter(choices=list(dict.fromkeys([used, *others])))

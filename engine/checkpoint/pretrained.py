@@ -20,11 +20,16 @@ from stampede.engine.reading import data_folder
 
 
 @torch.no_grad()
-def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Processes) -> list[str]:
+def fill_pretrained(
+    config: Config, job: Job, dataset: Dataset, processes: Processes, *, frozen: bool
+) -> list[str]:
     """Give the ids of fields the vectors of `model.pretrained`; all ranks must call it.
 
     In a later period of a log, only its new ids. First-order weights, and rows without a vector,
     keep their initial values; in frozen tables, which would never learn them, both are zeros.
+
+    Args:
+        frozen: fill the frozen tables; else those that are trained.
 
     Returns:
         A line for each field: how many of its rows have a vector.
@@ -34,6 +39,8 @@ def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Proce
     """
     lines = []
     for field, given in config.model.pretrained.items():
+        if given.train is frozen:
+            continue
         dim = job.front.columns_of(field).dim
         rows, vectors = processes.on_main(
             lambda field=field, file=given.path, dim=dim: _matched(
@@ -50,8 +57,9 @@ def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Proce
         for part, (first_row, first_column) in local_parts(table) if table is not None else ():
             here = slice(first_row, first_row + len(part))
             mine = rows[here]
-            if not given.train:
-                part[torch.from_numpy((due[here] & (mine < 0)).nonzero()[0]).to(part.device)] = 0
+            if frozen:
+                # Also what they have from another run.
+                part[torch.from_numpy(due[here].nonzero()[0]).to(part.device)] = 0
             places = (due[here] & (mine >= 0)).nonzero()[0]
             last = min(first_column + part.shape[1], dim)
             if last > first_column:
@@ -61,10 +69,12 @@ def fill_pretrained(config: Config, job: Job, dataset: Dataset, processes: Proce
         job.model.load_state_dict(state)
         have, count = int((due & (rows >= 0)).sum()), int(due.sum())
         without = f"{count - have:,} without one as usual"
-        if not given.train:
+        if frozen:
             without = (
                 f"{count - have:,} without one are zeros; training leaves them all as they are"
             )
+        elif config.checkpoint.init_from and dataset.period <= 1:
+            without += "; rows loaded from checkpoint.init_from replace both"
         what = "new rows" if dataset.period > 1 else "rows"
         lines.append(
             f"model.pretrained.{field}: {have:,} of {count:,} {what} begin with a vector of "

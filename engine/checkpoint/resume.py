@@ -116,26 +116,31 @@ def begin(
     Raises:
         RunFolderError, DataError: the checkpoint or weights do not fit this job.
     """
+    filled, report = [], None
     if found.newest is None:
         draw_rows_of_new_ids(config, dataset.rows_of_new_ids, job, processes)
-    filled: list[str] = []
-    if found.newest is None and (found.source is None or dataset.period > 1):
-        filled = fill_pretrained(config, job, dataset, processes)
-    if found.source is not None:
+        # What another run has learned since counts more than vectors of a file, but not in a
+        # frozen table, whose vectors are all of one kind.
+        filled = fill_pretrained(config, job, dataset, processes, frozen=False)
+        if found.source is not None:
+            report = load_matching(found.source, config, dataset.vocabulary_sizes, job, processes)
+        filled += fill_pretrained(config, job, dataset, processes, frozen=True)
+    if report is not None:
         before = read_manifest(found.source.checkpoint)
-        report = load_matching(found.source, config, dataset.vocabulary_sizes, job, processes)
         if found.source.held is not None:
             found.source.held.close()
-        _shift_biases(report, before, config, job)
-        takes_all = config.checkpoint.init_state == "all"
+        takes_all, shifted = config.checkpoint.init_state == "all", []
         if takes_all:
             _check_all_was_taken(report, before, config)
+        else:
+            shifted = _shift_biases(report, before, config, job)
         what = "state" if takes_all else "weights"
         loaded = f"{what} from {report.checkpoint}, after step {report.step:,}"
         # Schedules and rates continue.
         kept = ("step", "skipped_batches", "plateau", "table_plateau")
         kept = {name: getattr(before.progress, name) for name in kept if takes_all}
-        return Progress(**kept), [*found.lines, loaded, *report.lines(), *filled], report
+        lines = [*found.lines, loaded, *report.lines(), *shifted, *filled]
+        return Progress(**kept), lines, report
     if found.newest is None:
         lines = [*found.lines, *filled, *_set_initial_bias(config, job, dataset, processes)]
         return Progress(), lines, None
@@ -153,19 +158,20 @@ def begin(
 
 
 @torch.no_grad()
-def _shift_biases(report: LoadReport, before: Manifest, config: Config, job: Job) -> None:
+def _shift_biases(report: LoadReport, before: Manifest, config: Config, job: Job) -> list[str]:
     """Let loaded biases begin where another share of negatives puts the logits, see `corrected`.
 
     That is exact for a single label and the first goal, and nearly so for others that are rare.
+    Returns a line for the user if they moved.
     """
-    was = before.config.get("train", {}).get("negative_rate", 1.0)
-    if "model.bias" not in report.loaded or was == config.train.negative_rate:
-        return
-    model = job.ctr_model
-    shift = math.log(was / config.train.negative_rate)
+    was, now = before.config.get("train", {}).get("negative_rate", 1.0), config.train.negative_rate
+    if "model.bias" not in report.loaded or was == now:
+        return []
+    model, shift = job.ctr_model, math.log(was / now)
     # What follows a click has the same odds with any number of others.
     shifted = model.bias[:1] if hasattr(model.network, "combined") else model.bias
     shifted += shift
+    return [f"bias moved by {shift:.3f}, as train.negative_rate was {was:g} and is {now:g}"]
 
 
 def _check_all_was_taken(report: LoadReport, before: Manifest, config: Config) -> None:

@@ -53,6 +53,8 @@ def _predict(given: argparse.Namespace) -> None:
         rows.append(("bad values", f"treated as missing: {told}"))
     if done.unknown is not None:
         rows += done.unknown.lines.items()
+    if done.metrics and done.metrics_uncorrected:
+        rows.append(("metrics", "before the correction for train.negative_rate"))
     if done.metrics:
         for goal, found in done.metrics.get("goals", {"": done.metrics}).items():
             of_goal, logloss = f" of {goal}" * bool(goal), found["logloss"]

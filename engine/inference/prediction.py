@@ -74,6 +74,7 @@ class Prediction(NamedTuple):
         bad_values: numbers of values treated as missing, by column.
         seconds: of scoring, without loading the model.
         metrics: of `PartMetrics`, if there are labels.
+        metrics_uncorrected: whether they are those of the scores before `corrected`.
         unknown: what to tell about missing and unseen ids; None if that is not known.
     """
 
@@ -83,6 +84,7 @@ class Prediction(NamedTuple):
     bad_values: dict[str, int]
     seconds: float
     metrics: dict[str, Any]
+    metrics_uncorrected: bool
     unknown: Compared | None
 
 
@@ -133,8 +135,17 @@ def predict(
     finally:
         remove(aside)
     values = dict(bad_rows.values)
-    told = rows.told()
-    return Prediction(count, bad_rows.count, bad_rows_file, values, seconds, metrics, told)
+    uncorrected = model.negative_rate != 1.0 and not rows.files
+    return Prediction(
+        rows=count,
+        bad_rows=bad_rows.count,
+        bad_rows_file=bad_rows_file,
+        bad_values=values,
+        seconds=seconds,
+        metrics=metrics,
+        metrics_uncorrected=uncorrected,
+        unknown=rows.told(),
+    )
 
 
 def _write(

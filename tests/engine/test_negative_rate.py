@@ -67,9 +67,13 @@ def test_metrics_of_raw_rows_are_those_of_the_scores(runs, tmp_path):
     score = pd.read_csv(tmp_path / "a.csv")["score"]
     expected = log_loss(frame["rating"] >= 4, score, sample_weight=frame["importance"])
     assert re.search(f"logloss +{expected:.4f}", said), said
+    told = "before the correction for train.negative_rate"
+    assert told not in said
     status, said = predict(runs[1], "@run", tmp_path / "b.csv")
     expected = open_run(runs[1]).metrics["test"]["logloss"]
-    assert re.search(f"logloss +{expected:.4f}", said), said
+    assert re.search(f"logloss +{expected:.4f}", said) and told in said, said
+    assert told not in predict(runs[0], "@run", tmp_path / "c.csv")[1]
+    assert told not in predict(runs[1], "@run", "--ignore-label", tmp_path / "d.csv")[1]
 
 
 @pytest.mark.slow
@@ -146,9 +150,21 @@ def test_a_warm_start_moves_the_bias(tmp_path):
         ("half", ["train.negative_rate=0.5"], math.log(RATE / 0.5)),
     ):
         given = [f"checkpoint.init_from={trained}", f"run.name={name}", *settings]
-        path, _, _ = begun(new, given, name)
+        path, told, _ = begun(new, given, name)
         bias = tensors_of(path)["model.bias"].item()
         assert bias == pytest.approx(saved + shift, abs=1e-6)
+        (rate,) = [one.partition("=")[2] for one in settings] or ["1"]
+        line = f"bias moved by {shift:.3f}, as train.negative_rate was {RATE} and is {rate}"
+        assert [one for one in told if "bias" in one] == [line] * (shift != 0)
+
+
+def test_a_job_that_goes_on_keeps_its_bias_when_the_key_is_added(runs):
+    """As each period does: its log had that share all along."""
+    saved = tensors_of(newest(runs[0] / "checkpoints"))["model.bias"].item()
+    given = [f"checkpoint.init_from={runs[0]}", "checkpoint.init_state=all", "run.name=next"]
+    path, told, _ = begun(runs[0].parent, [*given, *SAMPLED], "next")
+    assert tensors_of(path)["model.bias"].item() == saved
+    assert not any("bias" in line for line in told)
 
 
 def test_advice():

@@ -108,6 +108,38 @@ def test_a_frozen_table_stays_and_has_no_moments(folder, tmp_path):
     begun(folder, [*frozen_options(folder), *everything], "as before")
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_of_another_run_and_vectors(folder, tmp_path, frozen):
+    """Learned rows win in a table that is trained, vectors and zeros in a frozen one."""
+    first = write_shop(tmp_path / "first", frame=shop(seed=3, first_item=15))
+    source = train_on_shop(first, f"model.dim={WIDTH}", "model.name=deepfm")
+    learned = item_table(newest(source / "checkpoints"))
+    known = pl.read_parquet(source / "inputs/learned/item.parquet")["value"].to_list()
+    known = dict(zip([None, "rare", *known], learned, strict=True))
+    how = frozen_options(folder) if frozen else [*options(folder), "model.name=deepfm"]
+    given = dict(pl.read_parquet(folder / "vectors.parquet").iter_rows())
+    ids = pl.read_parquet(next(folder.glob("cache/*/learned")) / "item.parquet")["value"].to_list()
+    both, only_new = set(ids) & set(known) & set(given), set(ids) & set(given) - set(known)
+    assert both and only_new and set(ids) & set(known) - set(given)
+    more = [f"checkpoint.init_from={source}", "run.name=next"]
+    path, told, _ = begun(folder, [*how, *more], f"warm {frozen}")
+    found = item_table(path)
+    for row, text in enumerate([None, "rare", *ids]):
+        if frozen:
+            expected = given.get(text, [0.0] * WIDTH) + [0.0] * WIDTH
+        elif text in known:
+            expected = known[text].tolist()
+        elif text in given:
+            expected = [*given[text], *found[row, WIDTH:].tolist()]
+        else:
+            continue
+        assert found[row].tolist() == pytest.approx(expected)
+    (said,) = [line for line in told if "pretrained" in line]
+    count = len(set(ids) & set(given))
+    assert f"item: {count} of {len(ids) + 2} rows begin with a vector" in said
+    assert ("are zeros" if frozen else "loaded from checkpoint.init_from replace both") in said
+
+
 @pytest.mark.slow
 def test_new_ids_of_a_period_get_their_vectors(tmp_path):
     draw = np.random.default_rng(1)

@@ -1,11 +1,13 @@
 """A search by minutes: what it searches, what it writes, and that it goes on."""
 
+from unittest import mock
+
 import pytest
 import yaml
 
 from stampede import SettingsError, TrainingStoppedError, configuration, open_run
 from stampede.lab import sweep
-from stampede.lab.tune import main, tune
+from stampede.lab.tune import main, open_parameters, tune
 from support.movie_runs import job, prepare_movies
 
 
@@ -26,7 +28,7 @@ def tuned(folder, *overrides, minutes=0.0, metric="auc"):
 
 def test_without_time_the_configuration_stays(folder, capsys):
     found = tuned(folder, "optim.embedding.l2=0")
-    assert found["train"] == {"batch_size": 64}
+    assert found["train"] == {"batch_size": 64} and found["evaluate"]["metric"] == "auc"
     assert "1 trials on the validation part, 0 failed" in capsys.readouterr().out
 
 
@@ -57,12 +59,31 @@ def test_the_best_trial_of_what_is_open_is_written_and_a_second_search_goes_on(
         assert written.optim.embedding.lr == best.config.optim.embedding.lr
         assert written.train.epochs == best.config.train.epochs
     assert written.model.name == "wide_deep"
+    # Each trial chose its epoch by the metric of the search.
+    assert {run.config.evaluate.metric for run in runs} == {"logloss"}
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.endswith("as given") or "lr=" in line]
     assert f"{best.metrics['validation']['logloss']:.4f}" in rows[0]
     before = len(trained)
     assert tuned(folder, "model.name=wide_deep", metric="logloss") == found
     assert len(trained) == before
+
+
+def test_small_logs_are_searched_with_rates_that_fall_too(folder):
+    tuned(folder, "preset=auto", "train.batch_size=16")
+    (first,) = [path for path in (folder / "out/trials").iterdir() if path.is_dir()]
+    first = open_run(first)
+    assert first.config.optim.embedding.schedule.decay == "constant"
+    assert open_parameters({}, first)["train.epochs"].choices == [6, 20]
+    # 20 epochs of a larger log are no limit of that kind.
+    large = mock.Mock(config=first.config, summary={"rows": {"train": 2_000_000}})
+    assert open_parameters({}, large)["train.epochs"].choices == [20, 40, 80]
+
+
+def test_a_metric_that_the_user_sets_stays(folder):
+    assert tuned(folder, "evaluate.metric=both")["evaluate"]["metric"] == "both"
+    (first,) = [path for path in (folder / "out/trials").iterdir() if path.is_dir()]
+    assert open_run(first).config.evaluate.metric == "both"
 
 
 def test_mistakes(folder, capsys):
