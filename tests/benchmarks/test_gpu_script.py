@@ -133,7 +133,7 @@ def test_what_fails_is_kept_and_the_rest_goes_on(tmp_path):
     assert "error" not in several["cases"]["after"]
     assert crashes["cases"]["aborts"]["error"] == "it did not end" and crashes["status"] < 0
     assert "Fatal Python error: Aborted" in crashes["errors"]
-    assert hangs["stopped"].startswith("after 3") and "Timeout" in hangs["errors"]
+    assert hangs["stopped"].startswith("after 10 s") and "Timeout" in hangs["errors"]
     assert hangs["cases"]["sleeps"]["error"] == "it did not end"
 
 
