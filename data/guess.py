@@ -144,7 +144,7 @@ def _label_column(path: Path, head: pl.DataFrame, given: str | None) -> tuple[st
             return of_two[0], f"the only column with two values{besides}"
         rated = [name for name in head.columns if name.lower() in _RATINGS]
         if len(rated) == 1 and not of_two:
-            return rated[0], "a rating, and no column has two values"
+            return rated[0], "a rating, and no other column looks like a label"
     raise DataError(_which_label(path, head, of_two))
 
 
