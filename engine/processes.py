@@ -75,9 +75,22 @@ class Processes:
         return received
 
     def on_each_machine(self, action: Callable[[], object]) -> None:
-        """Run `action` on the first rank of every machine; all ranks raise its error."""
+        """Run `action` on the first rank of every machine; all ranks raise its error.
+
+        The error names the host if there are several.
+        """
+
+        def act() -> None:
+            try:
+                action()
+            except Exception as failure:
+                # An OSError has a number, and makes its sentence of it.
+                if len(set(self.hosts)) > 1 and len(failure.args) == 1:
+                    failure.args = (f"on {self.hosts[self.rank]}: {failure}",)
+                raise
+
         is_first = self.rank % self.local_world_size == 0
-        together(action if is_first else lambda: None, self.group)
+        together(act if is_first else lambda: None, self.group)
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:

@@ -30,6 +30,7 @@ from stampede.engine.config.data import (
 )
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
+from stampede.files import sha256
 from stampede.settings import SettingsError
 
 # Batches read ahead, in page-locked memory for a GPU.
@@ -170,6 +171,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         _check_path(section)
         folder = processes.on_main(lambda: _prepared(config))
         say = partial(print, file=sys.stderr, flush=True)
+        _check_same_folder(folder, processes)
         processes.on_each_machine(lambda: check_unchanged(folder, say))
         hashed = processes.on_main(lambda: vocabulary_fingerprint(folder))
         dataset = replace(open_prepared(folder), vocabulary_sha256=hashed)
@@ -187,6 +189,28 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     _check_groups(config.evaluate.group_by, multi)
     check_goals(config, dataset.goals)
     return dataset
+
+
+def _check_same_folder(folder: Path, processes: Processes) -> None:
+    """Check that all hosts have the same prepared data, whose files the manifest describes."""
+
+    def manifest() -> str:
+        file = folder / MANIFEST
+        return sha256(file) if file.is_file() else ""
+
+    on_main = processes.on_main(manifest)
+
+    def compare() -> None:
+        here = manifest()
+        if here != on_main:
+            found = "these data differ from those" if here else "no prepared data here, unlike"
+            raise DataError(
+                f"{folder.absolute()}: {found} on {processes.hosts[0]}, the host of rank 0; mount "
+                "one folder on all hosts at the same place, or copy it to all, and name it in "
+                "data.path, or in data.cache for a raw log"
+            )
+
+    processes.on_each_machine(compare)
 
 
 def check_files(config: Config) -> None:

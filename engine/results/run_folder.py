@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from tqdm.auto import tqdm
 
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import launched_by
+from stampede.engine.processes import Processes, launched_by
 from stampede.engine.results.plots import draw_curve
 from stampede.engine.results.recorded import check_line, check_summary
 from stampede.engine.results.tensorboard import Events
@@ -22,6 +23,7 @@ from stampede.files import (
     MOST_MANIFEST,
     append,
     delete_folder,
+    hidden,
     open_inside,
     parse_json,
     read_file,
@@ -133,6 +135,39 @@ class RunFolder:
             except OSError as failure:
                 raise RunFolderError(f"{failure.filename}: {failure.strerror}") from None
         return self._continued
+
+    def check_shared(self, processes: Processes) -> None:
+        """Check that all hosts see the same folder, after `reserve`; all ranks must call it.
+
+        Raises:
+            RunFolderError: a host has a folder of its own there, so no checkpoint would be whole.
+        """
+        if processes.world_size == processes.local_world_size:
+            return
+
+        def make() -> Path:
+            # A new name, which no host's network file system remembers as absent.
+            mark = hidden(self.path, uuid4().hex)
+            try:
+                mark.touch()
+            except OSError as failure:
+                raise RunFolderError(_cannot_write(self.path, failure)) from None
+            return mark
+
+        def look() -> None:
+            if not mark.exists():
+                raise RunFolderError(
+                    f"{self.path.parent.absolute()} is not the folder that {processes.hosts[0]}, "
+                    "the host of rank 0, has there, and a checkpoint would be in pieces; mount one "
+                    "folder on all hosts at the same place, such as by NFS, and write it as run.dir"
+                )
+
+        mark = processes.on_main(make)
+        try:
+            processes.on_each_machine(look)
+        finally:
+            if processes.is_main:
+                mark.unlink()
 
     def claim(self, config: Config) -> None:
         """Make the folder, or replace it if the configuration says so; else a `RunFolderError`."""

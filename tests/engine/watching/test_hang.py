@@ -291,6 +291,7 @@ def test_ranks_tell_each_other_where_they_are(tmp_path):
         "rank 1 is stopped, dead or out of reach, or has left the training: last heard of at step "
         "9, computing; the others wait at step 8, computing"
     )
+    judged([other, mine], beating=True)
     assert judged([other, mine], beating=True) == ""
 
 
