@@ -77,11 +77,15 @@ def _sentence_of(failure: Exception) -> str | None:
         return (
             f"this process may open only {most:,} files; write ulimit -n 65536 before the command"
         )
-    # gloo has no error type for a lost rank.
-    if "gloo/transport" in str(failure):
+    if is_lost_connection(str(failure)):
         reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]
         return f"the connection to another rank is lost ({reason}); read that rank's output"
     return None
+
+
+def is_lost_connection(reason: str) -> bool:
+    """Whether the text of an error is gloo's for a lost rank, which has no type of its own."""
+    return "gloo/transport" in reason
 
 
 def lacks_memory(failure: BaseException) -> bool:

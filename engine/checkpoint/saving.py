@@ -26,6 +26,7 @@ from stampede.engine.checkpoint.tensors import on_cpu, reason, write_tensors
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError
+from stampede.engine.exit_status import is_lost_connection
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, together
 from stampede.engine.training.progress import Progress
@@ -147,13 +148,19 @@ class Checkpoints:
             )
 
     def _finish(self) -> str | None:
-        """Wait for the last write; returns why it failed, only once."""
+        """Wait for the last write; returns why it failed, only once.
+
+        Raises:
+            RuntimeError: a rank is gone, which no space on the disk would mend.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         failure, self._failure = self._failure, None
         if failure is None:
             return None
+        if is_lost_connection(failure):
+            raise RuntimeError(failure)
         there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
         free = readable_bytes(shutil.disk_usage(there).free)
         return (

@@ -8,9 +8,10 @@ from functools import partial
 
 import pytest
 
-from support.jobs import SMALL, lines, same_end
+from support.jobs import SMALL, lines, run_small, same_end
 from support.monitored import logged
 from support.paths import ROOT
+from support.ranks import run_ranks
 from support.reading import OVERRIDES, prepared
 from support.soak import at_step
 from support.stopping import undisturbed_runs
@@ -86,15 +87,22 @@ def refused(hosts, *overrides, **more):
     return next(line for line in said.splitlines() if line.startswith("error: "))
 
 
-@pytest.mark.parametrize("plan, ranks, more", [
-    ("table_wise", 1, ()), ("row_wise", 1, ()), ("data_parallel", 1, ()),
-    # Its bits depend on the number of ranks.
-    ("column_wise", 1, ("train.reproducible=false",)),
-    ("table_row_wise", 2, ()), ("grid_shard", 2, ()),
+@pytest.mark.parametrize("plan", ["table_wise", "row_wise"])
+def test_the_same_bits_as_one_process(hosts, undisturbed, plan):
+    same_end(train(hosts, f"sharding.plan={plan}"), undisturbed(1))
+
+
+@pytest.mark.parametrize("plan, ranks", [
+    ("data_parallel", 1), ("column_wise", 1), ("table_row_wise", 2), ("grid_shard", 2),
 ])  # fmt: skip
-def test_the_same_bits_as_one_host(hosts, undisturbed, plan, ranks, more):
-    run = train(hosts, f"sharding.plan={plan}", *more, ranks=ranks)
-    same_end(run, undisturbed(2, f"sharding.plan={plan}", *more) if more else undisturbed(1))
+def test_the_same_bits_as_one_host(hosts, tmp_path, plan, ranks):
+    """As many processes on one host: their number decides the bits."""
+    given = ["train.reproducible=false", f"sharding.plan={plan}"]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    run_ranks(2 * ranks, run_small, alone, [*LONG, *given], 2 * ranks, ranks_per_node=ranks)
+    run = train(hosts, *given, ranks=ranks)
+    same_end(run, alone / "small")
     assert {logged(run, rank)[0]["host"] for rank in range(2 * ranks)} == {"north", "south"}
 
 
