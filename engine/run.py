@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from dataclasses import asdict
-from pathlib import Path
 
 from stampede.engine.advice import (
     check_batch_size,
@@ -46,7 +46,7 @@ def run(config: Config) -> None:
 
 def run_here(config: Config, here: Processes) -> None:
     """`run` in processes that are already connected; all must call it."""
-    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))
         if here.is_main and config.model.import_file:
