@@ -255,8 +255,13 @@ class RunFolder:
 
     def publish(self) -> None:
         """Copy what is new to the store, if `run.dir` is in one."""
-        with self.writing():
+        try:
             stores.published(self.url)
+        except OSError as failure:
+            raise TrainingStoppedError(
+                f"{self.url}: results cannot be written ({failure.strerror}); make sure that they "
+                "can be, and continue with checkpoint.resume=auto"
+            ) from None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
