@@ -19,6 +19,7 @@ from stampede.engine.errors import (
 )
 from stampede.engine.start_up import launched_rank
 from stampede.settings import SettingsError, printable
+from stampede.stores import StoreError
 
 # Exit statuses: a user's mistake, a failed run, Ctrl-C, a hanging run (`hang.py`).
 MISTAKE, STOPPED, INTERRUPTED, HUNG = 2, 1, 130, 3
@@ -38,7 +39,7 @@ def exit_status(action: Callable[[], None]) -> int:
     """
     try:
         action()
-    except (SettingsError, DataError, RunFolderError) as mistake:
+    except (SettingsError, DataError, RunFolderError, StoreError) as mistake:
         return _complain(mistake, MISTAKE)
     except (TrainingStoppedError, DoesNotFitError) as stop:
         return _complain(stop, STOPPED)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from dataclasses import asdict
-from pathlib import Path
 
 from stampede.engine.advice import (
     check_batch_size,
@@ -28,7 +28,7 @@ from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
-from stampede.engine.same_start import check_same_start
+from stampede.engine.same_run import check_same_run
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.hang import watched
@@ -47,8 +47,8 @@ def run(config: Config) -> None:
 
 def run_here(config: Config, here: Processes) -> None:
     """`run` in processes that are already connected; all must call it."""
-    check_same_start(config, here)
-    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    check_same_run(config, here)
+    folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))
         folder.check_shared(here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -44,16 +45,22 @@ class Checkpoints:
     written. Otherwise only tensors on a GPU are copied.
 
     All ranks must make one and call its methods at the same points; the thread has its own process
-    group. On exit the context waits for the last write.
+    group. On exit the context waits for the last write. Rank 0 calls `publish` after each.
     """
 
     def __init__(
-        self, folder: Path, job: Job, config: Config, dataset: Dataset, processes: Processes
+        self,
+        folder: Path,
+        job: Job,
+        config: Config,
+        dataset: Dataset,
+        processes: Processes,
+        publish: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._job = job
         self._settings = config.checkpoint
-        self._processes = processes
+        self._processes, self._publish = processes, publish
         self._group = processes.checkpoint_group
         self._target = folder
         self._thread: Thread | None = None
@@ -203,5 +210,6 @@ class Checkpoints:
                 sync(folder / MANIFEST)
                 publish_folder(folder, self._target)
                 prune(self._folder, self._settings, progress.best_epoch)
+                self._publish()
 
         together(finish, self._group)

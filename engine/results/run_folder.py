@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from tqdm.auto import tqdm
 
+from stampede import stores
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import Processes, launched_by
@@ -45,10 +46,16 @@ def period_folder(number: int) -> str:
 
 
 class RunFolder:
-    """The files of one run; only rank 0 opens and writes them, after `reserve` and `claim`."""
+    """The files of one run; only rank 0 opens and writes them, after `reserve` and `claim`.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: the folder, or its URL, which gets a copy after each checkpoint and at the end.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.url = str(path) if stores.is_url(path) else ""
+        self._lease: stores.Lease | None = None
+        self.path = path = stores.local(path)
         self.checkpoints = path / "checkpoints"
         self.config_file = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
@@ -69,6 +76,11 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         """Release the folder."""
         self._events.close()
+        if self._lease is not None:
+            try:
+                self.publish()
+            finally:
+                self._lease.release()
         if self._lock is not None:
             # If the folder is no longer writable, the file stays; it locks nothing.
             with suppress(OSError):
@@ -109,6 +121,9 @@ class RunFolder:
         with suppress(OSError):
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n".encode())
+        if self.url:
+            self._lease = stores.Lease(self.url)
+            stores.fetched(self.url, may_be_absent=True)
         launched = launched_by()
         self._continued = config.checkpoint.resume == "auto"
         if launched is not None and self._launch_file.is_file():
@@ -159,7 +174,8 @@ class RunFolder:
                 raise RunFolderError(
                     f"{self.path.parent.absolute()} is not the folder that {processes.hosts[0]}, "
                     "the host of rank 0, has there, and a checkpoint would be in pieces; mount one "
-                    "folder on all hosts at the same place, such as by NFS, and write it as run.dir"
+                    "folder on all hosts at the same place, such as by NFS, and write it as "
+                    f"{'$STAMPEDE_STORES' if self.url else 'run.dir'}"
                 )
 
         mark = processes.on_main(make)
@@ -272,6 +288,16 @@ class RunFolder:
             # A line that was there before the run was continued must not cost its results.
             except (ValueError, LookupError, TypeError) as failure:
                 tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
+
+    def publish(self) -> None:
+        """Copy what is new to the store, if `run.dir` is in one."""
+        try:
+            stores.published(self.url)
+        except OSError as failure:
+            raise TrainingStoppedError(
+                f"{self.url}: results cannot be written ({failure.strerror}); make sure that they "
+                "can be, and continue with checkpoint.resume=auto"
+            ) from None
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from stampede.engine.processes import Processes, together
 from stampede.settings import SettingsError
 
 
-def check_same_start(config: Config, processes: Processes) -> None:
+def check_same_run(config: Config, processes: Processes) -> None:
     """Refuse a process with another configuration or other programs; all ranks must call it.
 
     Raises:
