@@ -10,9 +10,9 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Protocol, get_args
 
 import numpy as np
 import polars as pl
@@ -20,18 +20,20 @@ import pyarrow
 
 from stampede import stores
 from stampede.data.errors import DataError, exit_status
-from stampede.data.learning.learned import Learner, rows_of_new_ids
+from stampede.data.learning.learned import Learned, Learner, rows_of_new_ids
+from stampede.data.learning.unknown_shares import UnknownIds
 from stampede.data.learning.vocabulary import Distinct, distinct_ids
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import (
     BAD_ROWS,
     LEARNED_FOLDER,
+    PartName,
     ShardEntry,
     prepared_summary,
 )
 from stampede.data.prepared.verify import verify
-from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
+from stampede.data.prepared.writer import RowsOfParts, shares_of, write_manifest, write_rows
 from stampede.data.progress import RowProgress
 from stampede.data.raw.log import Chunk, RawLog, labels_of
 from stampede.data.raw.rows import BadRows
@@ -54,8 +56,38 @@ _EXAMPLE = """example:
       --set split=random --set on_bad_row=skip"""
 
 
-def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
+Written = tuple[dict[PartName, list[ShardEntry]], dict[PartName, UnknownIds]]
+
+
+class Engine(Protocol):
+    """What reads the rows of a log, twice; see `OneProcess` and `on_spark.py`."""
+
+    def counts(self) -> list[int]:
+        """Rows of each file."""
+        ...
+
+    def learn(self, learner: Learner, assignment: Assignment, bad_rows: BadRows) -> None:
+        """Pass 1."""
+        ...
+
+    def write(
+        self, learned: Learned, assignment: Assignment, new: Mapping[str, np.ndarray] | None
+    ) -> Written:
+        """Pass 2; see `write_rows`."""
+        ...
+
+
+# Makes one for a source, its options and the unfinished folder.
+MakeEngine = Callable[[Source, PreparationOptions, Path], Engine]
+
+
+def prepare(
+    source: Source, options: PreparationOptions, folder: Path, engine: MakeEngine | None = None
+) -> bool:
     """Prepare a log unless the folder exists. The folder appears only when it is complete.
+
+    Args:
+        engine: what reads the rows; by default this process.
 
     Returns:
         Whether the folder is new.
@@ -66,7 +98,8 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
 
     def fill(unfinished: Path) -> None:
         try:
-            _prepare(source, options, unfinished, folder)
+            made = (engine or OneProcess)(source, options, unfinished)
+            _prepare(source, options, unfinished, folder, made)
         except DataError:
             # A file that is still being written looks damaged.
             source.log.check_unchanged()
@@ -75,7 +108,9 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
     return make_folder(folder, fill, DataError)
 
 
-def _prepare(source: Source, options: PreparationOptions, folder: Path, place: Path) -> None:
+def _prepare(
+    source: Source, options: PreparationOptions, folder: Path, place: Path, engine: Engine
+) -> None:
     log, times = source.log, [time.perf_counter()]
 
     def clock() -> None:
@@ -83,8 +118,8 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
 
     counts = None
     if source.split.needs_counts():
-        counts = log.counts()
-        log.check_rows()
+        counts = engine.counts()
+        log.check_rows(counts)
         if sum(counts) < _FEWEST_ROWS:
             raise DataError(
                 f"{log.files[0]}: too few rows to divide into parts ({sum(counts)}); give at "
@@ -94,11 +129,10 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
     clock()
     remedy = f"{options.written}on_bad_row=skip to leave such rows out"
     bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, remedy)
-    spool = Spool(folder / "spool", log.schema) if options.spool else None
     learner = Learner(log.schema, int(options.counts_gb * 1e9), folder / "counts", source.growth)
-    _learn(learner, log, assignment, bad_rows, spool)
+    engine.learn(learner, assignment, bad_rows)
     if learner.rows == 0:
-        log.check_rows()
+        log.check_rows(engine.counts())
         written = options.written
         raise DataError(
             f"{log.files[0]}: the training part has no rows (bad rows left out: "
@@ -109,17 +143,10 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
     learned = learner.save(folder / LEARNED_FOLDER)
     shutil.rmtree(folder / "counts", ignore_errors=True)
     clock()
-    rows = spool
-    if rows is None:
-        # Pass 1 has reported the bad rows.
-        again = log.chunks(BadRows(options.on_bad_row))
-        rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
     new = None if source.growth is None else rows_of_new_ids(folder / LEARNED_FOLDER)
-    with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
-        parts, unknown = write_rows(folder, rows, learned, options, progress, new)
+    parts, unknown = engine.write(learned, assignment, new)
     if options.split == "by_column":
         _check_named_parts(log, options, parts)
-    shutil.rmtree(folder / "spool", ignore_errors=True)
     log.check_unchanged()
     clock()
     stages = ("counting", "learning", "vocabularies", "writing")
@@ -134,7 +161,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
             f"labels between 0 and 1, as in column {columns}, are soft: each is trained on as the "
             "probability of a click"
         )
-    about |= {"notes": learner.notes, "unknown_ids": unknown}
+    about |= {"notes": learner.notes, "unknown_ids": shares_of(unknown, parts)}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth, place)
 
 
@@ -181,32 +208,62 @@ def _advice_on_order(
     )
 
 
-def _learn(
-    learner: Learner,
-    log: RawLog,
-    assignment: Assignment,
-    bad_rows: BadRows,
-    spool: Spool | None,
-) -> None:
-    """Pass 1."""
-    with RowProgress("pass 1 of 2, learning", log.bytes) as progress:
+class OneProcess:
+    """Reads and writes the rows here."""
 
-        def learn(chunk: Chunk) -> None:
-            parts = assignment.parts(chunk)
-            labels = labels_of(chunk.frame, log.schema.goals)
-            learner.soft_labels |= bool(((labels > 0) & (labels < 1)).any())
-            distinct = distinct_ids(chunk.frame, log.schema)
-            frame = chunk.frame.drop(distinct)
-            train = parts == TRAIN
-            of_train = {n: Distinct(ids, codes[train]) for n, (ids, codes) in distinct.items()}
-            learner.add(frame.filter(pl.Series(train)), of_train)
-            if spool is not None:
-                spool.append(RowsOfParts(frame, parts, chunk.position, distinct))
-            progress.advance_to(chunk.position, len(chunk.numbers))
+    def __init__(self, source: Source, options: PreparationOptions, folder: Path) -> None:
+        self._log, self._options, self._folder = source.log, options, folder
+        self._spool = Spool(folder / "spool", source.log.schema) if options.spool else None
 
-        # In a thread, while this one parses the next rows.
-        for _ in computed_ahead(learn, log.chunks(bad_rows), 1):
-            pass
+    def counts(self) -> list[int]:
+        """Rows of each file."""
+        return self._log.counts()
+
+    def learn(self, learner: Learner, assignment: Assignment, bad_rows: BadRows) -> None:
+        """Pass 1."""
+        with RowProgress("pass 1 of 2, learning", self._log.bytes) as progress:
+
+            def learn(chunk: Chunk) -> None:
+                rows, of_train, distinct = rows_to_learn(chunk, self._log.schema, assignment)
+                learner.soft_labels |= has_soft_labels(chunk.frame, self._log.schema)
+                learner.add(rows.frame.filter(pl.Series(rows.parts == TRAIN)), of_train)
+                if self._spool is not None:
+                    self._spool.append(rows._replace(distinct=distinct))
+                progress.advance_to(chunk.position, len(chunk.numbers))
+
+            # In a thread, while this one parses the next rows.
+            for _ in computed_ahead(learn, self._log.chunks(bad_rows), 1):
+                pass
+
+    def write(
+        self, learned: Learned, assignment: Assignment, new: Mapping[str, np.ndarray] | None
+    ) -> Written:
+        """Pass 2."""
+        rows = self._spool
+        if rows is None:
+            # Pass 1 has reported the bad rows.
+            again = self._log.chunks(BadRows(self._options.on_bad_row))
+            rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
+        with RowProgress("pass 2 of 2, writing", self._log.bytes) as progress:
+            found = write_rows(self._folder, rows, learned, self._options, progress, new)
+        shutil.rmtree(self._folder / "spool", ignore_errors=True)
+        return found
+
+
+def rows_to_learn(
+    chunk: Chunk, schema: Schema, assignment: Assignment
+) -> tuple[RowsOfParts, dict[str, Distinct], dict[str, Distinct]]:
+    """Rows without the columns of `distinct_ids`, and these: of the training part, and of all."""
+    parts, distinct = assignment.parts(chunk), distinct_ids(chunk.frame, schema)
+    train = parts == TRAIN
+    of_train = {name: Distinct(ids, codes[train]) for name, (ids, codes) in distinct.items()}
+    return RowsOfParts(chunk.frame.drop(distinct), parts, chunk.position), of_train, distinct
+
+
+def has_soft_labels(frame: pl.DataFrame, schema: Schema) -> bool:
+    """Whether some labels are between 0 and 1."""
+    labels = labels_of(frame, schema.goals)
+    return bool(((labels > 0) & (labels < 1)).any())
 
 
 class Spool:

@@ -72,6 +72,15 @@ class BadRows:
                     entry = {**asdict(row), "text": row.text[:_LONGEST]}
                     file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
+    def add(self, other: BadRows) -> None:
+        """Count and list what another process has found in the next file."""
+        self.count += other.count
+        for name in ("marks", "values", "whole", "rounded"):
+            getattr(self, name).update(getattr(other, name))
+        if other._aside is not None and other._aside.exists() and self._aside is not None:
+            with self._aside.open("ab") as file:
+                file.write(other._aside.read_bytes())
+
     def marks_by_column(self) -> dict[str, dict[str, int]]:
         """Count of missing cells by column and text, the most frequent first."""
         columns: dict[str, dict[str, int]] = {}
