@@ -7,11 +7,13 @@ what they made in that folder; Spark adds up the counts of ids and moves no rows
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import polars as pl
@@ -21,14 +23,14 @@ from stampede.data.learning.learned import EncodedBag, Learned, Learner, Measure
 from stampede.data.learning.unknown_shares import UnknownIds
 from stampede.data.learning.vocabulary import COUNT, VALUE
 from stampede.data.options import PreparationOptions
-from stampede.data.prepare import Written, has_soft_labels, rows_to_learn
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS, PartName, ShardEntry
-from stampede.data.prepared.writer import PartWriter, RowsOfParts, write_rows
+from stampede.data.prepared.writer import PartWriter, RowsOfParts, Written, write_rows
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import Labels
+from stampede.data.raw.log import Labels, has_soft_labels
 from stampede.data.raw.rows import BadRows
-from stampede.data.sources import TRAIN, Source
-from stampede.data.split import Assignment
+from stampede.data.sources import Source
+from stampede.data.split import Assignment, divided
+from stampede.settings import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +50,42 @@ class FileLearned(NamedTuple):
     bad_rows: BadRows
 
 
+def session(master: str) -> SparkSession:
+    """The Spark session of this process, or a new one.
+
+    Args:
+        master: such as `local[2]` or `spark://host:7077`; see also Spark's own settings.
+
+    Raises:
+        SettingsError: PySpark or Java is not installed, or the master does not answer.
+    """
+    # Tasks run in the environment of this process.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise SettingsError(
+            "--spark needs the package pyspark, which is not installed; run: pip install "
+            "'pyspark>=4,<5'"
+        ) from None
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        raise SettingsError(
+            "--spark needs Java 17, and there is no `java`; install it, such as Debian's "
+            "openjdk-17-jre-headless, or set JAVA_HOME"
+        )
+    builder = SparkSession.builder.appName("stampede").master(master)
+    if "SPARK_LOCAL_IP" not in os.environ and master.startswith("local"):
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+    try:
+        found = builder.config("spark.ui.enabled", "false").getOrCreate()
+    except (PySparkException, RuntimeError) as failure:
+        raise SettingsError(f"--spark {master}: Spark does not start ({failure!s:.300})") from None
+    found.sparkContext.setLogLevel("ERROR")
+    return found
+
+
 @dataclass
 class OnSpark:
     """An `Engine` whose rows are read by Spark's tasks, one for each file.
@@ -63,7 +101,7 @@ class OnSpark:
     folder: Path
     _counts: list[int] | None = None
     # By file, rows of each part.
-    _rows: np.ndarray | None = None
+    _rows: np.ndarray = field(default_factory=lambda: np.zeros((0, len(PARTS)), np.int64))
 
     def counts(self) -> list[int]:
         """Rows of each file."""
@@ -85,7 +123,8 @@ class OnSpark:
                 learner.merge(measured)
         self._rows = np.stack([one.rows for one in found])
         names = list(learner.counts.names)
-        learner.counts = _AddedUp(self.session, self.folder / _COUNTS, names)
+        # `save` asks for the tables only.
+        learner.counts = cast(Any, _AddedUp)(self.session, self.folder / _COUNTS, names)
 
     def write(
         self, learned: Learned, assignment: Assignment, new: Mapping[str, np.ndarray] | None
@@ -93,17 +132,17 @@ class OnSpark:
         """Pass 2."""
         before = np.cumsum(self._rows, 0) - self._rows
         task = _Write(self.source, self.options, self.folder, assignment, before, new)
-        unknown = {part: UnknownIds(learned.fields) for part in PARTS}
+        unknown: dict[PartName, UnknownIds] = {one: UnknownIds(learned.fields) for one in PARTS}
         for of_file in self._each(len(before), task):
             for part, counts in zip(PARTS, of_file, strict=True):
                 unknown[part].counts += counts
-        shards = [
+        shards: list[tuple[Any, int]] = [
             (part, shard)
             for part, rows in zip(PARTS, self._rows.sum(0), strict=True)
             for shard in range(-(-int(rows) // self.options.shard_rows))
         ]
         joined = self._each(len(shards), _Join(self.folder, self.options.shard_rows, shards))
-        parts: dict[PartName, list[ShardEntry]] = {part: [] for part in PARTS}
+        parts: dict[Any, list[ShardEntry]] = {part: [] for part in PARTS}
         for (part, _), entry in zip(shards, joined, strict=True):
             parts[part].append(entry)
         shutil.rmtree(self.folder / _PIECES, ignore_errors=True)
@@ -162,10 +201,9 @@ class _Learn:
         rows, numbers, labels = np.zeros(len(PARTS), np.int64), [], log.labels()
         soft_labels = False
         for chunk in log.chunks(bad_rows, number, labels):
-            some, of_train, _ = rows_to_learn(chunk, log.schema, self.assignment)
-            train = some.frame.filter(pl.Series(some.parts == TRAIN))
-            learner.counts.add(train, of_train)
-            numbers.append(learner.measured(train))
+            some = divided(chunk, log.schema, self.assignment)
+            learner.counts.add(some.train, some.distinct_of_train)
+            numbers.append(learner.measured(some.train))
             rows += np.bincount(some.parts, minlength=len(PARTS))
             soft_labels |= has_soft_labels(chunk.frame, log.schema)
         for at, name in enumerate(learner.counts.names):

@@ -1,47 +1,46 @@
-"""The command `stampede prepare`: turns a click log into a prepared folder.
+"""Turns a click log into a prepared folder.
 
 Pass 1 learns from the training part, pass 2 writes all parts.
 """
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow
 
-from stampede import stores
-from stampede.data.errors import DataError, exit_status
+from stampede.data.errors import DataError
 from stampede.data.learning.learned import Learned, Learner, rows_of_new_ids
-from stampede.data.learning.unknown_shares import UnknownIds
-from stampede.data.learning.vocabulary import Distinct, distinct_ids
+from stampede.data.learning.vocabulary import Distinct
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import (
     BAD_ROWS,
     LEARNED_FOLDER,
-    PartName,
     ShardEntry,
-    prepared_summary,
 )
-from stampede.data.prepared.verify import verify
-from stampede.data.prepared.writer import RowsOfParts, shares_of, write_manifest, write_rows
+from stampede.data.prepared.writer import (
+    RowsOfParts,
+    Written,
+    shares_of,
+    write_manifest,
+    write_rows,
+)
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import Chunk, RawLog, labels_of
+from stampede.data.raw.log import Chunk, RawLog, has_soft_labels
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Quantiles, Schema, described
-from stampede.data.sources import TRAIN, Kind, Source, open_source
-from stampede.data.split import Assignment
+from stampede.data.sources import Source
+from stampede.data.split import Assignment, divided
 from stampede.files import make_folder
-from stampede.settings import from_key_values, keys_help, shown
+from stampede.settings import shown
 
 # With fewer rows, a part could be empty.
 _FEWEST_ROWS = 10
@@ -50,13 +49,6 @@ _FEWEST_ROWS = 10
 _MOST_TIMES, _MOST_NEWER = 100_000, 0.1
 
 _PART, _POSITION = "#part", "#position"
-
-_EXAMPLE = """example:
-  stampede prepare criteo_kaggle train.txt --out prepared \\
-      --set split=random --set on_bad_row=skip"""
-
-
-Written = tuple[dict[PartName, list[ShardEntry]], dict[PartName, UnknownIds]]
 
 
 class Engine(Protocol):
@@ -224,11 +216,12 @@ class OneProcess:
         with RowProgress("pass 1 of 2, learning", self._log.bytes) as progress:
 
             def learn(chunk: Chunk) -> None:
-                rows, of_train, distinct = rows_to_learn(chunk, self._log.schema, assignment)
+                rows = divided(chunk, self._log.schema, assignment)
                 learner.soft_labels |= has_soft_labels(chunk.frame, self._log.schema)
-                learner.add(rows.frame.filter(pl.Series(rows.parts == TRAIN)), of_train)
+                learner.add(rows.train, rows.distinct_of_train)
                 if self._spool is not None:
-                    self._spool.append(rows._replace(distinct=distinct))
+                    spooled = rows.frame, rows.parts, chunk.position, rows.distinct
+                    self._spool.append(RowsOfParts(*spooled))
                 progress.advance_to(chunk.position, len(chunk.numbers))
 
             # In a thread, while this one parses the next rows.
@@ -248,22 +241,6 @@ class OneProcess:
             found = write_rows(self._folder, rows, learned, self._options, progress, new)
         shutil.rmtree(self._folder / "spool", ignore_errors=True)
         return found
-
-
-def rows_to_learn(
-    chunk: Chunk, schema: Schema, assignment: Assignment
-) -> tuple[RowsOfParts, dict[str, Distinct], dict[str, Distinct]]:
-    """Rows without the columns of `distinct_ids`, and these: of the training part, and of all."""
-    parts, distinct = assignment.parts(chunk), distinct_ids(chunk.frame, schema)
-    train = parts == TRAIN
-    of_train = {name: Distinct(ids, codes[train]) for name, (ids, codes) in distinct.items()}
-    return RowsOfParts(chunk.frame.drop(distinct), parts, chunk.position), of_train, distinct
-
-
-def has_soft_labels(frame: pl.DataFrame, schema: Schema) -> bool:
-    """Whether some labels are between 0 and 1."""
-    labels = labels_of(frame, schema.goals)
-    return bool(((labels > 0) & (labels < 1)).any())
 
 
 class Spool:
@@ -312,64 +289,3 @@ class Spool:
             frame = pl.from_arrow(table.drop_columns(list(distinct)))
             rows = frame.drop(_PART).with_columns(pl.col(self._numbers).cast(pl.Float64))
             yield RowsOfParts(rows, frame[_PART].to_numpy(), position, distinct)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="stampede prepare",
-        description="Turn a raw click log into arrays to train on.\nIds and ranges are learned "
-        "from the training part only.",
-        epilog="\n".join(["options, with defaults:", *keys_help(PreparationOptions), "", _EXAMPLE]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    kinds = "criteo_kaggle, criteo_1tb, avazu, or table: any log, with --schema"
-    add("kind", nargs="?", metavar="KIND", help=kinds)
-    add("files", nargs="*", metavar="FILE", help="csv, tsv or parquet; .gz, .zst; or a glob")
-    add("--out", metavar="FOLDER", help="new folder for the prepared data")
-    add("--schema", default="", metavar="FILE.yaml", help="what the columns of a table mean")
-    option = "an option, see below; may be repeated"
-    add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=option)
-    hour = "avazu: hour of the day and weekday as ids instead of the hour"
-    add("--split-hour", action="store_true", help=hour)
-    add("--verify", metavar="PREPARED", help="only check the files of a prepared folder")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    parser = _parser()
-    # Intermixed: files may come before and after the options.
-    given = parser.parse_intermixed_args(arguments)
-    if given.verify is None:
-        if given.kind is None or not given.files or given.out is None:
-            parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
-        if given.kind not in get_args(Kind):
-            parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
-
-    def run() -> None:
-        if given.verify is not None:
-            verify(stores.fetched(given.verify))
-            print(f"{given.verify}: all files are unchanged and valid")
-            return
-        options = from_key_values(given.set, PreparationOptions, "--set")
-        source = open_source(
-            given.kind,
-            given.files,
-            options,
-            schema=given.schema,
-            split_hour=given.split_hour or None,
-            features=options.features,
-            growth=options,
-            period_before=options.period_before,
-        )
-        with stores.outgoing(given.out, overwrite=False) as out:
-            if not prepare(source, options, out):
-                raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
-        print(prepared_summary(out))
-
-    return exit_status(run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -42,6 +42,9 @@ _Arrays = dict[str, np.ndarray]
 _Bags = list[EncodedBag]
 
 
+Written = tuple[dict[PartName, list[ShardEntry]], dict[PartName, UnknownIds]]
+
+
 class RowsOfParts(NamedTuple):
     """Some typed rows, and the part of each."""
 
@@ -59,7 +62,7 @@ def write_rows(
     progress: RowProgress,
     new: Mapping[str, np.ndarray] | None = None,
     before: Sequence[int] = (0,) * len(PARTS),
-) -> tuple[dict[PartName, list[ShardEntry]], dict[PartName, UnknownIds]]:
+) -> Written:
     """Encode rows and write each to its part.
 
     Args:

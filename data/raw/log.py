@@ -70,6 +70,12 @@ def labels_of(frame: pl.DataFrame, goals: Sequence[str]) -> np.ndarray:
     return np.stack(found, 1)
 
 
+def has_soft_labels(frame: pl.DataFrame, schema: Schema) -> bool:
+    """Whether some labels of typed rows are between 0 and 1."""
+    labels = labels_of(frame, schema.goals)
+    return bool(((labels > 0) & (labels < 1)).any())
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Some typed rows.

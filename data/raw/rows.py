@@ -13,8 +13,10 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.missing import Marks
 from stampede.data.options import OnBadRow
+
+# Count of cells that became null because of their text, by column and text.
+Marks = Counter[tuple[str, str]]
 
 # Characters of a bad row that are written to the list of bad rows.
 _LONGEST = 2000
