@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from dataclasses import asdict
-from pathlib import Path
 
 from stampede.engine.advice import (
     check_batch_size,
     check_labels,
     compare_with_lr,
+    fit_lr,
     on_batch_size,
     on_calibration,
     on_data,
@@ -19,7 +20,7 @@ from stampede.engine.advice import (
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.config import Config
-from stampede.engine.config.recipe import described, with_recipe
+from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
@@ -28,6 +29,7 @@ from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
+from stampede.engine.same_run import check_same_run
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.hang import watched
@@ -46,9 +48,11 @@ def run(config: Config) -> None:
 
 def run_here(config: Config, here: Processes) -> None:
     """`run` in processes that are already connected; all must call it."""
-    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    check_same_run(config, here)
+    folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))
+        folder.check_shared(here)
         if here.is_main and config.model.import_file:
             print(f"model.import: {config.model.import_file} was executed")
         found = find_beginning(config, folder, continued, here)
@@ -58,7 +62,12 @@ def run_here(config: Config, here: Processes) -> None:
         rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
         # A period continues the earlier ones, as one log of all rows.
         known = rows + dataset.rows_before
-        config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
+        regression = None
+        if is_new and dataset.validation is not None and takes_strength(config, rows):
+            # The network is the same model, so the comparison comes first and chooses its L2.
+            regression = fit_lr(dataset, here)
+        strength = None if regression is None else regression["C"]
+        config, choices = with_recipe(config, known, fields, here.world_size, found.saved, strength)
         if is_new and not dataset.period:
             here.on_main(lambda: check_labels(dataset))
             if "train.batch_size" not in {choice.key for choice in choices}:
@@ -102,7 +111,7 @@ def run_here(config: Config, here: Processes) -> None:
             # Measured before the comparison, whose memory and seconds do not count.
             summary = summarize(this)
             summary["logistic_regression"] = compare_with_lr(
-                config, dataset, this.progress, folder, here, same_data=not is_new
+                config, dataset, this.progress, folder, here, regression, same_data=not is_new
             )
         summary["advice"] = here.on_main(lambda: told(folder))
         title = (

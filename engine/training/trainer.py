@@ -51,7 +51,7 @@ class Trainer:
         self._due = CheckpointDue(config.checkpoint, self._agreement)
         self._monitor = Monitor(config, processes, run.folder.path, progress.step)
         self._checkpoints = Checkpoints(
-            run.folder.checkpoints, run.job, config, run.dataset, processes
+            run.folder.checkpoints, run.job, config, run.dataset, processes, run.folder.publish
         )
         # The newest loss, if not yet compared with earlier ones.
         self._unchecked: Tensor | None = None
