@@ -2,7 +2,8 @@
 """Prepares a log on Spark: each task reads a file, and the code for its rows is the same as here.
 
 All processes must see the log's files and the prepared folder under the same paths. Tasks leave
-what they made in that folder; Spark adds up the counts of ids and moves no rows.
+what they made in that folder; Spark adds up the counts of ids and moves no rows. Spark may run a
+task twice, also at once, so each attempt has a folder of its own, and its result names it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from uuid import uuid4
 
 import numpy as np
 import polars as pl
@@ -41,8 +44,9 @@ _COUNTS, _PIECES = "counts", "pieces"
 
 
 class FileLearned(NamedTuple):
-    """What a task learned of a file, besides the counts that it wrote."""
+    """What a task learned of a file."""
 
+    counts: list[list[Path]]  # files of `value` and `count`, by name of `ValueCounts`
     rows: np.ndarray  # `[3]` int64, of each part
     numbers: list[Measured]  # by piece of the file, in order
     soft_labels: bool
@@ -122,9 +126,10 @@ class OnSpark:
             for measured in one.numbers:
                 learner.merge(measured)
         self._rows = np.stack([one.rows for one in found])
-        names = list(learner.counts.names)
+        by_name = zip(*(one.counts for one in found), strict=True)
+        files = dict(zip(learner.counts.names, map(chain.from_iterable, by_name), strict=True))
         # `save` asks for the tables only.
-        learner.counts = cast(Any, _AddedUp)(self.session, self.folder / _COUNTS, names)
+        learner.counts = cast(Any, _AddedUp)(self.session, self.folder / _COUNTS, files)
 
     def write(
         self, learned: Learned, assignment: Assignment, new: Mapping[str, np.ndarray] | None
@@ -133,7 +138,8 @@ class OnSpark:
         before = np.cumsum(self._rows, 0) - self._rows
         task = _Write(self.source, self.options, self.folder, assignment, before, new)
         unknown: dict[PartName, UnknownIds] = {one: UnknownIds(learned.fields) for one in PARTS}
-        for of_file in self._each(len(before), task):
+        written = self._each(len(before), task)
+        for _, of_file in written:
             for part, counts in zip(PARTS, of_file, strict=True):
                 unknown[part].counts += counts
         shards: list[tuple[Any, int]] = [
@@ -141,7 +147,9 @@ class OnSpark:
             for part, rows in zip(PARTS, self._rows.sum(0), strict=True)
             for shard in range(-(-int(rows) // self.options.shard_rows))
         ]
-        joined = self._each(len(shards), _Join(self.folder, self.options.shard_rows, shards))
+        places = [place for place, _ in written]
+        join = _Join(self.folder, self.options.shard_rows, shards, places)
+        joined = self._each(len(shards), join)
         parts: dict[Any, list[ShardEntry]] = {part: [] for part in PARTS}
         for (part, _), entry in zip(shards, joined, strict=True):
             parts[part].append(entry)
@@ -190,10 +198,7 @@ class _Learn:
 
     def __call__(self, number: int) -> FileLearned:
         log = self.source.log
-        place = self.folder / _PIECES / f"{number:06d}"
-        # Left by a task that Spark has repeated.
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
+        place = _place_of_attempt(self.folder)
         budget = int(self.options.counts_gb * 1e9)
         learner = Learner(log.schema, budget, place / _COUNTS, self.source.growth)
         remedy = f"{self.options.written}on_bad_row=skip to leave such rows out"
@@ -206,34 +211,43 @@ class _Learn:
             numbers.append(learner.measured(some.train))
             rows += np.bincount(some.parts, minlength=len(PARTS))
             soft_labels |= has_soft_labels(chunk.frame, log.schema)
+        counts: list[list[Path]] = []
         for at, name in enumerate(learner.counts.names):
-            counted = self.folder / _COUNTS / str(at) / f"{number:06d}"
-            shutil.rmtree(counted, ignore_errors=True)
-            counted.mkdir(parents=True)
+            counts.append([])
             for part, table in enumerate(learner.counts.tables(name)):
-                counts = table.with_columns(pl.col(COUNT).cast(pl.Int64))
-                counts.write_parquet(counted / f"{part}.parquet")
-        return FileLearned(rows, numbers, soft_labels, labels, bad_rows)
+                file = place / f"{at}-{part}.parquet"
+                table.with_columns(pl.col(COUNT).cast(pl.Int64)).write_parquet(file)
+                counts[at].append(file)
+        return FileLearned(counts, rows, numbers, soft_labels, labels, bad_rows)
 
 
 class _AddedUp:
     """The counts of all files, in place of `ValueCounts`; Spark adds them up."""
 
-    def __init__(self, session: SparkSession, folder: Path, names: Sequence[str]) -> None:
-        self._session, self._folder, self.names = session, folder, names
+    def __init__(
+        self, session: SparkSession, folder: Path, files: Mapping[str, Iterable[Path]]
+    ) -> None:
+        self._session, self._folder = session, folder
+        self._files = {name: list(of_name) for name, of_name in files.items()}
 
     def tables(self, name: str) -> Iterator[pl.DataFrame]:
         """Tables of `value` and `count`; each value is in one of them."""
-        folder = self._folder / str(self.names.index(name))
-        files = [str(file) for file in sorted(folder.glob("*/*.parquet"))]
-        if not files:
+        if not self._files[name]:
             return
-        added = folder / "added"
-        counts = self._session.read.parquet(*files).groupBy(VALUE).sum(COUNT)
-        counts.withColumnRenamed(f"sum({COUNT})", COUNT).write.parquet(added.as_uri())
-        for file in sorted(added.glob("*.parquet")):
+        added = self._folder / str(list(self._files).index(name))
+        # Not `as_uri`: Spark takes %20 for these three characters.
+        counts = self._session.read.parquet(*(f"file://{file}" for file in self._files[name]))
+        counts = counts.groupBy(VALUE).sum(COUNT).withColumnRenamed(f"sum({COUNT})", COUNT)
+        counts.write.parquet(f"file://{added}")
+        found = sorted(added.glob("*.parquet"))
+        if not found:
+            raise DataError(
+                f"{added}: Spark's workers did not write there; they must see the prepared folder "
+                "under the same path as this process"
+            )
+        for file in found:
             yield pl.read_parquet(file)
-        shutil.rmtree(folder)
+        shutil.rmtree(added)
 
 
 @dataclass
@@ -245,9 +259,9 @@ class _Write:
     before: np.ndarray
     new: Mapping[str, np.ndarray] | None
 
-    def __call__(self, number: int) -> list[np.ndarray]:
-        """Write a file's rows; the counts of `UnknownIds` of each part."""
-        log, place = self.source.log, self.folder / _PIECES / f"{number:06d}"
+    def __call__(self, number: int) -> tuple[Path, list[np.ndarray]]:
+        """Write a file's rows; where, and the counts of `UnknownIds` of each part."""
+        log, place = self.source.log, _place_of_attempt(self.folder)
         learned = load(self.folder / LEARNED_FOLDER)
         rows = (
             RowsOfParts(chunk.frame, self.assignment.parts(chunk), chunk.position)
@@ -256,7 +270,7 @@ class _Write:
         with RowProgress("writing", log.bytes) as progress:
             before = self.before[number].tolist()
             _, unknown = write_rows(place, rows, learned, self.options, progress, self.new, before)
-        return [unknown[part].counts for part in PARTS]
+        return place, [unknown[part].counts for part in PARTS]
 
 
 @dataclass
@@ -264,13 +278,15 @@ class _Join:
     folder: Path
     shard_rows: int
     shards: Sequence[tuple[PartName, int]]
+    places: Sequence[Path]  # of the files' rows, in order
 
     def __call__(self, number: int) -> ShardEntry:
         """Make a shard of the pieces that tasks wrote of it."""
         part, shard = self.shards[number]
-        writer = PartWriter(self.folder, part, self.shard_rows, shard * self.shard_rows)
+        made = _place_of_attempt(self.folder)
+        writer = PartWriter(made, part, self.shard_rows, shard * self.shard_rows)
         stem = f"{part}-{shard:05d}-"
-        for place in sorted((self.folder / _PIECES).iterdir()):
+        for place in self.places:
             files = {path.stem.removeprefix(stem): path for path in place.glob(f"{stem}*.npy")}
             if not files:
                 continue
@@ -283,4 +299,13 @@ class _Join:
                 bags.append(EncodedBag(lengths, *of_ids))
             writer.append(arrays, bags)
         (entry,) = writer.finish()
+        for file in made.iterdir():
+            os.replace(file, self.folder / file.name)
         return entry
+
+
+def _place_of_attempt(folder: Path) -> Path:
+    """A new folder for what a task makes."""
+    place = folder / _PIECES / uuid4().hex
+    place.mkdir(parents=True)
+    return place

@@ -64,7 +64,7 @@ def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **se
     checked = configuration(config, **sections)
     with libraries_quiet():
         run(checked)
-    return Run(stores.local(os.path.join(checked.run.dir, checked.run.name)))
+    return Run(RunFolder(os.path.join(checked.run.dir, checked.run.name)).path)
 
 
 def configuration(

@@ -39,6 +39,15 @@ class DivergedError(TrainingStoppedError):
         return f"{self.reason}. {_TRY_LOWER_RATES}"
 
 
+class NotPublishedError(TrainingStoppedError):
+    """Results are whole on this machine, and could not be copied to a store."""
+
+    REMEDY = ". Mend that, and continue with checkpoint.resume=auto on this machine"
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}{self.REMEDY}"
+
+
 class DoesNotFitError(_SharedError):
     """A plan needs more memory than the devices have."""
 

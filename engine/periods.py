@@ -285,7 +285,7 @@ class _Periods:
 
     def _is_at_rest(self, file: Path) -> bool:
         """Whether a file is complete: its size has not changed for a while, or it is gone."""
-        size = file.stat().st_size if file.is_file() else 0
+        size = stores.length(file) if stores.exists(file) else 0
         before, since = self._sizes.get(file, (-1, 0.0))
         if before != size:
             self._sizes[file] = (size, time.monotonic())

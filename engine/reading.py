@@ -232,7 +232,9 @@ def data_folder(config: Config) -> Path:
     if isinstance(section, PreparedSection):
         return stores.fetched(section.path)
     *_, place = _log(config)
-    folder = stores.fetched(place, may_be_absent=True)
+    if stores.is_url(place) and stores.exists(os.path.join(place, MANIFEST)):
+        stores.fetched(place)
+    folder = stores.local(place)
     if not (folder / MANIFEST).exists():
         raise SettingsError(
             f"data.path: {section.path} is not prepared yet (no {place}), so the rows of its "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from stampede.data.errors import DataError
 from stampede.data.on_spark import OnSpark
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare as prepare_on
+from stampede.data.schema.schema import load_schema
 from stampede.data.sources import open_source
 from stampede.files import hidden
 from stampede.settings import from_key_values
@@ -51,13 +53,16 @@ def prepare(
     Raises:
         DataError, SettingsError: what is wrong, and what to write instead.
     """
+    if stores.is_url(out):
+        raise DataError(f"{out}: write a folder that all workers see, and copy it from there")
     out = Path(out).absolute()
+    load_schema(stores.fetched(schema))
     given = [f"{key}={json.dumps(value)}" for key, value in (options or {}).items()]
     checked = from_key_values(given, PreparationOptions, "options")
     if out.exists():
         raise DataError(f"{out}: already exists; delete it, or choose another folder")
     log = hidden(out, "log")
-    dataframe.write.mode("overwrite").parquet(log.as_uri())
+    dataframe.write.mode("overwrite").parquet(f"file://{log}")
     try:
         source = open_source("table", f"{log}/*.parquet", checked, schema=str(schema))
         prepare_on(source, checked, out, partial(OnSpark, dataframe.sparkSession))
@@ -81,14 +86,19 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
     from pyspark.sql.types import DoubleType, StructField
 
     place = str(package) if stores.is_url(package) else os.path.abspath(package)
-    names = [f"score_{goal}" for goal in _model(place).goals] or ["score"]
+    if not stores.exists(f"{place}/package.json"):
+        raise DataError(f"{place}: is not a package; write a folder that `stampede export` made")
+    about = (stores.fetched(place) / "package.json").read_bytes()
+    # Of the package as it is now, not of one that a process has read before.
+    version = hashlib.sha256(about).hexdigest()
+    names = [f"score_{goal}" for goal in _model(place, version).goals] or ["score"]
     schema = dataframe.schema
     for name in names:
         schema = type(schema)([*schema.fields, StructField(name, DoubleType())])
 
     def scored(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
-            found = _model(place).score(pl.from_arrow(batch)).reshape(len(batch), -1)
+            found = _model(place, version).score(pl.from_arrow(batch)).reshape(len(batch), -1)
             arrays = [*batch.columns, *map(pyarrow.array, found.T.astype("float64"))]
             yield pyarrow.RecordBatch.from_arrays(arrays, [*batch.schema.names, *names])
 
@@ -96,11 +106,9 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
 
 
 @lru_cache(maxsize=1)
-def _model(place: str) -> Any:
+def _model(place: str, version: str) -> Any:
     """The model of a package, by its own load.py; read once in each of Spark's processes."""
     file = stores.fetched(place) / "load.py"
-    if not file.is_file():
-        raise DataError(f"{place}: is not a package; write a folder that `stampede export` made")
     spec = spec_from_file_location("load_of_a_package", file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

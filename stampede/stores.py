@@ -12,18 +12,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import os
 import re
-import socket
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, BinaryIO
-from uuid import uuid4
 
 from tqdm.auto import tqdm
 
@@ -39,7 +34,6 @@ _PLACE = "STAMPEDE_STORES"
 _BLOCK_BYTES = 16 << 20
 
 _THREADS = 8
-_LAST = "manifest.json"
 
 
 class StoreError(OSError):
@@ -59,24 +53,41 @@ def local(path: str | os.PathLike[str]) -> Path:
     text = str(path).removeprefix("file://")
     if not is_url(text):
         return Path(text)
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    place = os.environ.get(_PLACE) or f"{cache}/stampede/stores"
-    scheme, _, key = text.partition("://")
+    scheme, _, key = _checked(text).partition("://")
     parts = [part for part in key.split("/") if part]
     if ".." in parts or "." in parts:
         raise StoreError(errno.EINVAL, "write the URL without . and ..", text)
-    return Path(place).expanduser().joinpath(scheme, *parts)
+    return _place().joinpath(scheme, *parts)
+
+
+def working(url: str) -> Path:
+    """The folder in which a run works whose results are copied to a URL.
+
+    It is not `local(url)`, whose content follows the store: readers must not change it.
+    """
+    return _place() / "runs" / local(url).relative_to(_place())
+
+
+def _place() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get(_PLACE) or f"{cache}/stampede/stores").expanduser()
+
+
+def _checked(url: str) -> str:
+    """A URL without credentials."""
+    scheme, _, rest = url.partition("://")
+    if re.match(r"[^/]*:[^@]*@", rest):
+        shown = f"{scheme}://...@{rest.rpartition('@')[2]}"
+        raise StoreError(errno.EINVAL, "write the credentials into the environment", shown)
+    return url
 
 
 def _connected(url: str) -> tuple[Any, str]:
     """The file system of a store, and the key within it."""
-    scheme, _, rest = url.partition("://")
+    scheme = _checked(url).partition("://")[0]
     if scheme not in _DRIVERS:
         known = ", ".join(f"{one}://" for one in _DRIVERS)
         raise StoreError(errno.EINVAL, f"an unknown kind of store; write one of {known}", url)
-    if "@" in rest.split("/")[0] and scheme != "abfs":
-        where = f"{scheme}://{rest.rpartition('@')[2]}"
-        raise StoreError(errno.EINVAL, "write the credentials into the environment", where)
     try:
         import fsspec
 
@@ -89,22 +100,34 @@ def _connected(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _asking(url: str) -> Iterator[tuple[Any, str]]:
-    """A store and a key; what fails is told as a `StoreError`."""
+    """A store and a key; what fails there is told as a `StoreError`, what fails here is not."""
     try:
         yield _connected(url)
     except StoreError:
         raise
-    except FileNotFoundError as failure:
-        raise StoreError(errno.ENOENT, "is not there", url) from failure
-    except PermissionError as failure:
-        reason = f"access is refused ({failure!s:.200}); check the credentials"
-        raise StoreError(errno.EACCES, reason, url) from failure
-    except FileExistsError as failure:
-        raise StoreError(errno.EEXIST, "is already there", url) from failure
+    except OSError as failure:
+        if not failure.filename and failure.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise _told(url, failure) from failure
+        # Of the disk here.
+        place = failure.filename or _place()
+        reason = f"its copy in {place} cannot be written or read ({failure.strerror})"
+        raise StoreError(failure.errno, reason, url) from None
     # The errors of the drivers have no common type.
     except Exception as failure:
-        reason = f"the store cannot be used ({failure!s:.200}); check its address and credentials"
-        raise StoreError(errno.EIO, reason, url) from failure
+        raise _told(url, failure) from failure
+
+
+def _told(url: str, failure: Exception) -> StoreError:
+    """What a driver says, as a sentence."""
+    if isinstance(failure, FileNotFoundError):
+        return StoreError(errno.ENOENT, "is not there", url)
+    if isinstance(failure, FileExistsError):
+        return StoreError(errno.EEXIST, "is already there", url)
+    if isinstance(failure, PermissionError):
+        reason = f"access is refused ({failure!s:.200}); check the credentials"
+        return StoreError(errno.EACCES, reason, url)
+    reason = f"the store cannot be used ({failure!s:.200}); check its address and credentials"
+    return StoreError(errno.EIO, reason, url)
 
 
 # Files of logs
@@ -191,6 +214,33 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
+# Small files
+
+
+def read_object(url: str) -> bytes | None:
+    """The content of a file; None if it is not there."""
+    try:
+        with _asking(url) as (fs, key):
+            fs.invalidate_cache()
+            return fs.cat_file(key)
+    except StoreError as failure:
+        if failure.errno == errno.ENOENT:
+            return None
+        raise
+
+
+def write_object(url: str, content: bytes, is_new: bool) -> None:
+    """Write a file; if it `is_new`, a `StoreError` EEXIST is raised where it is there."""
+    with _asking(url) as (fs, key):
+        fs.pipe_file(key, content, mode="create" if is_new else "overwrite")
+
+
+def delete_object(url: str) -> None:
+    """Delete a file."""
+    with _asking(url) as (fs, key):
+        fs.rm_file(key)
+
+
 # Folders, and files that are written
 
 
@@ -203,89 +253,64 @@ def exists(path: str | os.PathLike[str]) -> bool:
         return bool(fs.exists(key))
 
 
-def fetched(path: str | os.PathLike[str], may_be_absent: bool = False) -> Path:
+def fetched(path: str | os.PathLike[str]) -> Path:
     """A path as it is; or a local copy of what a URL names, with what has changed since.
-
-    The store is the truth: what it does not hold goes from the copy.
 
     Raises:
         StoreError: it is not there, or the store cannot be used.
     """
     here, url = local(path), str(path)
-    if not is_url(url):
-        return here
-    with _copy_of(here) as record, _asking(url) as (fs, key):
-        for last_try in (False, True):
-            fs.invalidate_cache()
-            found = fs.find(key, detail=True)
-            there = {name.removeprefix(key).lstrip("/"): info for name, info in found.items()}
-            if not there and may_be_absent:
-                record.clear()
-                remove(here)
-                break
-            if not there:
+    if is_url(url):
+        with _Shared(url, here) as shared:
+            if not shared.there():
                 raise StoreError(errno.ENOENT, "is not there", url)
-            try:
-                _download(fs, key, there, here, record)
-                break
-            except FileNotFoundError:
-                # A run has deleted an old checkpoint in the meantime.
-                if last_try:
-                    raise
+            shared.download()
     return here
 
 
-def _download(fs: Any, key: str, there: dict[str, Any], here: Path, record: dict[str, Any]) -> None:
-    """Bring the files of a folder, or the one file "", up to date."""
-
-    def is_new(name: str) -> bool:
-        known = record.get(name, {})
-        same = known.get("id") == _content_id(there[name])
-        return not (same and known.get("here") == _state(here / name if name else here))
-
-    for name in sorted(_files_of(here).keys() - there.keys(), key=_manifests_first):
-        remove(here / name if name else here)
-        record.pop(name, None)
-
-    def get(name: str) -> None:
-        target = here / name if name else here
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(target) as unfinished:
-            fs.get_file(f"{key}/{name}" if name else key, str(unfinished))
-        record[name] = {"id": _content_id(there[name]), "here": _state(target)}
-
-    wanted = [name for name in there if is_new(name)]
-    _each(get, wanted, [there[name]["size"] for name in wanted], f"fetching {here.name}")
-
-
-def published(path: str | os.PathLike[str]) -> None:
-    """Copy what has changed in the local folder of a URL to the store; nothing for other paths.
+def published(path: str | os.PathLike[str], here: Path | None = None) -> None:
+    """Copy what has changed in a local folder to a URL; does nothing for other paths.
 
     Files whose names begin with a dot stay here.
+
+    Args:
+        here: by default `local(path)`.
 
     Raises:
         StoreError: the store cannot be used.
     """
-    here, url = local(path), str(path)
-    if not is_url(url):
-        return
-    with _copy_of(here) as record, _asking(url) as (fs, key):
-        names = _files_of(here)
+    here = here or local(path)
+    if is_url(path) and here.exists():
+        with _Shared(str(path), here) as shared:
+            shared.upload()
 
-        def put(name: str) -> None:
-            before = _state(names[name])
-            target = f"{key}/{name}" if name else key
-            fs.put_file(str(names[name]), target)
-            fs.invalidate_cache()
-            record[name] = {"id": _content_id(fs.info(target)), "here": before}
 
-        for name in sorted(record.keys() - names.keys(), key=_manifests_first):
-            with suppress(FileNotFoundError):
-                fs.rm_file(f"{key}/{name}" if name else key)
-            del record[name]
-        wanted = [n for n, file in names.items() if record.get(n, {}).get("here") != _state(file)]
-        sizes = [names[name].stat().st_size for name in wanted]
-        _each(put, wanted, sizes, f"publishing {here.name}")
+def taken_up(url: str, here: Path) -> None:
+    """Let a run go on in its working folder: with what is there, or else with what the store holds.
+
+    Where the store has what was last copied, the folder is as new or newer, if a run was killed
+    or a copy failed. Else another machine has gone on: what was not copied is set aside.
+    """
+    with _Shared(url, here) as shared:
+        there = shared.there()
+        if shared.is_unchanged(there):
+            shared.download(keep=True)
+            return
+        if shared.files().keys() - shared.record.keys():
+            aside = hidden(here, "set_aside")
+            remove(aside)
+            os.replace(here, aside)
+            print(f"{url}: was continued elsewhere; what was not copied from here is in {aside}")
+        shared.download()
+
+
+def forgotten(url: str, here: Path) -> None:
+    """Empty a working folder, whose URL gets other content with the next `published`."""
+    with _Shared(url, here) as shared:
+        there = shared.there()
+        remove(here)
+        shared.record.clear()
+        shared.record.update({name: {"id": _content_id(one)} for name, one in there.items()})
 
 
 @contextmanager
@@ -295,60 +320,171 @@ def outgoing(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
     Raises:
         StoreError: it is already there and may not be replaced, or the store cannot be used.
     """
+    here = local(path)
     if is_url(path):
-        if exists(path) and not overwrite:
-            raise StoreError(errno.EEXIST, "is already there; write another name", str(path))
-        fetched(path, may_be_absent=True)
-    yield local(path)
+        with _Shared(str(path), here) as shared:
+            there = shared.there()
+            if there and not overwrite:
+                raise StoreError(errno.EEXIST, "is already there; write another name", str(path))
+            # Who replaces a folder looks at what it holds.
+            if "" not in there and there:
+                shared.download()
+        if not there or "" in there:
+            forgotten(str(path), here)
+    yield here
     published(path)
 
 
-@contextmanager
-def _copy_of(here: Path) -> Iterator[dict[str, Any]]:
-    """What is known of the files that a local folder shares with its store, for one process."""
-    about = hidden(here, "store")
-    about.parent.mkdir(parents=True, exist_ok=True)
-    with hidden(here, "copying").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        record: dict[str, Any] = {}
+class _Shared:
+    """A local folder, or the file "", and its counterpart in a store; for one process at a time.
+
+    Attributes:
+        record: of each file that was alike in both, `id` in the store and `here`, its state.
+    """
+
+    def __init__(self, url: str, here: Path) -> None:
+        self._url, self._here = url, here
+        self._about = hidden(here, "store")
+        self.record: dict[str, Any] = {}
+
+    def __enter__(self) -> _Shared:
+        self._about.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = hidden(self._here, "copying").open("a")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         with suppress(OSError, ValueError):
-            record = read_json(about)
+            self.record = read_json(self._about)
+        return self
+
+    def __exit__(self, *_: object) -> None:
         try:
-            yield record
+            self._note()
         finally:
-            write_file(about, to_json(record))
+            self._lock.close()
+
+    def _note(self) -> None:
+        write_file(self._about, to_json(self.record))
+
+    def files(self) -> dict[str, Path]:
+        """The local files by name, but for those that begin with a dot."""
+        if self._here.is_file():
+            return {"": self._here}
+        found = [file for file in self._here.rglob("*") if file.is_file()]
+        names = {str(file.relative_to(self._here)): file for file in found}
+        return {name: file for name, file in names.items() if not _is_hidden(name)}
+
+    def there(self) -> dict[str, Any]:
+        """The files of the store by name, as its driver describes them."""
+        with _asking(self._url) as (fs, key):
+            fs.invalidate_cache()
+            found = fs.find(key, detail=True)
+        names = {name.removeprefix(key).lstrip("/"): one for name, one in found.items()}
+        return {name: one for name, one in names.items() if not _is_hidden(name)}
+
+    def is_unchanged(self, there: dict[str, Any]) -> bool:
+        """Whether the store holds what it held after the last copy."""
+        ids = {name: one["id"] for name, one in self.record.items()}
+        return ids == {name: _content_id(one) for name, one in there.items()}
+
+    def download(self, keep: bool = False) -> None:
+        """Bring the local files up to date; `keep` those that the store does not have."""
+        for last_try in (False, True):
+            try:
+                self._download(self.there(), keep)
+                return
+            except StoreError as failure:
+                # A run has deleted an old checkpoint in the meantime.
+                if last_try or failure.errno != errno.ENOENT:
+                    raise
+
+    def _download(self, there: dict[str, Any], keep: bool) -> None:
+        files = self.files()
+        # What somebody has deleted here must not be deleted there.
+        for name in self.record.keys() - files.keys():
+            if "here" in self.record[name] or not keep:
+                del self.record[name]
+        for name in sorted(files.keys() - there.keys(), key=_stage, reverse=True):
+            if not keep:
+                remove(files[name])
+                self.record.pop(name, None)
+
+        def is_old(name: str) -> bool:
+            if keep or name not in files:
+                # What is recorded without a file will be replaced, see `forgotten`.
+                return name not in files and name not in self.record
+            known = self.record.get(name, {})
+            alike = known.get("id") == _content_id(there[name])
+            return not alike or known.get("here") != _state(files[name])
+
+        def get(name: str) -> None:
+            target = self._here / name if name else self._here
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with new_file(target) as unfinished, _asking(self._url) as (fs, key):
+                fs.get_file(f"{key}/{name}" if name else key, str(unfinished))
+            self.record[name] = {"id": _content_id(there[name]), "here": _state(target)}
+
+        wanted = {name: one["size"] for name, one in there.items() if is_old(name)}
+        self._each(get, wanted, "fetching")
+
+    def upload(self) -> None:
+        """Bring the store up to date."""
+        files = self.files()
+
+        def drop(name: str) -> None:
+            with suppress(FileNotFoundError), _asking(self._url) as (fs, key):
+                fs.rm_file(f"{key}/{name}" if name else key)
+            self.record.pop(name, None)
+
+        def put(name: str) -> None:
+            before = _state(files[name])
+            with _asking(self._url) as (fs, key):
+                target = f"{key}/{name}" if name else key
+                fs.put_file(str(files[name]), target)
+                fs.invalidate_cache()
+                self.record[name] = {"id": _content_id(fs.info(target)), "here": before}
+
+        def is_new(name: str) -> bool:
+            return self.record.get(name, {}).get("here") != _state(files[name])
+
+        gone = self.record.keys() - files.keys()
+        changed = {name for name in files if is_new(name)} | gone
+        # While a file of a folder changes, its manifest must not vouch for it.
+        void = {
+            name
+            for name in self.record.keys() - gone
+            if _stage(name) and any(_vouches(name, other) for other in changed)
+        }
+        for name in sorted(void | gone, key=_stage, reverse=True):
+            drop(name)
+        wanted = {name: files[name].stat().st_size for name in files if is_new(name)}
+        self._each(put, wanted, "publishing")
+
+    def _each(self, action: Callable[[str], None], sizes: Mapping[str, int], title: str) -> None:
+        """Copy files, several at a time, stage by stage."""
+        about = {"desc": f"{title} {self._here.name}", "delay": 1, "leave": False}
+        bar = tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, **about)
+        with bar, ThreadPoolExecutor(_THREADS) as threads:
+            for stage in range(3):
+                names = [name for name in sizes if _stage(name) == stage]
+                for name, _ in zip(names, threads.map(action, names), strict=True):
+                    bar.update(sizes[name])
+                self._note()
 
 
-def _each(action: Any, names: Sequence[str], sizes: Sequence[int], title: str) -> None:
-    """Copy files, several at a time, the manifests after all others."""
-    before = [(n, size) for n, size in zip(names, sizes, strict=True) if not _is_last(n)]
-    last = [(n, size) for n, size in zip(names, sizes, strict=True) if _is_last(n)]
-    with (
-        tqdm(total=sum(sizes), desc=title, unit="B", unit_scale=True, delay=1, leave=False) as bar,
-        ThreadPoolExecutor(_THREADS) as threads,
-    ):
-        for group in (before, last):
-            done = threads.map(action, [name for name, _ in group])
-            for (_, size), _ in zip(group, done, strict=True):
-                bar.update(size)
+def _stage(name: str) -> int:
+    """When a file is copied: data, then what lists them, then what says that all is done."""
+    last = name.rpartition("/")[2]
+    return 2 if last in ("summary.json", "package.json") else int(last == "manifest.json")
 
 
-def _is_last(name: str) -> bool:
-    return Path(name).name == _LAST
+def _vouches(name: str, other: str) -> bool:
+    """Whether a file says that another one is whole: both are in its folder."""
+    folder, slash, _ = name.rpartition("/")
+    return other != name and other.startswith(folder + slash)
 
 
-def _manifests_first(name: str) -> tuple[bool, str]:
-    return not _is_last(name), name
-
-
-def _files_of(here: Path) -> dict[str, Path]:
-    """The files of a local folder by name; a file has the name ""."""
-    if here.is_file():
-        return {"": here}
-    names = {str(file.relative_to(here)): file for file in here.rglob("*") if file.is_file()}
-    return {
-        name: file for name, file in names.items() if not name.startswith(".") and "/." not in name
-    }
+def _is_hidden(name: str) -> bool:
+    """Whether a part of a name begins with a dot, or leads elsewhere."""
+    return "/." in f"/{name}" or "//" in name
 
 
 def _state(path: Path) -> list[int] | None:
@@ -357,97 +493,3 @@ def _state(path: Path) -> list[int] | None:
         status = path.stat()
         return [status.st_size, status.st_mtime_ns, status.st_ino]
     return None
-
-
-# One run at a time
-
-
-class Lease:
-    """Keeps a URL to one process: `.NAME.lease` beside it, rewritten every few seconds.
-
-    A process that was killed does not rewrite it, so the next one takes it over. No clock is
-    compared: the next one looks at it for a while.
-    """
-
-    SECONDS, MISSED = 10.0, 3
-
-    def __init__(self, url: str) -> None:
-        """Take the lease. Raises a `StoreError` if another process holds it."""
-        parent, _, name = url.rstrip("/").rpartition("/")
-        self._url = f"{parent}/.{name}.lease"
-        self._ended, self._beats, self._key = Event(), 0, uuid4().hex
-        holder = self._content()
-        if holder is not None:
-            self._wait_for(holder, url)
-        try:
-            self._write("create" if holder is None else "overwrite")
-            # Two processes may have taken it over at once; the last to write has it.
-            time.sleep(0.0 if holder is None else self.SECONDS / 10)
-            is_ours = self._key in (self._content() or "")
-        except StoreError as failure:
-            if failure.errno != errno.EEXIST:
-                raise
-            is_ours = False
-        if not is_ours:
-            reason = "was taken by another run just now; choose another run.name"
-            raise StoreError(errno.EBUSY, reason, url)
-        self._thread = Thread(target=self._keep, daemon=True)
-        self._thread.start()
-
-    def _wait_for(self, holder: str, url: str) -> None:
-        """Wait until another process has ended, or raise."""
-        about = json.loads(holder)
-        who = f"process {about['process']} on {about['host']}"
-        if about["host"] == socket.gethostname() and not _runs(about["process"]):
-            return
-        most = self.SECONDS * self.MISSED
-        tqdm.write(f"{url} was being written by {who}; waiting {most:.0f} s for it to end")
-        until = time.monotonic() + most
-        while time.monotonic() < until:
-            time.sleep(self.SECONDS / 10)
-            now = self._content()
-            if now is None:
-                return
-            if now != holder:
-                reason = f"is being written by {who}; end it first, or choose another run.name"
-                raise StoreError(errno.EBUSY, reason, url)
-
-    def _content(self) -> str | None:
-        try:
-            with _asking(self._url) as (fs, key):
-                fs.invalidate_cache()
-                return fs.cat_file(key).decode()
-        except StoreError as failure:
-            if failure.errno == errno.ENOENT:
-                return None
-            raise
-
-    def _write(self, mode: str = "overwrite") -> None:
-        self._beats += 1
-        who = {"host": socket.gethostname(), "process": os.getpid(), "key": self._key}
-        with _asking(self._url) as (fs, key):
-            fs.pipe_file(key, json.dumps(who | {"beat": self._beats}).encode(), mode=mode)
-
-    def _keep(self) -> None:
-        while not self._ended.wait(self.SECONDS):
-            # Tried again at the next beat.
-            with suppress(StoreError):
-                self._write()
-
-    def release(self) -> None:
-        """Let the next process take it."""
-        self._ended.set()
-        self._thread.join()
-        with suppress(StoreError), _asking(self._url) as (fs, key):
-            fs.rm_file(key)
-
-
-def _runs(process: int) -> bool:
-    """Whether a process of this machine is alive."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

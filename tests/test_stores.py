@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 from stampede import stores
 from stampede.data import DataError
 from stampede.data.raw.files import expand, read_blocks
+from stampede.lease import Lease
 from support.object_store import BUCKET, between, object_store
 
 
@@ -55,7 +57,12 @@ def test_an_identity_changes_with_the_content(store):
         ("s3://no-such-bucket/a.csv", "a.csv: is not there"),
         (f"{BUCKET}/logs/*.tsv", "*.tsv: no such file or glob; write the URL"),
         ("ftp://host/a.csv", "an unknown kind of store; write one of s3://"),
-        ("s3://key:secret@clicks/a.csv", "s3://clicks/a.csv: write the credentials into the env"),
+        ("s3://key:se/cret@clicks/a.csv", "s3://...@clicks/a.csv: write the credentials"),
+        ("ftp://me:secret@host/a.csv", "ftp://...@host/a.csv: write the credentials"),
+        (
+            "s3://key:secret@clicks/a.csv",
+            "s3://...@clicks/a.csv: write the credentials into the env",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(store, url, said):
@@ -122,12 +129,130 @@ def test_a_folder_is_copied_there_and_back(store, tmp_path, monkeypatch):
     assert (here / "a.json").read_text() == "new"
 
 
-def test_what_was_written_here_and_never_copied_does_not_count(store):
+def test_what_is_not_there_cannot_be_fetched(store):
     url = f"{BUCKET}/runs/a"
-    write(stores.local(url), a="left by a run that was killed")
-    assert not stores.fetched(url, may_be_absent=True).exists()
+    write(stores.local(url), a="left by somebody")
     with pytest.raises(stores.StoreError, match="runs/a: is not there"):
         stores.fetched(url)
+
+
+def test_a_reader_does_not_change_the_folder_of_a_run(store):
+    url = f"{BUCKET}/runs/a"
+    here = stores.working(url)
+    write(here, a="1")
+    stores.published(url, here)
+    write(here, a="2", b="new")
+    assert (stores.fetched(url) / "a.json").read_text() == "1"
+    assert (here / "a.json").read_text() == "2" and (here / "b.json").exists()
+
+
+def test_an_interrupted_copy_deletes_nothing_there(store, tmp_path, monkeypatch):
+    url = f"{BUCKET}/runs/a"
+    here = stores.working(url)
+    write(here, a="1", b="2", c="3")
+    stores.published(url, here)
+    # Somebody has deleted the folder, but not what is known of it.
+    shutil.rmtree(here)
+    stores.published(url, here)
+    refuse = []
+
+    def answer(method, path):
+        return (403, None) if method == "GET" and path.endswith("b.json") and refuse else None
+
+    with between(answer):
+        refuse.append(True)
+        with pytest.raises(stores.StoreError, match="access is refused"):
+            stores.taken_up(url, here)
+    assert set(folder_there(store, url)) == {"a.json", "b.json", "c.json"}
+    stores.taken_up(url, here)
+    assert sorted(file.name for file in here.iterdir()) == ["a.json", "b.json", "c.json"]
+
+
+def test_a_run_goes_on_with_what_could_not_be_copied(store, tmp_path, monkeypatch, capsys):
+    url = f"{BUCKET}/runs/a"
+    here = stores.working(url)
+    write(here, a="1")
+    # Before the first copy, and after one.
+    stores.taken_up(url, here)
+    assert (here / "a.json").exists()
+    stores.published(url, here)
+    write(here, a="2", b="new")
+    stores.taken_up(url, here)
+    assert (here / "a.json").read_text() == "2" and (here / "b.json").exists()
+    # Another machine goes on with what is there.
+    monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path / "other"))
+    stores.taken_up(url, stores.working(url))
+    write(stores.working(url), a="3")
+    stores.published(url, stores.working(url))
+    monkeypatch.undo()
+    monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path / "stores"))
+    stores.taken_up(url, here)
+    assert (here / "a.json").read_text() == "3" and not (here / "b.json").exists()
+    aside = here.with_name(".a.set_aside")
+    assert (aside / "b.json").read_text() == "new" and str(aside) in capsys.readouterr().out
+
+
+def test_what_will_be_replaced_is_not_taken_up(store):
+    url = f"{BUCKET}/runs/a"
+    here = stores.working(url)
+    write(here, old="1")
+    stores.published(url, here)
+    stores.forgotten(url, here)
+    write(here, new="2")
+    assert set(folder_there(store, url)) == {"old.json"}
+    stores.taken_up(url, here)
+    assert [file.name for file in here.iterdir()] == ["new.json"]
+    stores.published(url, here)
+    assert set(folder_there(store, url)) == {"new.json"}
+
+
+def test_a_manifest_vouches_for_nothing_while_its_folder_changes(store):
+    """Seen from the requests: it goes before its files change, and what says "done" comes last."""
+    url = f"{BUCKET}/runs/a"
+    asked = []
+    with between(lambda method, path: asked.append((method, path.partition("?")[0])) and None):
+        write(stores.local(url) / "checkpoints/epoch_1", manifest="1", a="x")
+        write(stores.local(url), summary="1", metrics="1")
+        stores.published(url)
+        write(stores.local(url) / "checkpoints/epoch_1", a="changed")
+        asked.clear()
+        stores.published(url)
+    changed = [
+        (method, path.rpartition("/")[2]) for method, path in asked if method in ("PUT", "DELETE")
+    ]
+    assert sorted(changed[:2]) == [("DELETE", "manifest.json"), ("DELETE", "summary.json")]
+    assert [name for _, name in changed[2:]] == ["a.json", "manifest.json", "summary.json"]
+
+
+def test_keys_that_lead_elsewhere_are_left_alone(store, tmp_path):
+    url = f"{BUCKET}/runs/a"
+    put(store, day="c\n")
+    store.pipe_file(f"{url}/a.json", b"1")
+    store.pipe_file(f"{url}/.hidden", b"1")
+    found = {"clicks/runs/a/../../../../../escaped": {"size": 1, "name": "x", "type": "file"}}
+    real = type(store).find
+
+    def find(self, path, **options):
+        return {**real(self, path, **options), **found}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(store), "find", find)
+        copy = stores.fetched(url)
+    assert [file.name for file in copy.iterdir()] == ["a.json"]
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
+    url = f"{BUCKET}/runs/a"
+    store.pipe_file(f"{url}/a.json", b"1")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "get_file", full)
+    with pytest.raises(stores.StoreError, match=r"its copy in .* cannot be written") as failure:
+        stores.fetched(url)
+    assert failure.value.errno == errno.ENOSPC
 
 
 def test_the_manifest_comes_last_and_goes_first(store):
@@ -220,9 +345,9 @@ def test_without_the_driver_its_name_is_said(monkeypatch):
 
 HOLDS = """
 import sys, time
-from stampede import stores
-stores.Lease.SECONDS = 0.2
-lease = stores.Lease(sys.argv[1])
+from stampede.lease import Lease
+Lease.SECONDS = 0.2
+lease = Lease(sys.argv[1])
 print("taken", flush=True)
 time.sleep(600)
 """
@@ -236,23 +361,38 @@ def holder(url):
 
 
 def test_two_processes_cannot_write_one_url(store, monkeypatch):
-    monkeypatch.setattr(stores.Lease, "SECONDS", 1.0)
+    monkeypatch.setattr(Lease, "SECONDS", 1.0)
     with holder(f"{BUCKET}/runs/a") as process:
         with pytest.raises(stores.StoreError, match=f"is being written by process {process.pid}"):
-            stores.Lease(f"{BUCKET}/runs/a")
-        stores.Lease(f"{BUCKET}/runs/b").release()
+            Lease(f"{BUCKET}/runs/a")
+        Lease(f"{BUCKET}/runs/b").release()
         process.kill()
     # The process is known to have ended, as it was on this machine.
     started = time.monotonic()
-    stores.Lease(f"{BUCKET}/runs/a").release()
+    Lease(f"{BUCKET}/runs/a").release()
     assert time.monotonic() - started < 2.5
     assert not store.exists(f"{BUCKET}/runs/.a.lease")
 
 
 def test_the_lease_of_a_lost_host_is_taken_over(store, monkeypatch):
-    monkeypatch.setattr(stores.Lease, "SECONDS", 0.2)
+    monkeypatch.setattr(Lease, "SECONDS", 0.2)
     store.pipe_file(f"{BUCKET}/runs/.a.lease", b'{"host": "gone", "process": 7, "beat": 3}')
-    stores.Lease(f"{BUCKET}/runs/a").release()
+    Lease(f"{BUCKET}/runs/a").release()
+
+
+def test_a_process_that_was_cut_off_notices(store, monkeypatch):
+    monkeypatch.setattr(Lease, "SECONDS", 600.0)
+    first = Lease(f"{BUCKET}/runs/a")
+    monkeypatch.setattr(Lease, "SECONDS", 0.1)
+    # As if it were on another machine.
+    monkeypatch.setattr("stampede.lease._machine", lambda: "another")
+    second = Lease(f"{BUCKET}/runs/a")
+    with pytest.raises(stores.StoreError, match="taken over by another run"):
+        first.check()
+    first.release()
+    second.check()
+    second.release()
+    assert not store.exists(f"{BUCKET}/runs/.a.lease")
 
 
 def test_an_output_that_is_there_is_not_replaced_unasked(store):

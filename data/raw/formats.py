@@ -369,6 +369,8 @@ def open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
         source = stores.opened(path) if stores.is_url(path) else path
         with pyarrow.parquet.ParquetFile(source, page_checksum_verification=True) as file:
             yield file
+    except stores.StoreError as failure:
+        raise DataError(str(failure)) from None
     except (pyarrow.ArrowException, OSError) as failure:
         raise DataError(
             f"{path}: cannot be read as Parquet ({failure}); copy or download it again"

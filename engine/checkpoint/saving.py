@@ -26,7 +26,7 @@ from stampede.engine.checkpoint.retention import name_of, prune
 from stampede.engine.checkpoint.tensors import on_cpu, reason, write_tensors
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
-from stampede.engine.errors import DivergedError, TrainingStoppedError
+from stampede.engine.errors import DivergedError, NotPublishedError, TrainingStoppedError
 from stampede.engine.exit_status import is_lost_connection
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, together
@@ -35,6 +35,9 @@ from stampede.files import file_entry, hidden, publish_folder, remove, sync, wri
 from stampede.models import table_name
 
 _NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: "
+
+
+_REMEDY = "; earlier ones are untouched. Make room and continue with checkpoint.resume=auto"
 
 
 class Checkpoints:
@@ -65,6 +68,7 @@ class Checkpoints:
         self._target = folder
         self._thread: Thread | None = None
         self._failure: str | None = None
+        self._remedy = _REMEDY
         # Buffers may hold infinities on purpose, such as masks.
         self._finite_buffers = [
             name for name, buffer in job.dense_buffers.items() if buffer.isfinite().all()
@@ -149,10 +153,7 @@ class Checkpoints:
         """Wait for the last write; raises a `TrainingStoppedError` if it failed."""
         failure = self._finish()
         if failure is not None:
-            raise TrainingStoppedError(
-                f"{failure}; earlier ones are untouched. Make room and continue with "
-                "checkpoint.resume=auto"
-            )
+            raise TrainingStoppedError(f"{failure}{self._remedy}")
 
     def _finish(self) -> str | None:
         """Wait for the last write; returns why it failed, only once.
@@ -168,6 +169,8 @@ class Checkpoints:
             return None
         if is_lost_connection(failure):
             raise RuntimeError(failure)
+        if self._remedy == NotPublishedError.REMEDY:
+            return failure
         there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
         free = readable_bytes(shutil.disk_usage(there).free)
         return (
@@ -177,9 +180,11 @@ class Checkpoints:
     def _try_to_write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
         try:
             self._write(state, failure, progress)
+        except NotPublishedError as found:
+            self._failure, self._remedy = found.args[0], found.REMEDY
         # torch's CheckpointException is not an Exception.
         except (Exception, CheckpointException) as found:
-            self._failure = reason(found)
+            self._failure, self._remedy = reason(found), _REMEDY
             if self._processes.is_main:
                 remove(hidden(self._target, "tmp"))
 

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from stampede import stores
 from stampede.engine.config import Config, to_yaml
-from stampede.engine.errors import RunFolderError, TrainingStoppedError
+from stampede.engine.errors import NotPublishedError, RunFolderError, TrainingStoppedError
 from stampede.engine.processes import Processes, launched_by
 from stampede.engine.results.plots import draw_curve
 from stampede.engine.results.recorded import check_line, check_summary
@@ -34,10 +34,17 @@ from stampede.files import (
     to_json,
     write_file,
 )
+from stampede.lease import Lease
 from stampede.settings import reason_of
 
 # File of a run folder of `stampede incremental`, which holds a run folder for each period.
 PERIODS = "periods.json"
+
+
+_INSTEAD = (
+    "write run.overwrite=true to replace it, checkpoint.resume=auto to continue it, or another "
+    "run.name"
+)
 
 
 def period_folder(number: int) -> str:
@@ -54,8 +61,10 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.url = str(path) if stores.is_url(path) else ""
-        self._lease: stores.Lease | None = None
-        self.path = path = stores.local(path)
+        self._lease: Lease | None = None
+        # Whether the folder has what the URL holds, so that it may be copied there.
+        self._is_taken_up = False
+        self.path = path = stores.working(self.url) if self.url else stores.local(path)
         self.checkpoints = path / "checkpoints"
         self.config_file = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
@@ -79,7 +88,7 @@ class RunFolder:
         if self._lease is not None:
             try:
                 self.publish()
-            except TrainingStoppedError:
+            except NotPublishedError:
                 # It must not hide the exception that ended the context.
                 if kind is None:
                     raise
@@ -126,34 +135,47 @@ class RunFolder:
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n".encode())
         if self.url:
-            self._lease = stores.Lease(self.url)
-            stores.fetched(self.url, may_be_absent=True)
+            self._lease = Lease(self.url)
         launched = launched_by()
         self._continued = config.checkpoint.resume == "auto"
         if launched is not None and self._launch_file.is_file():
             self._continued |= launched.encode() == read_file(self._launch_file)
+        if self.url:
+            self._take_up(config.run.overwrite)
         if not self.path.exists():
             return self._continued
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; choose another run.name")
         if not config.run.overwrite and not self._continued:
-            raise RunFolderError(
-                f"{self.path} exists; write run.overwrite=true to replace it, "
-                "checkpoint.resume=auto to continue it, or another run.name"
-            )
+            raise RunFolderError(f"{self.path} exists; {_INSTEAD}")
         # A killed run may have left an unfinished file; its name begins with a dot.
         content = [path for path in self.path.iterdir() if not path.name.startswith(".")]
         if content and not self.config_file.is_file():
-            raise RunFolderError(
-                f"{self.path} holds no {self.config_file.name}, so it is not a run folder and is "
-                "left alone; choose another run.name"
-            )
+            raise RunFolderError(f"{self.path} {self._no_run()}")
         if self._continued:
             try:
                 refuse_links(self.path, *os.listdir(self.path))
             except OSError as failure:
                 raise RunFolderError(f"{failure.filename}: {failure.strerror}") from None
         return self._continued
+
+    def _take_up(self, overwrite: bool) -> None:
+        """Bring the folder to what the URL holds, or begin anew."""
+        if self._continued:
+            stores.taken_up(self.url, self.path)
+        elif stores.exists(self.url):
+            if not overwrite:
+                raise RunFolderError(f"{self.url} exists; {_INSTEAD}")
+            if not stores.exists(f"{self.url}/{self.config_file.name}"):
+                raise RunFolderError(f"{self.url} {self._no_run()}")
+            stores.forgotten(self.url, self.path)
+        self._is_taken_up = True
+
+    def _no_run(self) -> str:
+        return (
+            f"holds no {self.config_file.name}, so it is not a run folder and is left alone; "
+            "choose another run.name"
+        )
 
     def check_shared(self, processes: Processes) -> None:
         """Check that all hosts see the same folder, after `reserve`; all ranks must call it.
@@ -295,12 +317,15 @@ class RunFolder:
 
     def publish(self) -> None:
         """Copy what is new to the store, if `run.dir` is in one."""
+        if self._lease is None or not self._is_taken_up:
+            return
         try:
-            stores.published(self.url)
+            self._lease.check()
+            stores.published(self.url, self.path)
         except OSError as failure:
-            raise TrainingStoppedError(
-                f"{self.url}: results cannot be written ({failure.strerror}); make sure that they "
-                "can be, and continue with checkpoint.resume=auto"
+            raise NotPublishedError(
+                f"{self.url}: results cannot be copied there ({failure.strerror}); they are in "
+                f"{self.path}"
             ) from None
 
     @contextmanager

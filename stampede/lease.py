@@ -1,0 +1,125 @@
+# pyright: basic
+"""One run at a time in a folder of an object store."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from uuid import uuid4
+
+from tqdm.auto import tqdm
+
+from stampede.stores import StoreError, delete_object, read_object, write_object
+
+
+class Lease:
+    """Keeps a URL to one process: `.NAME.lease` beside it, rewritten every few seconds.
+
+    A process that was killed does not rewrite it, so the next one takes it over. No clock is
+    compared: the next one looks at it for a while. A process that was cut off from the store
+    meanwhile notices with `check`.
+    """
+
+    SECONDS, MISSED = 10.0, 3
+
+    def __init__(self, url: str) -> None:
+        """Take the lease. Raises a `StoreError` if another process holds it."""
+        parent, _, name = url.rstrip("/").rpartition("/")
+        self._url, self._of = f"{parent}/.{name}.lease", url
+        self._ended, self._beats, self._key = Event(), 0, uuid4().hex
+        holder = read_object(self._url)
+        if holder is not None:
+            self._wait_for(holder)
+        try:
+            self._write(is_new=holder is None)
+            # Two processes may have taken it over at once; the last to write has it.
+            time.sleep(0.0 if holder is None else self.SECONDS / 10)
+            self.check()
+        except StoreError as failure:
+            if failure.errno != errno.EEXIST:
+                raise
+            raise self._taken() from None
+        self._thread = Thread(target=self._keep, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise a `StoreError` if another process has taken the lease over."""
+        if self._key.encode() not in (read_object(self._url) or b""):
+            raise self._taken()
+
+    def _taken(self) -> StoreError:
+        reason = "was taken over by another run; end one of the two, or choose another run.name"
+        return StoreError(errno.EBUSY, reason, self._of)
+
+    def _wait_for(self, holder: bytes) -> None:
+        """Wait until another process has ended, or raise."""
+        about = json.loads(holder)
+        who = f"process {about['process']} on {about['host']}"
+        if _machine() and about.get("machine") == _machine() and not _runs(about["process"]):
+            return
+        most = self.SECONDS * self.MISSED
+        tqdm.write(f"{self._of} was being written by {who}; waiting {most:.0f} s for it to end")
+        until = time.monotonic() + most
+        while time.monotonic() < until:
+            time.sleep(self.SECONDS / 10)
+            now = read_object(self._url)
+            if now is None:
+                return
+            if now != holder:
+                reason = f"is being written by {who}; end it first, or choose another run.name"
+                raise StoreError(errno.EBUSY, reason, self._of)
+
+    def _write(self, is_new: bool = False) -> None:
+        self._beats += 1
+        about = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "machine": _machine(),
+            "key": self._key,
+            "beat": self._beats,
+        }
+        write_object(self._url, json.dumps(about).encode(), is_new)
+
+    def _keep(self) -> None:
+        while not self._ended.wait(self.SECONDS):
+            try:
+                self.check()
+                self._write()
+            except StoreError as failure:
+                # What cannot be reached is tried again at the next beat.
+                if failure.errno == errno.EBUSY:
+                    return
+
+    def release(self) -> None:
+        """Let the next process take it."""
+        self._ended.set()
+        self._thread.join()
+        with suppress(StoreError):
+            self.check()
+            delete_object(self._url)
+
+
+def _machine() -> str:
+    """Where the numbers of processes mean the same: a boot of a machine, and its namespace."""
+    found = []
+    with suppress(OSError):
+        found.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        found.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(found)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process of this machine is alive."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
