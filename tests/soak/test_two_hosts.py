@@ -151,6 +151,18 @@ def test_all_end_when_a_host_disappears(hosts, how, within, overrides):
     assert (run / "hang_rank_0.txt").exists() and (run / "hang_rank_1.txt").exists()
 
 
+def test_the_second_host_ends_when_the_first_is_killed(hosts):
+    """With it torchrun's store and rank 0 are gone."""
+    note = hosts.folder / "note"
+    fault = IN["step"](partial(disappear, "kill", hosts.north, note))
+    started = start(hosts, f"run.hang_seconds={PATIENCE}", disturbances=[(0, range(1), fault)])
+    assert wait_for(note.exists)
+    pid = logged(hosts.folder / "runs/small", 1)[0]["process"]
+    assert seconds_until_ended(pid, float(note.read_text())) < 2 * PATIENCE
+    said = hosts.end(started)[1].stderr
+    assert "error on rank 1: the connection to another rank is lost" in said and "10.77.0.1" in said
+
+
 @pytest.mark.parametrize("how", ["cut", "kill"])
 def test_the_host_that_is_left_goes_on(hosts, undisturbed, how):
     fault = partial(at_step, 7, partial(disappear, how, hosts.south, hosts.folder / "note"))

@@ -3,6 +3,7 @@
 Each host is a network namespace; its processes also see a host name and mounts of their own.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -52,6 +53,11 @@ class Host:
     def cut(self):
         """Pull its cable; may be called from a process on the host, too."""
         _ip("-n", self.space, "link", "set", self.name, "down")
+
+    def sent_bytes(self):
+        """Through its cable so far."""
+        (link,) = json.loads(_ip("-n", self.space, "-s", "-j", "link", "show", self.name))
+        return link["stats64"]["tx"]["bytes"]
 
     def limit(self, rate):
         """Let no more leave it than a rate such as `1gbit`."""
