@@ -277,12 +277,29 @@ def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) 
     ]
 
 
+def fit_lr(dataset: Dataset, processes: Processes) -> dict[str, Any] | None:
+    """The result of `logistic_regression` on rank 0; None if there is none; all ranks call it."""
+
+    def fit() -> dict[str, Any] | None:
+        bar = progress_bar(None, 0, True, "logistic regression", "fits", delay=5.0)
+        # One class only: the run says so before training.
+        with bar, suppress(ValueError):
+            return logistic_regression(dataset, bar.update)
+        return None
+
+    if dataset.goals:
+        return None
+    with processes.heartbeat.slowly("comparing with logistic regression"):
+        return processes.on_main(fit)
+
+
 def compare_with_lr(
     config: Config,
     dataset: Dataset,
     progress: Progress,
     folder: RunFolder,
     processes: Processes,
+    regression: dict[str, Any] | None = None,
     *,
     same_data: bool,
 ) -> dict[str, Any] | None:
@@ -290,6 +307,7 @@ def compare_with_lr(
 
     Args:
         dataset: its parts must be on the CPU.
+        regression: its result, if it is known.
         same_data: whether an existing summary in the folder is about the same data.
     """
     wanted = config.evaluate.compare_with_lr
@@ -300,21 +318,16 @@ def compare_with_lr(
     if not wanted or dataset.period or dataset.goals:
         return None
 
-    def found() -> dict[str, Any] | None:
-        if same_data:
-            # The result of the run before it was continued.
-            with suppress(*DAMAGE):
-                earlier = read_json(folder.summary)["logistic_regression"]
-                if earlier is not None:
-                    return earlier
-        bar = progress_bar(None, 0, True, "logistic regression", "fits", delay=5.0)
-        # One class only: the run said so before training.
-        with bar, suppress(ValueError):
-            return logistic_regression(dataset, bar.update)
+    def earlier() -> dict[str, Any] | None:
+        # The result of the run before it was continued.
+        with suppress(*DAMAGE):
+            return read_json(folder.summary)["logistic_regression"]
         return None
 
-    with processes.heartbeat.slowly("comparing with logistic regression"):
-        regression = processes.on_main(found)
+    if regression is None and same_data:
+        regression = processes.on_main(earlier)
+    if regression is None:
+        regression = fit_lr(dataset, processes)
     if regression is not None:
         sentences = on_regression(config.evaluate.select_on, progress, regression)
         tell(sentences, progress.step, folder, processes)

@@ -11,6 +11,7 @@ from stampede.engine.advice import (
     check_batch_size,
     check_labels,
     compare_with_lr,
+    fit_lr,
     on_batch_size,
     on_calibration,
     on_data,
@@ -20,7 +21,7 @@ from stampede.engine.advice import (
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.config import Config
-from stampede.engine.config.recipe import described, with_recipe
+from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
@@ -54,8 +55,8 @@ def run_here(config: Config, here: Processes) -> None:
         continued = here.on_main(lambda: folder.reserve(config))
         folder.check_shared(here)
         with watched(here, config.run, folder.path):
-            run, is_new = _begun(config, folder, continued, here)
-            summary = _trained(run, is_new)
+            run, is_new, regression = _begun(config, folder, continued, here)
+            summary = _trained(run, is_new, regression)
         config = run.config
         title = (
             f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
@@ -68,8 +69,8 @@ def run_here(config: Config, here: Processes) -> None:
 
 def _begun(
     config: Config, folder: RunFolder, continued: bool, here: Processes
-) -> tuple[TrainingRun, bool]:
-    """A run before its first step, with its data and model, and whether it is a new one."""
+) -> tuple[TrainingRun, bool, dict[str, Any] | None]:
+    """A run before its first step, whether it is a new one, and a logistic regression if made."""
     if here.is_main and config.model.import_file:
         print(f"model.import: {config.model.import_file} was executed")
     found = find_beginning(config, folder, continued, here)
@@ -79,7 +80,12 @@ def _begun(
     rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
     # A period continues the earlier ones, as one log of all rows.
     known = rows + dataset.rows_before
-    config, choices = with_recipe(config, known, fields, here.world_size, found.saved)
+    regression = None
+    if is_new and dataset.validation is not None and takes_strength(config, rows):
+        # The network is the same model, so the comparison comes first and chooses its L2.
+        regression = fit_lr(dataset, here)
+    strength = None if regression is None else regression["C"]
+    config, choices = with_recipe(config, known, fields, here.world_size, found.saved, strength)
     with here.heartbeat.slowly("loading"):
         if is_new and not dataset.period:
             here.on_main(lambda: check_labels(dataset))
@@ -108,10 +114,10 @@ def _begun(
         found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
         tell(found_off, progress.step, folder, here)
         progress.metrics_lines = folder.metrics_lines
-    return run, is_new
+    return run, is_new, regression
 
 
-def _trained(run: TrainingRun, is_new: bool) -> dict[str, Any]:
+def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) -> dict[str, Any]:
     """Train a run to its end; its summary."""
     config, here, folder, dataset = run.config, run.processes, run.folder, run.dataset
     Trainer(run).fit()
@@ -128,7 +134,7 @@ def _trained(run: TrainingRun, is_new: bool) -> dict[str, Any]:
     # Measured before the comparison, whose memory and seconds do not count.
     summary = summarize(run)
     summary["logistic_regression"] = compare_with_lr(
-        config, dataset, run.progress, folder, here, same_data=not is_new
+        config, dataset, run.progress, folder, here, regression, same_data=not is_new
     )
     summary["advice"] = here.on_main(lambda: told(folder))
     return summary

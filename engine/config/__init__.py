@@ -187,8 +187,11 @@ class EvaluateSection(Section):
     """Evaluation on the validation and test parts after every epoch."""
 
     every: int = Field(0, ge=0, description="steps between evaluations within an epoch; 0: none")
-    every_epochs: int = Field(
-        1, ge=1, description="epochs between evaluations and checkpoints; always after the last"
+    every_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="epochs between evaluations and checkpoints; always after the last; null: by "
+        "the recipe, 1 except for lr on small logs",
     )
     batch_size: int = Field(8192, ge=1, description="global batch size, over all ranks")
     select_on: Literal["validation", "test"] = Field(

@@ -49,6 +49,10 @@ _EPOCHS = ((_SMALL_LOG, 6), (10_000_000, 3), (math.inf, 2))
 # takes out the noise that falling rates would (docs/experiments.md).
 _MOST_EPOCHS, _SNAPSHOTS, _SHORT_PATIENCE, _FASTER = 20, 8, 3, 2.0
 
+# Logistic regression has one minimum, which constant rates only circle. Rates that fall from this
+# one come within 0.001 of L-BFGS' AUC in so many epochs (docs/experiments.md).
+_EPOCHS_OF_LR, _LR_OF_LR = 20, 5e-3
+
 _WARMUP = 0.2
 _DROPOUT, _DROPOUT_BELOW = 0.2, 1_000_000
 # These networks learn more slowly and overfit later.
@@ -66,7 +70,7 @@ _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 _KEYS = (
     "optim.scaling.base_batch_size", "train.batch_size", "train.epochs", "train.averaging",
-    "evaluate.patience", "evaluate.metric",
+    "evaluate.every_epochs", "evaluate.patience", "evaluate.metric",
     "optim.scaling.rule", "optim.embedding.lr", "optim.embedding.betas", "optim.embedding.l2",
     "optim.embedding.schedule.warmup", "optim.embedding.schedule.decay", "optim.dense.lr",
     "optim.dense.betas", "optim.dense.schedule.warmup", "optim.dense.schedule.decay",
@@ -82,8 +86,18 @@ class Choice(NamedTuple):
     reason: str
 
 
+def takes_strength(config: Config, rows: int) -> bool:
+    """Whether the recipe's L2 follows the `strength` of `with_recipe`."""
+    return config.model.name == "lr" and config.optim.embedding.l2 is None and rows < _SMALL_LOG
+
+
 def with_recipe(
-    config: Config, rows: int, fields: int, world_size: int, saved: Mapping[str, Any] | None = None
+    config: Config,
+    rows: int,
+    fields: int,
+    world_size: int,
+    saved: Mapping[str, Any] | None = None,
+    strength: float | None = None,
 ) -> tuple[Config, list[Choice]]:
     """Fill in every key of a configuration that was left to the recipe.
 
@@ -92,6 +106,8 @@ def with_recipe(
         fields: number of id fields.
         world_size: number of ranks; the batch is a multiple of it.
         saved: configuration of the checkpoint that the run continues; its values are kept.
+        strength: the C of scikit-learn's logistic regression that suits the log, for the network
+            `lr`; None: unknown.
 
     Returns:
         The configuration, and the recipe's own choices, without those of `saved` or the user.
@@ -103,7 +119,7 @@ def with_recipe(
     choices = []
     # Runs from before there was a recipe used the paper's values for missing keys.
     before = below_old_runs(dict(saved)) if saved else {}
-    for choice in _chosen(values, rows, fields, world_size):
+    for choice in _chosen(values, rows, fields, world_size, strength):
         key = choice.key
         if not _is_open(values, key):
             continue
@@ -135,7 +151,9 @@ def open_keys(config: Config) -> set[str]:
     return {key for key in _KEYS if _is_open(values, key)}
 
 
-def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) -> Iterator[Choice]:
+def _chosen(
+    values: Mapping[str, Any], rows: int, fields: int, world_size: int, strength: float | None
+) -> Iterator[Choice]:
     """A choice for each of `_KEYS`, in order.
 
     `values` must have each key's final value before the next choice is asked for: later rules
@@ -164,7 +182,8 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
     usual_epochs *= 2 if name in _WITHOUT_HIDDEN_LAYERS else 1
     # Whoever names few epochs knows where the rates have to end.
     given = at(values, "train.epochs")
-    until_no_better = rows < _SMALL_LOG and not (periodic or is_large)
+    is_small = rows < _SMALL_LOG and not (periodic or is_large)
+    until_no_better = is_small and name != "lr"
     until_no_better &= given is None or given > usual_epochs
     # Nor do rates that fall, or weights that are not averaged.
     keys = ("optim.embedding.schedule.decay", "optim.dense.schedule.decay")
@@ -178,12 +197,18 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
         reason = f"{math.ceil(rows / batch):,} steps an epoch"
     elif until_no_better:
         epochs, reason = _MOST_EPOCHS, "at most, until evaluations are no longer better"
+    elif is_small and name == "lr":
+        epochs, reason = _EPOCHS_OF_LR, "until the rates are 0"
     yield Choice("train.epochs", epochs, reason)
     epochs = at(values, "train.epochs")
     snapshots, reason = 0, "rates fall"
     if until_no_better:
         snapshots, reason = _SNAPSHOTS, "rates do not fall"
     yield Choice("train.averaging", snapshots, reason)
+    every, reason = 1, "each epoch may be the best"
+    if strength is not None and is_small:
+        every, reason = epochs, "C is chosen by validation, and only the last epoch has its minimum"
+    yield Choice("evaluate.every_epochs", every, reason)
     patience = math.ceil(_OF_THE_EPOCHS * (epochs / at(values, "evaluate.every_epochs")))
     if until_no_better:
         patience = _SHORT_PATIENCE
@@ -218,6 +243,8 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
     if until_no_better:
         decay = ("constant", "until evaluations are no longer better")
         of_tables = (_LR * _FASTER, of_tables[1])
+    elif is_small and name == "lr":
+        of_tables = (_LR_OF_LR, of_tables[1])
     if periodic:
         decay = ("constant", "another period may follow")
     for section, lr, usual, of_paper in (
@@ -227,8 +254,12 @@ def _chosen(values: Mapping[str, Any], rows: int, fields: int, world_size: int) 
         yield Choice(f"{section}.lr", *lr)
         yield Choice(f"{section}.betas", *betas)
         if section == "optim.embedding":
-            l2 = _L2 * fields / rows
-            yield Choice(f"{section}.l2", l2, f"{_L2:g} x {fields} fields / rows")
+            l2, reason = _L2 * fields / rows, f"{_L2:g} x {fields} fields / rows"
+            if strength is not None:
+                # scikit-learn's penalty of the sum of losses, of weights that are stored divided.
+                scale = at(values, "model.first_order_scale") or _FIRST_ORDER_SCALE
+                l2, reason = scale**2 / (2 * strength * rows), f"C={strength:g}, as L-BFGS chose"
+            yield Choice(f"{section}.l2", l2, reason)
         warmup, reason = usual, "epochs"
         if at(values, "preset") == "paper":
             # The preset leaves it open if it must be written in steps.

@@ -1,5 +1,7 @@
 """Logistic regression against scikit-learn's on the same features."""
 
+import json
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression as Reference
@@ -7,7 +9,9 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import logistic_regression as module
+from stampede.engine.config.load import load_config
 from stampede.engine.logistic_regression import logistic_regression
+from stampede.engine.run import run
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 
 VOCABULARY = 60
@@ -51,27 +55,44 @@ def test_it_is_scikit_learns_on_dense_columns(tmp_path, monkeypatch, choosing):
     parts = {"train": drawn(3000, 0), "validation": drawn(500, 1), "test": drawn(900, 2)}
     dataset = opened(tmp_path, parts, shard_rows=1100)
     train = parts["train"]
+    counts = (dense(train) != 0).sum(0)
 
-    def expected(strength, rows):
+    def expected(strength, columns, rows):
         reference = Reference(C=strength, solver="newton-cholesky", tol=1e-9, max_iter=1000)
         weight = train["weight"] / train["weight"].mean()
-        reference.fit(dense(train)[rows], train["label"][rows], weight[rows])
+        reference.fit(dense(train)[rows][:, columns], train["label"][rows], weight[rows])
         found = {}
         for name in ("validation", "test"):
             label, weight = parts[name]["label"], parts[name]["weight"]
-            predicted = reference.predict_proba(dense(parts[name]))[:, 1]
+            predicted = reference.predict_proba(dense(parts[name])[:, columns])[:, 1]
             auc = roc_auc_score(label, predicted, sample_weight=weight)
             loss = log_loss(label, predicted, sample_weight=weight)
             found |= {f"{name}_auc": auc, f"{name}_logloss": loss}
         return found
 
-    some = slice(None, None, 3 if choosing < 3000 else 1)
-    tried = {strength: expected(strength, some) for strength in (0.02, 0.1, 1.0)}
-    best = max(tried, key=lambda strength: tried[strength]["validation_auc"])
+    def worth(case):
+        return tried[case]["validation_auc"] - tried[case]["validation_logloss"]
+
+    some, numbers = slice(None, None, 3 if choosing < 3000 else 1), parts["train"]["numbers"]
+    all_columns = [c for c, count in enumerate(counts) if count]
+    fields = range(numbers.shape[1], len(counts), VOCABULARY)
+    shared = [first + dataset.unseen_rows[name] for name, first in zip(
+        dataset.vocabulary_sizes, fields, strict=True) if name in dataset.unseen_rows]  # fmt: skip
+    own = [column for column in all_columns if column not in shared]
+    frequent = [c for c in own if c < numbers.shape[1] or counts[c] >= 5]
+    grid = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    tried = {(one, "all"): expected(one, all_columns, some) for one in grid}
+    strength = max(tried, key=worth)[0]
+    for name, columns in (("own", own), ("frequent", frequent)):
+        if len(columns) < len(all_columns):
+            tried[strength, name] = expected(strength, columns, some)
+    chosen = max(tried, key=worth)[1]
+    best = {"all": all_columns, "own": own, "frequent": frequent}[chosen]
     result = logistic_regression(dataset)
-    assert result["C"] == best and result["test_auc"] > 0.6
-    for name, value in expected(best, slice(None)).items():
-        assert result[name] == pytest.approx(value, abs=1e-4)
+    assert result["C"] == strength and result["test_auc"] > 0.6
+    assert result["columns"] == len(best)
+    for name, value in expected(strength, best, slice(None)).items():
+        assert result[name] == pytest.approx(value, abs=5e-4)
 
 
 def test_without_a_validation_part(tmp_path):
@@ -84,3 +105,20 @@ def test_one_class_is_refused(tmp_path):
     train["label"][:] = 1
     with pytest.raises(ValueError, match="2 classes"):
         logistic_regression(opened(tmp_path, {"train": train, "test": train}))
+
+
+@pytest.mark.slow
+def test_the_network_lr_is_the_same_model(tmp_path):
+    """Its L2 is that of the C which validation chose, and its training ends in the minimum."""
+    size = ["data.rows=20000", "data.test_rows=5000", "data.scale=0.001"]
+    path = tmp_path / "lr.yaml"
+    path.write_text("")
+    run(load_config(path, [f"run.dir={tmp_path}", "model.name=lr", *size]))
+    summary = json.loads((tmp_path / "lr/summary.json").read_text())
+    regression = summary["logistic_regression"]
+    assert summary["best_epoch"] == 20 and summary["auc"] > 0.6
+    assert summary["auc"] == pytest.approx(regression["test_auc"], abs=1e-3)
+    assert summary["logloss"] == pytest.approx(regression["test_logloss"], abs=2e-3)
+    rows = summary["rows"]["train"]
+    used = load_config(tmp_path / "lr/config.yaml").optim.embedding.l2
+    assert used == pytest.approx(16 / (2 * regression["C"] * rows))

@@ -15,8 +15,9 @@ AUTO = [key for key in SMALL if not key.startswith(("preset", "train.epochs", "t
 ROWS = 105_793
 
 
-def chosen(rows, *overrides, world_size=1):
-    config, choices = with_recipe(load_config(CRITEO, overrides), rows, 39, world_size)
+def chosen(rows, *overrides, world_size=1, strength=None):
+    given = load_config(CRITEO, overrides)
+    config, choices = with_recipe(given, rows, 39, world_size, strength=strength)
     assert not open_keys(config)
     return config, {choice.key: choice.value for choice in choices}
 
@@ -95,6 +96,20 @@ IN_STEPS = "optim.dense.schedule.unit=steps"
 def test_what_is_chosen(rows, given, expected):
     _, choices = chosen(rows, *given)
     assert {key: choices[key] for key in expected} == expected
+
+
+def test_logistic_regression_ends_in_the_minimum_that_validation_chose():
+    config, choices = chosen(ROWS, "model.name=lr", strength=0.3)
+    # The penalty w**2 / (2 C rows) of w = 4 * stored.
+    assert config.optim.embedding.l2 == pytest.approx(16 / (2 * 0.3 * ROWS))
+    assert choices[DECAY] == "polynomial" and choices["train.averaging"] == 0
+    assert choices["evaluate.every_epochs"] == choices[EPOCHS] == 20
+    config, choices = chosen(ROWS, "model.name=lr", "model.first_order_scale=2", strength=1)
+    assert config.optim.embedding.l2 == pytest.approx(4 / (2 * ROWS))
+    # Without a known C.
+    config, choices = chosen(ROWS, "model.name=lr")
+    assert config.optim.embedding.l2 == pytest.approx(4 * 39 / ROWS)
+    assert choices["evaluate.every_epochs"] == 1 and choices[DECAY] == "polynomial"
 
 
 def test_a_run_keeps_the_metric_of_a_checkpoint_that_does_not_name_it():
