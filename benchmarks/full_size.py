@@ -79,6 +79,7 @@ def measured(fraction: float, options: argparse.Namespace, folder: Path) -> dict
     rows = int(done.said.partition(" of ")[2].split()[0].replace(",", ""))
     stage("polars", rows, None, "-c", POLARS, log)
     prepare = ["prepare", "criteo_kaggle", log, "--out", prepared]
+    prepare += ["--set", f"features={options.features}"]
     stage("prepare", rows, prepared, "-c", _COMMAND, *prepare)
     given = [
         "data.kind=prepared", f"data.path={prepared}", f"run.dir={runs}", "run.name=full",
@@ -101,6 +102,7 @@ def measured(fraction: float, options: argparse.Namespace, folder: Path) -> dict
         "rows": rows,
         "log_bytes": log.stat().st_size,
         "table_rows": sum(entry.rows for entry in fields),
+        "features": options.features,
         "batch_size": options.batch_size,
         "epochs": options.epochs,
         "stages": stages,
@@ -165,4 +167,5 @@ if __name__ == "__main__":
     add("fractions", type=float, nargs="*", default=[1 / 256], help="of Criteo Kaggle's rows")
     add("--batch-size", type=int, default=131_072)
     add("--epochs", type=int, default=10)
+    add("--features", default="paper", help="of the log; paper: every id of the log has a row")
     command_line(full_size, parser=parser)

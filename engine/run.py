@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from dataclasses import asdict
+from typing import Any
 
 from stampede.engine.advice import (
     check_batch_size,
@@ -53,26 +54,43 @@ def run_here(config: Config, here: Processes) -> None:
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))
         folder.check_shared(here)
-        if here.is_main and config.model.import_file:
-            print(f"model.import: {config.model.import_file} was executed")
-        found = find_beginning(config, folder, continued, here)
-        is_new = found.newest is None
-        here.heartbeat.beat("preparing data")
+        with watched(here, config.run, folder.path):
+            run, is_new, regression = _begun(config, folder, continued, here)
+            summary = _trained(run, is_new, regression)
+        config = run.config
+        title = (
+            f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
+            f"{here.world_size} x {here.device.type}"
+        )
+        here.on_main(lambda: folder.write_results(summary, title))
+        if here.is_main:
+            print(describe(summary, folder, describe_plan(run.job.model.plan)))
+
+
+def _begun(
+    config: Config, folder: RunFolder, continued: bool, here: Processes
+) -> tuple[TrainingRun, bool, dict[str, Any] | None]:
+    """A run before its first step, whether it is a new one, and a logistic regression if made."""
+    if here.is_main and config.model.import_file:
+        print(f"model.import: {config.model.import_file} was executed")
+    found = find_beginning(config, folder, continued, here)
+    is_new = found.newest is None
+    with here.heartbeat.slowly("preparing data"):
         dataset = open_dataset(config, here)
-        rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
-        # A period continues the earlier ones, as one log of all rows.
-        known = rows + dataset.rows_before
-        regression = None
-        if is_new and dataset.validation is not None and takes_strength(config, rows):
-            # The network is the same model, so the comparison comes first and chooses its L2.
-            regression = fit_lr(dataset, here)
-        strength = None if regression is None else regression["C"]
-        config, choices = with_recipe(config, known, fields, here.world_size, found.saved, strength)
+    rows, fields = dataset.train.rows, len(dataset.vocabulary_sizes)
+    # A period continues the earlier ones, as one log of all rows.
+    known = rows + dataset.rows_before
+    regression = None
+    if is_new and dataset.validation is not None and takes_strength(config, rows):
+        # The network is the same model, so the comparison comes first and chooses its L2.
+        regression = fit_lr(dataset, here)
+    strength = None if regression is None else regression["C"]
+    config, choices = with_recipe(config, known, fields, here.world_size, found.saved, strength)
+    with here.heartbeat.slowly("loading"):
         if is_new and not dataset.period:
             here.on_main(lambda: check_labels(dataset))
             if "train.batch_size" not in {choice.key for choice in choices}:
                 check_batch_size(config.train.batch_size, rows, here.world_size)
-        here.heartbeat.beat("loading")
         job = build(config, dataset, here)
         progress, lines, report = begin(found, config, job, dataset, here)
 
@@ -86,41 +104,40 @@ def run_here(config: Config, here: Processes) -> None:
             folder.keep_lines(progress.metrics_lines)
 
         here.on_main(begin_folder)
-        this = TrainingRun(config, here, folder, dataset, job, progress)
-        _print_beginning(this, described(choices) if choices else "", lines)
-        with watched(here, config.run, folder.path):
-            found_off = []
-            if not dataset.period:
-                # A period's batch size is chosen by all rows so far.
-                found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
-            can_calibrate = config.evaluate.select_on != "test" and config.model.name != "esmm"
-            found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
-            tell(found_off, this.progress.step, folder, here)
-            this.progress.metrics_lines = folder.metrics_lines
-            Trainer(this).fit()
-            if not dataset.period:
-                # After the last checkpoint: a run that continues with more epochs drops it.
-                results = this.progress.selected or this.progress.last
-                found_off = here.on_main(
-                    lambda: [
-                        *on_last_epoch(config, folder),
-                        *on_calibration(config, results, told(folder)),
-                    ]
-                )
-                tell(found_off, this.progress.step, folder, here)
-            # Measured before the comparison, whose memory and seconds do not count.
-            summary = summarize(this)
-            summary["logistic_regression"] = compare_with_lr(
-                config, dataset, this.progress, folder, here, regression, same_data=not is_new
-            )
-        summary["advice"] = here.on_main(lambda: told(folder))
-        title = (
-            f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
-            f"{here.world_size} x {here.device.type}"
+        run = TrainingRun(config, here, folder, dataset, job, progress)
+        _print_beginning(run, described(choices) if choices else "", lines)
+        found_off = []
+        if not dataset.period:
+            # A period's batch size is chosen by all rows so far.
+            found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
+        can_calibrate = config.evaluate.select_on != "test" and config.model.name != "esmm"
+        found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
+        tell(found_off, progress.step, folder, here)
+        progress.metrics_lines = folder.metrics_lines
+    return run, is_new, regression
+
+
+def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) -> dict[str, Any]:
+    """Train a run to its end; its summary."""
+    config, here, folder, dataset = run.config, run.processes, run.folder, run.dataset
+    Trainer(run).fit()
+    if not dataset.period:
+        # After the last checkpoint: a run that continues with more epochs drops it.
+        results = run.progress.selected or run.progress.last
+        found_off = here.on_main(
+            lambda: [
+                *on_last_epoch(config, folder),
+                *on_calibration(config, results, told(folder)),
+            ]
         )
-        here.on_main(lambda: folder.write_results(summary, title))
-        if here.is_main:
-            print(describe(summary, folder, describe_plan(job.model.plan)))
+        tell(found_off, run.progress.step, folder, here)
+    # Measured before the comparison, whose memory and seconds do not count.
+    summary = summarize(run)
+    summary["logistic_regression"] = compare_with_lr(
+        config, dataset, run.progress, folder, here, regression, same_data=not is_new
+    )
+    summary["advice"] = here.on_main(lambda: told(folder))
+    return summary
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:

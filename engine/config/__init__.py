@@ -49,14 +49,15 @@ class RunSection(Section):
     hang_seconds: float = Field(
         600,
         ge=0,
-        description="seconds without progress on any rank after which the run ends with status 3 "
-        "and names the stuck rank; the first step gets ten minutes more; 0: never",
+        description="seconds without progress on any rank, or a sign of life from one that the "
+        "others wait for, after which the run ends with status 3 and names the rank; without "
+        "progress the first step gets ten minutes more; 0: never",
     )
     slow_hang_seconds: float = Field(
         24 * 3600,
         gt=0,
-        description="the same limit during saves, metrics and other stages whose time grows with "
-        "the data; used if it is longer than hang_seconds",
+        description="the limit without progress during preparation, saves, metrics and other "
+        "stages whose time grows with the data; used if it is longer than hang_seconds",
     )
 
 

@@ -277,12 +277,12 @@ class Watchdog:
         after = f"run.{key}={getattr(settings, key):g}"
         sentence = (
             f"the run hangs: {reason}. After {after} its processes end with status {HUNG}; a "
-            "restart by torchrun, or checkpoint.resume=auto, continues from the newest checkpoint; "
-            f"stacks are in {self._folder / 'hang_rank_*.txt'}"
+            "restart by torchrun, or checkpoint.resume=auto, continues from the newest checkpoint"
         )
         said = f"{sentence}\n\n{_stuck(self._rank, self._status(), self._processes.named)}\n\n"
-        # The disk may be full, or on a host that is gone.
-        _within(self._interval, lambda: self._write_stacks(said))
+        # The disk may be full, on a host that is gone, or the folder not made yet.
+        if _within(self._interval, lambda: self._write_stacks(said)):
+            sentence += f"; stacks are in {self._folder / 'hang_rank_*.txt'}"
         if self._exchange.is_first_to("say"):
             # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"\nerror: {sentence}\n".encode())
@@ -292,11 +292,13 @@ class Watchdog:
         time.sleep(3 * self._interval if self._world_size > 1 else 0.0)
         os._exit(HUNG)
 
-    def _write_stacks(self, said: str) -> None:
+    def _write_stacks(self, said: str) -> bool:
         with suppress(OSError), open_inside(self._folder, f"hang_rank_{self._rank}.txt") as file:
             file.truncate(0)
             file.write(said.encode())
             faulthandler.dump_traceback(file, all_threads=True)
+            return True
+        return False
 
 
 def _within(seconds: float, action: Callable[[], T]) -> T | None:

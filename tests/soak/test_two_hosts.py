@@ -112,6 +112,7 @@ def test_a_wrong_clock_does_not_matter(hosts, undisturbed):
 
 
 IN = {
+    "preparation": lambda action: partial(at_beat, "preparing data", 1, action),
     "step": lambda action: partial(at_step, 7, action),
     "evaluation": lambda action: partial(at_beat, "evaluating", 4, action),
     "save": lambda action: partial(in_save, 2, action),
@@ -119,7 +120,8 @@ IN = {
 
 
 @pytest.mark.parametrize("within, overrides", [
-    ("step", ()), ("evaluation", ()), ("save", ()), ("save", ("checkpoint.asynchronous=false",)),
+    ("preparation", ()), ("step", ()), ("evaluation", ()), ("save", ()),
+    ("save", ("checkpoint.asynchronous=false",)),
 ])  # fmt: skip
 @pytest.mark.parametrize("how", ["cut", "kill"])
 def test_all_end_when_a_host_disappears(hosts, how, within, overrides):
@@ -129,9 +131,9 @@ def test_all_end_when_a_host_disappears(hosts, how, within, overrides):
     started = start(hosts, *given, disturbances=[(1, range(1), fault)])
     assert wait_for(note.exists)
     since, run = float(note.read_text()), hosts.folder / "runs/small"
-    left = range(2) if how == "cut" else range(1)
-    pids = [logged(run, rank)[0]["process"] for rank in left]
-    for pid in pids:
+    workers = [pid for host in hosts for pid in host.workers()]
+    assert len(workers) == 2 or how == "kill"
+    for pid in workers:
         # They also write the stacks of their threads, and wait for each other to do so.
         assert seconds_until_ended(pid, since) < 2 * PATIENCE
     # torchrun itself does not end on a host that is cut off from its store.
@@ -148,7 +150,20 @@ def test_all_end_when_a_host_disappears(hosts, how, within, overrides):
     assert "error: the run hangs: rank 1 on south is stopped, dead or out of reach, or " in said[0]
     assert "error: the run hangs: rank 1 on south waits at step " in said[1]
     assert " for north, and torchrun's store at " in said[1]
-    assert (run / "hang_rank_0.txt").exists() and (run / "hang_rank_1.txt").exists()
+    if within != "preparation":
+        assert (run / "hang_rank_0.txt").exists() and (run / "hang_rank_1.txt").exists()
+
+
+def test_the_second_host_ends_when_the_first_is_killed(hosts):
+    """With it torchrun's store and rank 0 are gone."""
+    note = hosts.folder / "note"
+    fault = IN["step"](partial(disappear, "kill", hosts.north, note))
+    started = start(hosts, f"run.hang_seconds={PATIENCE}", disturbances=[(0, range(1), fault)])
+    assert wait_for(note.exists)
+    pid = logged(hosts.folder / "runs/small", 1)[0]["process"]
+    assert seconds_until_ended(pid, float(note.read_text())) < 2 * PATIENCE
+    said = hosts.end(started)[1].stderr
+    assert "error on rank 1: the connection to another rank is lost" in said and "10.77.0.1" in said
 
 
 @pytest.mark.parametrize("how", ["cut", "kill"])

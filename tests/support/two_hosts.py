@@ -3,6 +3,7 @@
 Each host is a network namespace; its processes also see a host name and mounts of their own.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -43,6 +44,11 @@ class Host:
         """Its processes."""
         return list(map(int, _ip("netns", "pids", self.space).split()))
 
+    def workers(self):
+        """Those that torchrun has started."""
+        agents = [pid for pid in self.pids() if b"distributed.run" in _of(pid, "cmdline")]
+        return [pid for pid in self.pids() if _parent(pid) in agents]
+
     def kill(self):
         """As if its power was cut, but that the kernel still closes its connections."""
         for pid in self.pids():
@@ -52,6 +58,11 @@ class Host:
     def cut(self):
         """Pull its cable; may be called from a process on the host, too."""
         _ip("-n", self.space, "link", "set", self.name, "down")
+
+    def sent_bytes(self):
+        """Through its cable so far."""
+        (link,) = json.loads(_ip("-n", self.space, "-s", "-j", "link", "show", self.name))
+        return link["stats64"]["tx"]["bytes"]
 
     def limit(self, rate):
         """Let no more leave it than a rate such as `1gbit`."""
@@ -159,10 +170,20 @@ def two_hosts(folder):
 
 def is_running(pid):
     """Whether a process is there and has not ended, also if nobody has asked for its status."""
+    stat = _of(pid, "stat")
+    return bool(stat) and stat.rpartition(b")")[2].split()[0] != b"Z"
+
+
+def _parent(pid):
+    stat = _of(pid, "stat")
+    return int(stat.rpartition(b")")[2].split()[1]) if stat else 0
+
+
+def _of(pid, file):
+    """What the kernel says of a process; nothing if it has gone."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] != "Z"
-    return False
+        return Path(f"/proc/{pid}/{file}").read_bytes()
+    return b""
 
 
 def seconds_until_ended(pid, since):
