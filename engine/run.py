@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from stampede.data.prepared.manifest import read_manifest
 from stampede.engine.advice import (
     check_batch_size,
     check_labels,
@@ -19,19 +22,36 @@ from stampede.engine.advice import (
     told,
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
-from stampede.engine.config import Config
+from stampede.engine.config import Config, goal_weights
 from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import Processes, processes
-from stampede.engine.reading import open_dataset
+from stampede.engine.reading import Reader, data_folder, open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
+from stampede.engine.training.evaluate import evaluate
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.hang import watched
+
+# File in the run folder of a new model of a log in periods: `Scored.source`.
+SCORED = "scored.json"
+
+
+class Scored(NamedTuple):
+    """What the model before says of a period's rows.
+
+    Attributes:
+        metrics: see `evaluate`.
+        source: what is known of the file with the ids of that model, see `source` of a prepared
+            manifest.
+    """
+
+    metrics: dict[str, Any]
+    source: Mapping[str, Any]
 
 
 def run(config: Config) -> None:
@@ -45,8 +65,12 @@ def run(config: Config) -> None:
         run_here(config, here)
 
 
-def run_here(config: Config, here: Processes) -> None:
-    """`run` in processes that are already connected; all must call it."""
+def run_here(config: Config, here: Processes, scored: Scored | None = None) -> None:
+    """`run` in processes that are already connected; all must call it.
+
+    Args:
+        scored: of a period whose rows another model than the run's own scores.
+    """
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))
@@ -72,11 +96,15 @@ def run_here(config: Config, here: Processes) -> None:
         here.heartbeat.beat("loading")
         job = build(config, dataset, here)
         progress, lines, report = begin(found, config, job, dataset, here)
+        if scored is not None and not progress.last:
+            progress.last = {"test": scored.metrics}
 
         def begin_folder() -> None:
             folder.claim(config) if is_new else folder.write_config(config)
             if report is not None:
                 folder.write_report("init_from.json", asdict(report))
+            if scored is not None:
+                folder.write_report(SCORED, dict(scored.source))
             keep_inputs(config, folder.path, replace=is_new)
             keep_network(config, folder.path, replace=is_new)
             # A killed run may have logged steps that are repeated now.
@@ -118,6 +146,27 @@ def run_here(config: Config, here: Processes) -> None:
         here.on_main(lambda: folder.write_results(summary, title))
         if here.is_main:
             print(describe(summary, folder, describe_plan(job.model.plan)))
+
+
+def score_here(config: Config, here: Processes) -> Scored:
+    """Score a period's rows with the weights that it begins with; all ranks must call it.
+
+    Writes nothing but prepared data.
+    """
+    found = find_beginning(config, RunFolder(Path(config.run.dir) / config.run.name), False, here)
+    here.heartbeat.beat("preparing data")
+    dataset = open_dataset(config, here)
+    rows = dataset.train.rows + dataset.rows_before
+    config, _ = with_recipe(config, rows, len(dataset.vocabulary_sizes), here.world_size)
+    here.heartbeat.beat("loading")
+    job = build(config, dataset, here)
+    begin(found, config, job, dataset, here)
+    reader = Reader(config, dataset, here)
+    goals = goal_weights(config, dataset.goals)
+    batches = reader.evaluation(reader.dataset.test)
+    given = config.evaluate, None, dataset.unseen_rows, goals
+    metrics = evaluate(job.model, batches, here, *given)
+    return Scored(metrics, here.on_main(lambda: read_manifest(data_folder(config)).source))
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:

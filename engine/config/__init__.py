@@ -117,6 +117,13 @@ class TrainSection(Section):
         "at its end, for rates that do not fall; a copy of all weights; 0: none; null: by the "
         "recipe",
     )
+    replay: int | None = Field(
+        None,
+        ge=0,
+        description="stampede incremental: number of earlier files that each period trains on "
+        "again, with a new model; 0: none, the model of the period before goes on with the new "
+        "file; null: all of them while the log has fewer than a million rows, then 0",
+    )
     negative_rate: float = Field(
         1.0,
         gt=0,
