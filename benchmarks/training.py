@@ -14,7 +14,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
 from stampede.engine.job import Job
 from stampede.engine.job.build import build
-from stampede.engine.job.optimizers import learning_rates
+from stampede.engine.job.optimizers import LearningRates
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.start_up import launched_world_size, quiet_libraries
@@ -57,9 +57,8 @@ class Training:
     def step(self) -> None:
         """Train on the next batch."""
         sent, epoch = next(self._sent), len(self.batches)
-        scaled = self.job.scaling.scaled
-        rates = learning_rates(self.config, scaled, self.steps, epoch, epoch * 1000)
-        self.job.set_learning_rates(*rates)
+        rates = LearningRates(self.config, self.job.scaling.scaled, epoch, epoch * 1000)
+        self.job.set_learning_rates(*rates.after(self.steps))
         self.steps += 1
         train_step(self.job, sent, self.steps, self.processes)
 

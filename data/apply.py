@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stampede import stores
 from stampede.data.errors import DataError, exit_status
 from stampede.data.learning.learned import load
 from stampede.data.options import WritingOptions
@@ -93,10 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_intermixed_args(arguments)
 
     def run() -> None:
-        folder = Path(given.out)
+        prepared = stores.fetched(given.prepared)
         options = from_key_values(given.set, WritingOptions, "--set")
-        if not apply_learned(Path(given.prepared), given.files, options, folder):
-            raise DataError(f"{folder}: already exists; delete it, or choose another --out")
+        with stores.outgoing(given.out, overwrite=False) as folder:
+            if not apply_learned(prepared, given.files, options, folder):
+                raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
         print(prepared_summary(folder))
 
     return exit_status(run)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from stampede.settings import SettingsError, printable
+from stampede.stores import StoreError
 
 
 class DataError(Exception):
@@ -27,7 +28,7 @@ def exit_status(action: Callable[[], None], *mistakes: type[Exception]) -> int:
     try:
         action()
         sys.stdout.flush()
-    except (DataError, SettingsError, *mistakes) as mistake:
+    except (DataError, SettingsError, StoreError, *mistakes) as mistake:
         print(f"error: {printable(str(mistake))}", file=sys.stderr)
         return 2
     except BrokenPipeError:

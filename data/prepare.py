@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow
 
+from stampede import stores
 from stampede.data.errors import DataError, exit_status
 from stampede.data.learning.learned import Learner, rows_of_new_ids
 from stampede.data.learning.vocabulary import Distinct, distinct_ids
@@ -291,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         if given.verify is not None:
-            verify(Path(given.verify))
+            verify(stores.fetched(given.verify))
             print(f"{given.verify}: all files are unchanged and valid")
             return
         options = from_key_values(given.set, PreparationOptions, "--set")
@@ -305,9 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             growth=options,
             period_before=options.period_before,
         )
-        if not prepare(source, options, Path(given.out)):
-            raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
-        print(prepared_summary(Path(given.out)))
+        with stores.outgoing(given.out, overwrite=False) as out:
+            if not prepare(source, options, out):
+                raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
+        print(prepared_summary(out))
 
     return exit_status(run)
 

@@ -215,7 +215,9 @@ class Batch(Pipelineable):
             self.samples = len(self.label)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """A copy on `device`."""
+        """The batch on `device`."""
+        if self.label.device == device:
+            return self
         copies = {n: one.to(device, non_blocking=non_blocking) for n, one in self._tensors()}
         return replace(self, **copies)
 

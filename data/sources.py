@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import Growth, read_saved
 from stampede.data.options import GrowthOptions, Split
@@ -96,7 +97,7 @@ def open_source(
                 "a table needs a schema file that says what its columns mean; write "
                 "data.schema_file=FILE.yaml, or --schema FILE.yaml"
             )
-        meaning = load_schema(Path(schema))
+        meaning = load_schema(stores.fetched(schema))
     elif kind == "avazu":
         meaning = avazu(features == "auto" if split_hour is None else split_hour)
     else:
@@ -192,6 +193,9 @@ def fingerprint(files: Sequence[Path], described: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(repr(described).encode())
     for path in files:
         try:
+            if stores.is_url(path):
+                digest.update(stores.identity(path).encode())
+                continue
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 digest.update(repr((status.st_size, status.st_mtime_ns)).encode())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from copy import copy
@@ -21,12 +22,14 @@ from torch import Tensor
 from stampede.data.errors import DataError, exit_status
 from stampede.data.samples import Bag, Dataset, Samples, Slice
 from stampede.files import new_file
+from stampede.settings import counted
 
 # A GPU machine without Polars can train on synthetic clicks; only log files need it.
 if TYPE_CHECKING:
     import polars as pl
 
-# Distinct ids of the 26 id columns of Criteo Kaggle (display advertising challenge).
+# Rows and distinct ids of the 26 id columns of Criteo Kaggle (display advertising challenge).
+CRITEO_ROWS = 45_840_617
 CRITEO_CARDINALITIES = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
     27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
@@ -41,6 +44,10 @@ TRAIN, TEST, TRUTH, _CALIBRATION, _DRIFT, _CONVERSION = range(6)
 # Goals with conversions, and the mean logit of a conversion after a click.
 GOALS = ("click", "conversion")
 _CONVERSION_BIAS = -2.5
+
+# Of `CriteoClicks`: fields of more ids than the first number have no end of ids, of which those
+# that are the same modulo it share their hidden weights; ids end here all the same.
+_ENDLESS, _LAST_ID = 1 << 20, 1 << 31
 
 # Fields of more ids than this have new ones in later files of a log.
 _STABLE = 1000
@@ -87,6 +94,14 @@ class SyntheticClicks:
             max(min(size, 1000), round(size * self.scale)) for size in CRITEO_CARDINALITIES
         )
 
+    def exponents(self) -> np.ndarray:
+        """Exponent of the Zipf distribution of each field's ids."""
+        return np.full(len(CRITEO_CARDINALITIES), self.zipf)
+
+    def is_endless(self) -> np.ndarray:
+        """Of each field: whether its ids have no end."""
+        return np.zeros(len(CRITEO_CARDINALITIES), dtype=bool)
+
     def dataset(self, train_rows: int, test_rows: int, validation_rows: int = 0) -> Dataset:
         """Parts of that many rows; validation is the end of the training rows."""
         truth = _Truth(self)
@@ -101,6 +116,42 @@ class SyntheticClicks:
             goals=GOALS if self.conversions else (),
             shuffle=False,
         )
+
+
+@dataclass(frozen=True)
+class CriteoClicks(SyntheticClicks):
+    """Clicks of a log whose ids are as many and as frequent as Criteo Kaggle's; see `--criteo`.
+
+    The five large fields have no end of ids: however many rows, new ones occur. In Criteo Kaggle's
+    45.8 million rows as many distinct ones occur as there, so a part of the log has those that a
+    part of Criteo's would have. `scale`, and `zipf` for the large fields, do not matter.
+    """
+
+    def cardinalities(self) -> tuple[int, ...]:
+        """Hidden weights of each field; of fields with an end, its ids."""
+        return tuple(min(size, _ENDLESS) for size in CRITEO_CARDINALITIES)
+
+    def exponents(self) -> np.ndarray:
+        """Exponent of the Zipf distribution of each field's ids."""
+        endless = zip(CRITEO_CARDINALITIES, self.is_endless(), strict=True)
+        return np.array([_exponent(size) if no_end else self.zipf for size, no_end in endless])
+
+    def is_endless(self) -> np.ndarray:
+        """Of each field: whether its ids have no end."""
+        return np.array(CRITEO_CARDINALITIES) > _ENDLESS
+
+
+def _exponent(distinct: int) -> float:
+    """Of the Zipf distribution without an end of which so many ids occur in Criteo's rows.
+
+    `P(id k) = (s - 1) k^-s` gives `Gamma(1 - 1/s) ((s - 1) n)^(1/s)` distinct ids in n rows.
+    """
+    low, high = 1.01, 2.0
+    for _ in range(50):
+        exponent = (low + high) / 2
+        occur = math.gamma(1 - 1 / exponent) * ((exponent - 1) * CRITEO_ROWS) ** (1 / exponent)
+        low, high = (exponent, high) if occur > distinct else (low, exponent)
+    return low
 
 
 class Drawn(NamedTuple):
@@ -122,6 +173,11 @@ class _Truth:
     def __init__(self, clicks: SyntheticClicks) -> None:
         self.clicks = clicks
         self.sizes = np.array(clicks.cardinalities())
+        self.exponents = 1.0 - clicks.exponents()
+        # Of each field, the share of the power law that is beyond its last id.
+        ends = (self.sizes + 1.0) ** self.exponents
+        self.is_endless = clicks.is_endless()
+        self.beyond = np.where(self.is_endless, 0.0, ends)
         # Ids of all fields are in one array, field after field.
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         draw = np.random.default_rng([clicks.seed, TRUTH])
@@ -134,14 +190,14 @@ class _Truth:
         self.own_weights = draw.standard_normal(total, dtype=np.float32)
         # Give each field's weights and vectors mean zero over its samples. The interactions then
         # have no first-order part: no sum over single fields explains them.
-        exponent = 1.0 - clicks.zipf
-        for size, offset in zip(self.sizes, self.offsets, strict=True):
+        for size, offset, exponent, end, beyond in zip(
+            self.sizes, self.offsets, self.exponents, ends, self.beyond, strict=True
+        ):
             field = slice(offset, offset + size)
             # A power law `x^-zipf` over [1, size + 1), cut into ids.
-            below = (1.0 - (np.arange(size + 1) + 1.0) ** exponent) / (
-                1.0 - (size + 1.0) ** exponent
-            )
-            share = np.diff(below)
+            below = (1.0 - (np.arange(size + 1) + 1.0) ** exponent) / (1.0 - beyond)
+            # Later ids share the weights of these about evenly.
+            share = np.diff(below) + (end - beyond) / size
             self.weights[field] -= share @ self.weights[field]
             self.own_weights[field] -= share @ self.own_weights[field]
             self.vectors[field] -= share @ self.vectors[field]
@@ -151,7 +207,7 @@ class _Truth:
         numbers, first_order, interactions = self.parts(ids, dense)
         self.number_weights *= clicks.numbers_std / numbers.std()
         self.weights *= clicks.first_order_std / first_order.std()
-        self.own_weights *= 0.5 / self.own_weights[ids + self.offsets].sum(1).std()
+        self.own_weights *= 0.5 / self.own_weights[self.rows_of(ids)].sum(1).std()
         self.vectors *= np.sqrt(clicks.interactions_std / interactions.std())
         self.number_mean = self.parts(ids, dense)[0].mean()
 
@@ -178,16 +234,24 @@ class _Truth:
         """Ids `[rows, fields]` int64 and numbers `[rows, 13]` float32 in [0, 1]."""
         uniform = draw.random((rows, len(self.sizes)), dtype=np.float64)
         # The inverse of the power law; 0 is the most frequent id.
-        exponent = 1.0 - self.clicks.zipf
-        x = (1.0 - uniform * (1.0 - (self.sizes + 1.0) ** exponent)) ** (1.0 / exponent)
-        ids = np.minimum(x.astype(np.int64) - 1, self.sizes - 1)
+        x = (1.0 - uniform * (1.0 - self.beyond)) ** (1.0 / self.exponents)
+        last = np.where(self.is_endless, _LAST_ID, self.sizes)
+        ids = np.minimum(x, last).astype(np.int64) - 1
+        if self.is_endless.any():
+            # The rare ones beyond the last occur once each, nearly.
+            rare = draw.integers(_LAST_ID, 2 * _LAST_ID, uniform.shape)
+            ids = np.where(x > last, np.where(self.is_endless, rare, ids), ids)
         # Counts in click logs are mostly small; min-max scaling leaves them skewed to 0.
         dense = draw.random((rows, NUMBERS), dtype=np.float32) ** 3
         return ids, dense
 
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Places of ids in the hidden weights."""
+        return (ids % self.sizes if self.is_endless.any() else ids) + self.offsets
+
     def parts(self, ids: np.ndarray, dense: np.ndarray) -> tuple[np.ndarray, ...]:
         """The three parts of the logit, `[rows]` each: numbers, first order, interactions."""
-        rows = ids + self.offsets
+        rows = self.rows_of(ids)
         vectors = self.vectors[rows]
         total = vectors.sum(1)
         return (
@@ -204,7 +268,7 @@ class _Truth:
         probability = (1.0 / (1.0 + np.exp(-logit))).astype(np.float32)
         label = draw.random(rows, dtype=np.float32) < probability
         if self.clicks.conversions:
-            own = self.own_weights[ids + self.offsets].sum(1)
+            own = self.own_weights[self.rows_of(ids)].sum(1)
             after = 1.0 / (1.0 + np.exp(-_CONVERSION_BIAS - 0.5 * first_order - own))
             converted = label & (draw.random(rows, dtype=np.float32) < after)
             label = np.stack([label, converted], 1)
@@ -291,7 +355,8 @@ def write_criteo_log(
                 whole = (values * 10.0 ** (i % 4 + 1)).astype(np.int64)
                 columns[f"I{i + 1}"] = _with_missing(pl.Series(whole), draw, i)
             for i, ids in enumerate(read.ids.numpy().T):
-                ids = ids + truth.sizes[i] * times[truth.offsets[i] + ids]
+                if drift:
+                    ids = ids + truth.sizes[i] * times[truth.offsets[i] + ids]
                 columns[f"C{i + 1}"] = _with_missing(_hex(ids, i), draw, i)
             columns |= dict(zip(GOALS[1:], others, strict=False))
             frame = pl.DataFrame(columns)
@@ -353,6 +418,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--scale", type=float, default=0.01, help="ids relative to Criteo Kaggle's; default 0.01")
     conversions = "also a second, rarer label, conversion, and schema.yaml with both goals"
     add("--conversions", action="store_true", help=conversions)
+    criteo = "instead: train.txt with this share of Criteo Kaggle's rows, and ids as many and as "
+    criteo += "frequent as there; 1 is 45.8 million rows, 11 GB"
+    add("--criteo", type=float, metavar="SHARE", help=criteo)
     add("--seed", type=int, default=0, help="seed of the hidden model and the rows; default 0")
     return parser
 
@@ -364,6 +432,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         wrong = min(given.files, given.rows) < 1 or given.drift < 0 or not 0 < given.scale <= 1
+        if given.criteo is not None and not 1e-6 <= given.criteo <= 1:
+            raise DataError(
+                f"found --criteo {given.criteo:g}; write a share of Criteo Kaggle's rows above 0 "
+                "and at most 1, such as 0.01"
+            )
         if wrong or given.seed < 0:
             raise DataError(
                 f"found --files {given.files} --rows {given.rows} --drift {given.drift:g} --scale "
@@ -371,18 +444,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "--drift and --seed of 0 or more, and --scale above 0 and at most 1"
             )
         clicks = SyntheticClicks(seed=given.seed, scale=given.scale, conversions=given.conversions)
+        names, rows = [f"day_{n + 1}.tsv" for n in range(given.files)], given.rows
+        if given.criteo:
+            clicks = CriteoClicks(seed=given.seed, conversions=given.conversions)
+            names, rows, given.drift = ["train.txt"], round(given.criteo * CRITEO_ROWS), 0.0
         try:
             given.folder.mkdir(parents=True, exist_ok=True)
             if given.conversions:
                 text = yaml.safe_dump(conversions_schema(), sort_keys=False)
                 (given.folder / "schema.yaml").write_text(text, encoding="utf-8")
-            for number in range(given.files):
-                path = given.folder / f"day_{number + 1}.tsv"
+            for number, name in enumerate(names):
+                path = given.folder / name
                 if not path.exists():
-                    write_criteo_log(path, given.rows, clicks, number, given.drift)
+                    write_criteo_log(path, rows, clicks, number, given.drift)
         except OSError as failure:
             raise DataError(f"{given.folder}: cannot be written ({failure.strerror})") from None
-        print(f"{given.files} files of {given.rows:,} rows in {given.folder}")
+        print(f"{counted(len(names), 'file')} of {rows:,} rows in {given.folder}")
 
     return exit_status(run)
 

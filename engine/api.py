@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ import pandas as pd
 import polars as pl
 import pyarrow
 
+from stampede import stores
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run, set_key
 from stampede.engine.errors import RunFolderError
@@ -62,7 +64,7 @@ def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **se
     checked = configuration(config, **sections)
     with libraries_quiet():
         run(checked)
-    return Run(Path(checked.run.dir) / checked.run.name)
+    return Run(stores.local(os.path.join(checked.run.dir, checked.run.name)))
 
 
 def configuration(
@@ -89,7 +91,7 @@ def configuration(
     if named or checked.run.overwrite or checked.checkpoint.resume == "auto" or world_size > 1:
         return checked
     names = chain([checked.run.name], (f"{checked.run.name}-{number}" for number in count(2)))
-    name = next(name for name in names if not (Path(checked.run.dir) / name).exists())
+    name = next(name for name in names if not stores.exists(os.path.join(checked.run.dir, name)))
     return checked.model_copy(update={"run": checked.run.model_copy(update={"name": name})})
 
 
@@ -108,13 +110,13 @@ def open_run(path: str | PathLike[str], *, allow_import: bool = False) -> Run:
     """Open a run folder.
 
     Args:
-        path: such as `runs/quickstart`.
+        path: such as `runs/quickstart`, or its URL in a store.
         allow_import: allow to execute the Python file of a run with its own network.
 
     Raises:
         RunFolderError: there is no such run.
     """
-    return Run(Path(path), allow_import=allow_import)
+    return Run(stores.fetched(path), allow_import=allow_import)
 
 
 class Run:

@@ -19,6 +19,7 @@ from stampede.engine.errors import (
 )
 from stampede.engine.start_up import launched_rank
 from stampede.settings import SettingsError, printable
+from stampede.stores import StoreError
 
 # Exit statuses: a user's mistake, a failed run, Ctrl-C, a hanging run (`hang.py`).
 MISTAKE, STOPPED, INTERRUPTED, HUNG = 2, 1, 130, 3
@@ -38,7 +39,7 @@ def exit_status(action: Callable[[], None]) -> int:
     """
     try:
         action()
-    except (SettingsError, DataError, RunFolderError) as mistake:
+    except (SettingsError, DataError, RunFolderError, StoreError) as mistake:
         return _complain(mistake, MISTAKE)
     except (TrainingStoppedError, DoesNotFitError) as stop:
         return _complain(stop, STOPPED)
@@ -77,11 +78,15 @@ def _sentence_of(failure: Exception) -> str | None:
         return (
             f"this process may open only {most:,} files; write ulimit -n 65536 before the command"
         )
-    # gloo has no error type for a lost rank.
-    if "gloo/transport" in str(failure):
+    if is_lost_connection(str(failure)):
         reason = str(failure).strip().partition(". ")[0].rpartition("] ")[2]
         return f"the connection to another rank is lost ({reason}); read that rank's output"
     return None
+
+
+def is_lost_connection(reason: str) -> bool:
+    """Whether the text of an error is gloo's for a lost rank, which has no type of its own."""
+    return "gloo/transport" in reason
 
 
 def lacks_memory(failure: BaseException) -> bool:

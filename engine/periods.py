@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from stampede import stores
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.learning.unknown_shares import compared
 from stampede.data.prepared.manifest import read_manifest
@@ -139,7 +140,7 @@ def train_incrementally(
         )
     given = [*overrides, "checkpoint.resume=auto", "data.split=periods"]
     whole = load_config(path, given, launched_world_size())
-    folder = RunFolder(Path(whole.run.dir) / whole.run.name)
+    folder = RunFolder(os.path.join(whole.run.dir, whole.run.name))
 
     def begin() -> None:
         folder.reserve(whole)
@@ -180,7 +181,7 @@ class _Periods:
         if "cache" in self.whole.data.model_fields_set:
             # The cache is deleted after each period, so it must not be shared with other runs.
             own = hashlib.sha256(os.path.realpath(self.folder.path).encode()).hexdigest()[:8]
-            self._cache = Path(self.whole.data.cache) / f"{self.whole.run.name}-{own}"
+            self._cache = stores.local(self.whole.data.cache) / f"{self.whole.run.name}-{own}"
 
     def train(self, follow: bool) -> None:
         agreement = Agreement(self.here)
@@ -225,7 +226,7 @@ class _Periods:
         # The last period may have been killed before its line was written.
         if trained and not self._is_told(trained[-1]):
             begun = trained[-1]
-            return None if follow and not self._is_at_rest(Path(begun.file)) else begun
+            return None if follow and not self._is_at_rest(stores.at(begun.file)) else begun
         # A file without a time does not limit later ones.
         last = next((one for one in reversed(trained) if one.time != _LATEST), None)
         for period in self._new_files(follow):
@@ -271,7 +272,7 @@ class _Periods:
 
     def _place(self, period: Period) -> tuple[int, list[Any]]:
         """The sort key of periods."""
-        return period.time or 0, naturally(Path(period.file))
+        return period.time or 0, naturally(stores.at(period.file))
 
     def _time(self, file: Path, size: int) -> int | None:
         if self.whole.data.order_by != "time":
@@ -289,15 +290,16 @@ class _Periods:
         number = 1 + sum(one.number > 0 for one in ledger)
         taken = {path: one for one in ledger for path in (one.file, one.leads_to)}
         try:
-            files = [Path(os.path.abspath(file)) for file in expand(self.whole.data.path)]
+            files = [_absolute(file) for file in expand(self.whole.data.path)]
         except DataError:
             if follow:
                 return []
             raise
         new = []
         for file in files:
-            about = {"file": str(file), "leads_to": os.path.realpath(file)}
-            size = file.stat().st_size
+            leads_to = str(file) if stores.is_url(file) else os.path.realpath(file)
+            about = {"file": str(file), "leads_to": leads_to}
+            size = stores.length(file)
             before = taken.get(about["file"]) or taken.get(about["leads_to"])
             if before is None:
                 about |= {"bytes": size, "time": self._time(file, size)}
@@ -309,7 +311,7 @@ class _Periods:
                 )
         new.sort(key=self._place)
         if follow:
-            at_rest = [self._is_at_rest(Path(one.file)) for one in new]
+            at_rest = [self._is_at_rest(stores.at(one.file)) for one in new]
             new = new[: [*at_rest, False].index(False)]
         return new
 
@@ -327,14 +329,15 @@ class _Periods:
         run = self._run_of(period)
         if self.here.on_main(lambda: (run / "summary.json").exists()):
             return True
+        again = self.here.on_main(lambda: [one.file for one in self._replayed(period)])
         printed, scored = StringIO(), None
         try:
             # Forty lines per file would hide the news.
             with redirect_stdout(printed):
-                if period.replay:
+                if again:
                     # By the model before, as a new one is trained on these rows.
                     scored = score_here(self._config(period), self.here)
-                run_here(self._config(period, is_anew=bool(period.replay)), self.here, scored)
+                run_here(self._config(period, again), self.here, scored)
         except UnfinishedFileError:
             if not follow:
                 raise
@@ -357,8 +360,8 @@ class _Periods:
                 print(printed.getvalue(), end="", flush=True)
         return True
 
-    def _config(self, period: Period, is_anew: bool = False) -> Config:
-        """Of a period that goes on with the model before, or of a new model."""
+    def _config(self, period: Period, again: Sequence[str] = ()) -> Config:
+        """Of a period that goes on with the model before, or of a new model of earlier files too."""
         own = {
             "run.dir": str(self.folder.path),
             "run.name": period_folder(period.number),
@@ -367,8 +370,8 @@ class _Periods:
             "data.cache": str(self._cache),
             "checkpoint.resume": "auto",
         }
-        if is_anew:
-            own["data.path"] = [*(one.file for one in self._replayed(period)), period.file]
+        if again:
+            own["data.path"] = [*again, period.file]
             own["train.replay"] = period.replay
         elif period.number > 1:
             own["train.replay"] = 0
@@ -393,7 +396,7 @@ class _Periods:
                 rows -= sum(line["rows"] for line in self._lines() if line["period"] in numbers)
             if read != period.bytes:
                 # The file grew after it was noted in the ledger.
-                time = self._time(Path(period.file), read)
+                time = self._time(stores.at(period.file), read)
                 found = {"bytes": read, "time": period.time if time == _LATEST else time}
                 other = period.model_copy(update=found)
                 self._write([other if one.file == period.file else one for one in self._read()])
@@ -430,6 +433,7 @@ class _Periods:
             # Checkpoints that are being read, and their vocabularies, are deleted later.
             if (older / INPUTS).exists() and delete_all(older / "checkpoints"):
                 delete_folder(older / INPUTS)
+        self.folder.publish()
 
     def _tell_unknown(self, period: Period) -> None:
         """Print the shares of missing and new ids of a period beside those of the one before."""
@@ -489,6 +493,11 @@ class _Periods:
             # After a power failure the ledger must agree with the lines and checkpoints.
             sync(path)
             sync(path.parent)
+
+
+def _absolute(file: Path) -> Path:
+    """A file by a path that does not depend on the working folder."""
+    return file if stores.is_url(file) else Path(os.path.abspath(file))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,8 @@ STORE_FILE = "STAMPEDE_STORE_FILE"
 class Processes:
     """This process among all of its run; `local_world_size` of them are on this machine.
 
-    The groups wait for `PATIENCE`; one is only for the thread that writes checkpoints.
+    The groups wait for `PATIENCE`; one is only for the thread that writes checkpoints. `hosts` has
+    the name of each rank's host.
     """
 
     rank: int
@@ -46,11 +48,16 @@ class Processes:
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
     group: dist.ProcessGroup | None = field(default=None, compare=False)
     checkpoint_group: dist.ProcessGroup | None = field(default=None, compare=False)
+    hosts: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and prints."""
         return self.rank == 0
+
+    def named(self, rank: int) -> str:
+        """A rank for a sentence, with its host if there are several: `rank 3 on node2`."""
+        return f"rank {rank} on {self.hosts[rank]}" if len(set(self.hosts)) > 1 else f"rank {rank}"
 
     def on_main(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0; all ranks return its result or raise its error."""
@@ -68,9 +75,22 @@ class Processes:
         return received
 
     def on_each_machine(self, action: Callable[[], object]) -> None:
-        """Run `action` on the first rank of every machine; all ranks raise its error."""
+        """Run `action` on the first rank of every machine; all ranks raise its error.
+
+        The error names the host if there are several.
+        """
+
+        def act() -> None:
+            try:
+                action()
+            except Exception as failure:
+                # An OSError has a number, and makes its sentence of it.
+                if len(set(self.hosts)) > 1 and len(failure.args) == 1:
+                    failure.args = (f"on {self.hosts[self.rank]}: {failure}",)
+                raise
+
         is_first = self.rank % self.local_world_size == 0
-        together(action if is_first else lambda: None, self.group)
+        together(act if is_first else lambda: None, self.group)
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
@@ -155,16 +175,20 @@ def processes(device: str) -> Iterator[Processes]:
         store = dist.PrefixStore(agree_on_name(store, rank, world_size), store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
+        # gloo keeps the files and threads of a group until the processes end, so all runs of these
+        # processes share them.
+        group, checkpoint_group = (
+            dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2)
+        )
         with denormals_as_zero():
             yield Processes(
                 rank=rank,
                 world_size=world_size,
                 local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
                 device=chosen,
-                # gloo keeps the files and threads of a group until the processes end, so all runs
-                # of these processes share them.
-                group=dist.new_group(backend="gloo", timeout=PATIENCE),
-                checkpoint_group=dist.new_group(backend="gloo", timeout=PATIENCE),
+                group=group,
+                checkpoint_group=checkpoint_group,
+                hosts=tuple(together(platform.node, group)),
             )
         # Without it a process may exit while another still uses their connection, and abort it.
         dist.barrier()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stampede import stores
 from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
 from stampede.data.prepare import prepare
@@ -30,6 +32,7 @@ from stampede.engine.config.data import (
 )
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
+from stampede.files import sha256
 from stampede.settings import SettingsError
 
 # Batches read ahead, in page-locked memory for a GPU.
@@ -168,8 +171,11 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         dataset = section.clicks().dataset(section.rows, section.test_rows, validation)
     else:
         _check_path(section)
-        folder = processes.on_main(lambda: _prepared(config))
+        place = processes.on_main(lambda: _prepared(config))
+        processes.on_each_machine(lambda: stores.fetched(place))
+        folder = stores.local(place)
         say = partial(print, file=sys.stderr, flush=True)
+        _check_same_folder(folder, processes)
         processes.on_each_machine(lambda: check_unchanged(folder, say))
         hashed = processes.on_main(lambda: vocabulary_fingerprint(folder))
         dataset = replace(open_prepared(folder), vocabulary_sha256=hashed)
@@ -189,6 +195,28 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     return dataset
 
 
+def _check_same_folder(folder: Path, processes: Processes) -> None:
+    """Check that all hosts have the same prepared data, whose files the manifest describes."""
+
+    def manifest() -> str:
+        file = folder / MANIFEST
+        return sha256(file) if file.is_file() else ""
+
+    on_main = processes.on_main(manifest)
+
+    def compare() -> None:
+        here = manifest()
+        if here != on_main:
+            found = "these data differ from those" if here else "no prepared data here, unlike"
+            raise DataError(
+                f"{folder.absolute()}: {found} on {processes.hosts[0]}, the host of rank 0; mount "
+                "one folder on all hosts at the same place, or copy it to all, and name it in "
+                "data.path, or in data.cache for a raw log"
+            )
+
+    processes.on_each_machine(compare)
+
+
 def check_files(config: Config) -> None:
     """Check that the files of raw logs exist, without preparing them."""
     if isinstance(config.data, RawSection | PreparedSection):
@@ -202,11 +230,12 @@ def data_folder(config: Config) -> Path:
     section = config.data
     _check_path(section)
     if isinstance(section, PreparedSection):
-        return Path(section.path)
-    *_, folder = _log(config)
+        return stores.fetched(section.path)
+    *_, place = _log(config)
+    folder = stores.fetched(place, may_be_absent=True)
     if not (folder / MANIFEST).exists():
         raise SettingsError(
-            f"data.path: {section.path} is not prepared yet (no {folder}), so the rows of its "
+            f"data.path: {section.path} is not prepared yet (no {place}), so the rows of its "
             "tables are not known. Train on it once, which prepares it; or prepare it by hand "
             f"with `stampede prepare {section.kind} FILE --out FOLDER` and write "
             "data.kind: prepared and data.path: FOLDER; or give the sizes by hand, as "
@@ -255,19 +284,21 @@ def _selects_on_validation(config: Config) -> bool:
     return config.evaluate.select_on == "validation" and not in_periods
 
 
-def _prepared(config: Config) -> Path:
-    """The folder with the prepared data; a log is prepared on first use."""
+def _prepared(config: Config) -> str:
+    """The folder or URL of the prepared data; a log is prepared on first use."""
     if isinstance(config.data, PreparedSection):
-        return Path(config.data.path)
+        return config.data.path
     section, source, folder = _log(config)
     # Preparing may take hours; mistakes in the configuration are reported first.
     _check_source(config, source)
-    prepare(source, section, folder)
+    if not (stores.is_url(folder) and stores.exists(os.path.join(folder, MANIFEST))):
+        prepare(source, section, stores.local(folder))
+        stores.published(folder)
     return folder
 
 
-def _log(config: Config) -> tuple[RawSection, Source, Path]:
-    """A log as it is prepared, and the folder for the result.
+def _log(config: Config) -> tuple[RawSection, Source, str]:
+    """A log as it is prepared, and the folder or URL for the result.
 
     The folder is named after a hash of the log and of all else that the result depends on.
     """
@@ -284,7 +315,7 @@ def _log(config: Config) -> tuple[RawSection, Source, Path]:
     }
     stem = source.log.files[0].name.split(".")[0] or "log"
     hashed = fingerprint(source.log.files, described)
-    return section, source, Path(section.cache) / f"{stem}-{hashed}"
+    return section, source, os.path.join(section.cache, f"{stem}-{hashed}")
 
 
 def _source(section: RawSection) -> Source:

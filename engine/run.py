@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from stampede.data.prepared.manifest import read_manifest
@@ -32,6 +32,7 @@ from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import Reader, data_folder, open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
+from stampede.engine.same_run import check_same_run
 from stampede.engine.training.evaluate import evaluate
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import TrainingRun
@@ -71,9 +72,11 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
     Args:
         scored: of a period whose rows another model than the run's own scores.
     """
-    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    check_same_run(config, here)
+    folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))
+        folder.check_shared(here)
         if here.is_main and config.model.import_file:
             print(f"model.import: {config.model.import_file} was executed")
         found = find_beginning(config, folder, continued, here)
@@ -153,7 +156,8 @@ def score_here(config: Config, here: Processes) -> Scored:
 
     Writes nothing but prepared data.
     """
-    found = find_beginning(config, RunFolder(Path(config.run.dir) / config.run.name), False, here)
+    folder = RunFolder(os.path.join(config.run.dir, config.run.name))
+    found = find_beginning(config, folder, False, here)
     here.heartbeat.beat("preparing data")
     dataset = open_dataset(config, here)
     rows = dataset.train.rows + dataset.rows_before

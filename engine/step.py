@@ -15,6 +15,7 @@ from stampede.data import Batch
 from stampede.data.samples import aligned
 from stampede.engine.errors import DivergedError
 from stampede.engine.job import Job
+from stampede.engine.job.threads import using_threads
 from stampede.engine.processes import Processes
 from stampede.engine.training.diverging_loss import leaves_out
 from stampede.engine.watching.heartbeat import LOOKING_UP, READING, Heartbeat
@@ -112,6 +113,17 @@ def train_step(
         DivergedError: a loss or a gradient is not finite; nothing was updated in that step or
             since. If updates are queued on a GPU, it is raised some steps later.
     """
+    with using_threads(job.threads or torch.get_num_threads()):
+        return _train_step(job, sent, step, processes, watch)
+
+
+def _train_step(
+    job: Job,
+    sent: SentBatch,
+    step: int,
+    processes: Processes,
+    watch: Callable[[Batch, Tensor, Tensor], None] | None,
+) -> Tensor:
     heartbeat = processes.heartbeat
     heartbeat.beat(LOOKING_UP, step)
     batch = sent.received()

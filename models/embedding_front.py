@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -86,6 +86,7 @@ class SentIds(NamedTuple):
     """
 
     parts: tuple[tuple[Any, Awaitable[Any]], ...]
+    stay: KeyedJaggedTensor | None  # All ids, if they stay on this rank.
     divisors: Tensor | None  # see `_divisors`
     weights: dict[str, Tensor]  # see `_weights`
 
@@ -132,6 +133,8 @@ class EmbeddingFront(nn.Module):
             them, or the network takes them as they are.
         tables: the fields that use each table, by the field whose own it is.
         weighted: the fields whose ids have weights.
+        local: looks up all pooled rows, if ids need not be sent to another rank, see
+            `stampede.optim.local_lookup`; None leaves it to TorchRec.
 
     Args:
         vocabulary_sizes: rows of each field's table, by field name.
@@ -168,6 +171,7 @@ class EmbeddingFront(nn.Module):
         self.weighted = list(weighted)
         # Of these the front sums the rows itself.
         self._weighted = [f for f in weighted if self.has_rows_apart(self.table_of[f])]
+        self.local: Callable[[KeyedJaggedTensor], Tensor] | None = None
         # Any: sharding replaces them.
         self.ebc: Any = None
         self.ec: Any = None
@@ -232,21 +236,27 @@ class EmbeddingFront(nn.Module):
         A sample with several ids of a field gets their sum or mean; without ids, zeros.
         """
         divisors = _divisors(sparse, self.mean, self.pooled)
+        if self.local is not None:
+            return LookedUp(_divided(self.local(sparse), divisors, self.widths), {})
         weights = _weights(sparse, self._weighted)
         found = [collection(sparse) for collection in self._collections()]
         return self._looked_up(found, divisors, weights)
 
     def send(self, sparse: KeyedJaggedTensor) -> SentIds:
         """Start to send a batch's ids, once the front is sharded; see `lookup_sent`."""
+        divisors = _divisors(sparse, self.mean, self.pooled)
+        if self.local is not None:
+            return SentIds((), sparse, divisors, {})
         parts = []
         for collection in self._collections():
             context = collection.create_context()
             parts.append((context, collection.input_dist(context, sparse).wait()))
-        divisors = _divisors(sparse, self.mean, self.pooled)
-        return SentIds(tuple(parts), divisors, _weights(sparse, self._weighted))
+        return SentIds(tuple(parts), None, divisors, _weights(sparse, self._weighted))
 
     def lookup_sent(self, sent: SentIds) -> LookedUp:
         """As `lookup`, of ids that were sent; they can be looked up once."""
+        if self.local is not None:
+            return LookedUp(_divided(self.local(sent.stay), sent.divisors, self.widths), {})
         found = []
         for collection, (context, awaited) in zip(self._collections(), sent.parts, strict=True):
             ids = awaited.wait()

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from stampede.optim.scaling import Hyperparameters, Scaled, ScalingRule, scale
     from stampede.optim.schedules import Schedule, learning_rate
     from stampede.optim.sharded.backward_update import BackwardUpdate
-    from stampede.optim.sharded.collections import local_cowclip_tables, table_update
+    from stampede.optim.sharded.collections import (
+        local_cowclip_tables,
+        local_lookup,
+        table_update,
+    )
     from stampede.optim.sharded.sharders import cowclip_sharders
     from stampede.optim.sharded.tables import CowClipTables
     from stampede.optim.table_init import TableInit, drawn_by_id
@@ -43,7 +47,7 @@ _NAMES = {
     "scaling": ("Hyperparameters", "Scaled", "ScalingRule", "scale"),
     "schedules": ("Schedule", "learning_rate"),
     "sharded.backward_update": ("BackwardUpdate",),
-    "sharded.collections": ("local_cowclip_tables", "table_update"),
+    "sharded.collections": ("local_cowclip_tables", "local_lookup", "table_update"),
     "sharded.sharders": ("cowclip_sharders",),
     "sharded.tables": ("CowClipTables",),
     "table_init": ("TableInit", "drawn_by_id"),

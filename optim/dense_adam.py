@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stampede.optim.rules import Adam, EpsPlacement, as_setting
+
+# Its checks take longer than a small parameter's step.
+_adam = lru_cache(Adam)
 
 
 class DenseAdam(torch.optim.Optimizer):
@@ -62,13 +66,14 @@ class DenseAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            rule = Adam(as_setting(group["betas"]), group["eps"], group["eps_placement"])
+            rule = _adam(as_setting(group["betas"]), group["eps"], group["eps_placement"])
             with_grad = [param for param in group["params"] if param.grad is not None]
             steps = [self.state[param]["step"] for param in with_grad]
-            if steps:
-                torch._foreach_add_(steps, 1)
+            if not steps:
+                continue
+            torch._foreach_add_(steps, 1)
             by_step: dict[int, list[Tensor]] = {}
-            for step, param in zip(steps, with_grad, strict=True):
+            for step, param in zip(torch.stack(steps).tolist(), with_grad, strict=True):
                 by_step.setdefault(int(step), []).append(param)
             for step, params in by_step.items():
                 keep: float | Tensor = 1.0 - float(group["lr"]) * group["weight_decay"]

@@ -20,6 +20,7 @@ from stampede.engine.cli import main, stampede
 from support.forked import run_program
 from support.movie_runs import train_on_movies
 from support.movies import MOVIES
+from support.object_store import BUCKET, object_store
 from support.paths import ROOT
 from support.waiting import HANG
 from support.warm_starts import begun, movie_folder
@@ -203,6 +204,16 @@ def run_session(block):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))])
 def test_commands_of_a_page_run_and_print_what_it_shows(page, desk, capfd):
+    if page != "stores.md":
+        check_commands(page, desk, capfd)
+        return
+    with object_store(desk / "stores") as files:
+        for file in (desk / "new").iterdir():
+            files.put_file(str(file), f"{BUCKET}/days/day_1.tsv.gz")
+        check_commands(page, desk, capfd)
+
+
+def check_commands(page, desk, capfd):
     for day in range(1, 8 if page == "incremental.md" else 2):
         write_criteo(desk / f"logs/day_{day}.tsv", seed=day)
     if page == "README.md":

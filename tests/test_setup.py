@@ -168,7 +168,7 @@ def _imports():
 
 def test_folders_are_imported_as_parts_of_stampede_and_lower_ones_import_only_themselves():
     allowed = {
-        "data": ("data", "files", "settings"),
+        "data": ("data", "files", "settings", "stores"),
         "models": ("models", "native_library", "settings"),
         "optim": ("optim", "native_library"),
     }

@@ -15,7 +15,7 @@ from job import of_config
 from stampede.data import GlobalBatches, Order
 from stampede.data.synthetic import SyntheticClicks
 from stampede.engine.config.load import load_config
-from stampede.engine.job.optimizers import learning_rates
+from stampede.engine.job.optimizers import LearningRates
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import processes
 from stampede.engine.step import flush_tables, prefetch, train_step
@@ -38,9 +38,9 @@ def _auc(device: torch.device, quick: bool) -> dict[str, Any]:
         fields, start = list(dataset.vocabulary_sizes), time.perf_counter()
         train = GlobalBatches(dataset.train, fields, size, 0, 1, Order(rows, "none"), ahead=2)
         steps = len(train)
+        rates = LearningRates(config, job.scaling.scaled, steps, steps)
         for step, sent in enumerate(prefetch(train, job.front, here.device), 1):
-            full = job.scaling.scaled
-            job.set_learning_rates(*learning_rates(config, full, step - 1, steps, steps))
+            job.set_learning_rates(*rates.after(step - 1))
             train_step(job, sent, step, here)
         flush_tables(job, steps, here.device)
         seconds = time.perf_counter() - start

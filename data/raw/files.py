@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow
 
+from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.parallel import computed_ahead
 
@@ -38,6 +39,10 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
     patterns = [patterns] if isinstance(patterns, str) else patterns
     found: list[Path] = []
     for pattern in patterns:
+        if stores.is_url(pattern):
+            found += _in_a_store(pattern, found)
+            continue
+        pattern = str(stores.local(pattern))
         matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
         if not matches:
             raise DataError(f"{pattern}: no such file or glob; write the path of the click log")
@@ -52,6 +57,19 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
                 raise DataError(f"{file}: is given twice; name each file once")
             found.append(file)
     return found
+
+
+def _in_a_store(pattern: str, before: Sequence[Path]) -> list[Path]:
+    try:
+        matches = stores.matches(pattern)
+    except stores.StoreError as failure:
+        raise DataError(str(failure)) from None
+    if not matches:
+        raise DataError(f"{pattern}: no such file or glob; write the URL of the click log")
+    for file in matches:
+        if file in before:
+            raise DataError(f"{file}: is given twice; name each file once")
+    return sorted(matches, key=naturally)
 
 
 def naturally(path: Path) -> list[tuple[int, str | int]]:
@@ -82,7 +100,7 @@ def read_blocks(path: Path) -> Iterator[Block]:
     lines = 0
     blanks = b""  # Empty lines, perhaps at the end of the file.
     try:
-        with path.open("rb") as on_disk:
+        with stores.opened(path) as on_disk:
             content: BinaryIO = on_disk
             if path.suffix.lower() == ".gz":
                 content = gzip.GzipFile(fileobj=on_disk)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import closing, contextmanager, suppress
@@ -17,6 +16,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 
+from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.missing import without_marks
 from stampede.data.raw.files import Block, count_bytes, read_blocks
@@ -316,7 +316,7 @@ class Parquet:
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows and bytes of a file."""
         with open_parquet(path) as file:
-            yield file.metadata.num_rows, os.path.getsize(path)
+            yield file.metadata.num_rows, stores.length(path)
 
     def names(self, path: Path, _: Set[str]) -> list[str]:
         """Names of a file's columns."""
@@ -326,7 +326,7 @@ class Parquet:
     def pieces(self, path: Path, used: set[str]) -> Iterator[_Batch]:
         """See `Delimited.pieces`."""
         with open_parquet(path) as file:
-            size = os.path.getsize(path)
+            size = stores.length(path)
             total = max(file.metadata.num_rows, 1)
             absent = sorted(used - set(file.schema_arrow.names))
             if absent:
@@ -365,7 +365,9 @@ def is_parquet(path: Path) -> bool:
 def open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
     """Open a file. Raises a `DataError` if it is damaged, as is found here or while it is read."""
     try:
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        # The system reads a file of the disk faster than Python does.
+        source = stores.opened(path) if stores.is_url(path) else path
+        with pyarrow.parquet.ParquetFile(source, page_checksum_verification=True) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as failure:
         raise DataError(

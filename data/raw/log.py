@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from stampede import stores
 from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.formulas import (
     BOOLEANS,
@@ -326,7 +326,7 @@ def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> D
 
 def _size(file: Path) -> int:
     try:
-        return os.path.getsize(file)
+        return stores.length(file)
     except OSError as failure:
         raise DataError(
             f"{file}: cannot be read ({failure.strerror or failure}); check its path and "

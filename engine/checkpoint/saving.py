@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,7 @@ from stampede.engine.checkpoint.tensors import on_cpu, reason, write_tensors
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, TrainingStoppedError
+from stampede.engine.exit_status import is_lost_connection
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, together
 from stampede.engine.training.progress import Progress
@@ -43,16 +45,22 @@ class Checkpoints:
     written. Otherwise only tensors on a GPU are copied.
 
     All ranks must make one and call its methods at the same points; the thread has its own process
-    group. On exit the context waits for the last write.
+    group. On exit the context waits for the last write. Rank 0 calls `publish` after each.
     """
 
     def __init__(
-        self, folder: Path, job: Job, config: Config, dataset: Dataset, processes: Processes
+        self,
+        folder: Path,
+        job: Job,
+        config: Config,
+        dataset: Dataset,
+        processes: Processes,
+        publish: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._job = job
         self._settings = config.checkpoint
-        self._processes = processes
+        self._processes, self._publish = processes, publish
         self._group = processes.checkpoint_group
         self._target = folder
         self._thread: Thread | None = None
@@ -147,13 +155,19 @@ class Checkpoints:
             )
 
     def _finish(self) -> str | None:
-        """Wait for the last write; returns why it failed, only once."""
+        """Wait for the last write; returns why it failed, only once.
+
+        Raises:
+            RuntimeError: a rank is gone, which no space on the disk would mend.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         failure, self._failure = self._failure, None
         if failure is None:
             return None
+        if is_lost_connection(failure):
+            raise RuntimeError(failure)
         there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
         free = readable_bytes(shutil.disk_usage(there).free)
         return (
@@ -196,5 +210,6 @@ class Checkpoints:
                 sync(folder / MANIFEST)
                 publish_folder(folder, self._target)
                 prune(self._folder, self._settings, progress.best_epoch)
+                self._publish()
 
         together(finish, self._group)

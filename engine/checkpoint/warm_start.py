@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from stampede import stores
 from stampede.data.learning.row_meanings import (
     OtherMeaningError,
     RowMeanings,
@@ -88,7 +89,7 @@ def open_source(init_from: str, run: Path) -> Source:
     Raises:
         RunFolderError, DataError: it is missing or damaged, or its vocabularies are missing.
     """
-    path = Path(init_from).absolute()
+    path = stores.fetched(init_from).absolute()
     if not os.path.isdir(path):
         raise RunFolderError(
             f"checkpoint.init_from: {init_from}: no such run folder or checkpoint; write a run "

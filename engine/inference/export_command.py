@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from stampede import stores
 from stampede.data.errors import exit_status
 from stampede.engine.console import readable_bytes, table
 from stampede.engine.errors import RunFolderError
@@ -28,9 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _export(given: argparse.Namespace) -> None:
-    trained = open_trained(Path(given.checkpoint), given.epoch, allow_import=given.allow_import)
-    # Absolute, as the working folder itself may be replaced.
-    folder = Path(given.out).resolve()
+    trained = open_trained(given.checkpoint, given.epoch, allow_import=given.allow_import)
+    with stores.outgoing(given.out, given.overwrite) as out:
+        # Absolute, as the working folder itself may be replaced.
+        _export_to(out.resolve(), given, trained)
+
+
+def _export_to(folder: Path, given: argparse.Namespace, trained: Trained) -> None:
     if given.since is not None:
         _export_delta(given, trained, folder)
     elif given.tolerance:
@@ -66,12 +71,13 @@ def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> 
             )
     if not 0.0 <= given.tolerance < math.inf:
         raise RunFolderError(f"--tolerance: found {given.tolerance}; write a number of at least 0")
-    delta = export_delta(trained, Path(given.since), folder, given.tolerance)
+    since = stores.fetched(given.since)
+    delta = export_delta(trained, since, folder, given.tolerance)
     _tell(
         delta=folder,
         since=given.since,
         rows=f"{delta.changed:,} of {delta.rows:,} changed or new; {delta.ids:,} ids",
-        size=f"{_size(folder)}, the package {_size(Path(given.since))}",
+        size=f"{_size(folder)}, the package {_size(since)}",
         to_apply=f"python {given.since}/update.py {given.since} {folder} --out NEW_PACKAGE",
     )
 

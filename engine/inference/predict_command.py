@@ -7,9 +7,9 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import get_args
 
+from stampede import stores
 from stampede.data.errors import exit_status
 from stampede.data.options import OnBadRow
 from stampede.data.prepared.manifest import PARTS
@@ -34,15 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(given: argparse.Namespace) -> None:
-    trained = open_trained(Path(given.checkpoint), given.epoch, allow_import=given.allow_import)
+    trained = open_trained(given.checkpoint, given.epoch, allow_import=given.allow_import)
     options = PredictionOptions(
         **{field.name: getattr(given, field.name) for field in fields(PredictionOptions)}
     )
-    output = Path(given.output)
-    done = predict(trained, given.inputs, output, options)
+    with stores.outgoing(given.output, given.overwrite) as output:
+        done = predict(trained, given.inputs, output, options)
     rate = done.rows / max(done.seconds, 1e-9)
     rows = [
-        ("scores", str(output)),
+        ("scores", given.output),
         ("model", f"{trained.run}, epoch {trained.epoch}"),
         ("rows", f"{done.rows:,}, {rate:,.0f} rows/s"),
     ]

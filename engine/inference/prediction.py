@@ -18,6 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import torch
 
+from stampede import stores
 from stampede.data import DataError, Part
 from stampede.data.learning.learned import Learned, load
 from stampede.data.learning.unknown_shares import Compared, Shares, UnknownIds, compared
@@ -360,6 +361,7 @@ def _rows(
 ) -> Rows:
     """The rows of raw files, of one prepared folder, or of the run's own data."""
     is_own = OWN_DATA in inputs
+    inputs = [str(stores.fetched(n)) if _is_prepared_url(n) else n for n in inputs]
     if is_own and len(inputs) > 1:
         raise DataError(f"{OWN_DATA}: is the run's own data; write it alone, or write files")
     folders = [Path(name) for name in inputs if not is_own and os.path.isdir(name)]
@@ -382,6 +384,10 @@ def _rows(
     recorded = None if manifest is None else manifest.source.get("unknown_ids", {}).get(part)
     has_weight = with_label and has_weight
     return Rows(pieces, opened.rows, (), with_label, has_weight, recorded=recorded)
+
+
+def _is_prepared_url(name: str) -> bool:
+    return stores.is_url(name) and stores.exists(f"{name}/{MANIFEST}")
 
 
 def open_own_part(

@@ -13,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import torch
 
+from stampede import stores
 from stampede.data import GlobalBatches, Part
 from stampede.engine.checkpoint.manifest import TABLES, DataEntry, read_manifest
 from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
@@ -63,11 +64,13 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = False) -> Trained:
+def open_trained(
+    path: str | Path, epoch: str | None = None, *, allow_import: bool = False
+) -> Trained:
     """Open a checkpoint of a run.
 
     Args:
-        path: a run folder, or a checkpoint in it.
+        path: a run folder, or a checkpoint in it; or the URL of a run folder.
         epoch: which checkpoint of a run folder: `best` (default), `newest`, or an epoch's number.
         allow_import: whether a Python file with the run's own network is executed; this is logged.
 
@@ -76,6 +79,7 @@ def open_trained(path: Path, epoch: str | None = None, *, allow_import: bool = F
             network may not be executed or has changed.
         SettingsError: the configuration of the run cannot be used.
     """
+    path = stores.fetched(path)
     if not path.exists():
         raise RunFolderError(
             f"{path}: no such run folder or checkpoint; write a run folder such as runs/quickstart"

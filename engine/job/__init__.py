@@ -25,6 +25,7 @@ class Job:
         scaling: settings at the base batch size and at the configured one.
         seed: of random numbers in the dense layers, such as dropout.
         skips_nonfinite: whether to skip a batch whose loss is not finite.
+        threads: of a training step on a CPU; None for torch's.
         mean: of the weights at some steps of the current epoch, on the CPU, like the model's
             `state_dict`; None before the first one, see `stampede.engine.training.averaging`.
     """
@@ -37,6 +38,7 @@ class Job:
     table_update: BackwardUpdate | None = None
     seed: int = 0
     skips_nonfinite: bool = False
+    threads: int | None = None
     mean: dict[str, Any] | None = None
 
     @property
@@ -61,9 +63,8 @@ class Job:
         for group in self.dense_optimizer.param_groups:
             group["lr"] = dense
         for group in self.model.fused_optimizer.param_groups:
+            # The tables' update in backward reads it here.
             group["lr"] = embedding
-        # Fused tables are updated in backward; step() only passes on the rate.
-        self.model.fused_optimizer.step()
 
     def state(self, rank: int) -> dict[str, Any]:
         """All trained tensors, to be read and written in place, and this rank's random state.

@@ -20,11 +20,12 @@ from stampede.engine.job.optimizers import (
     table_inits,
 )
 from stampede.engine.job.precision import choose_precision
+from stampede.engine.job.threads import step_threads
 from stampede.engine.planning.planner import make_plan, sharding_types
 from stampede.engine.planning.workload import planned_data, workload
 from stampede.engine.processes import Processes
 from stampede.models import cpu
-from stampede.optim import cowclip_sharders, table_update
+from stampede.optim import cowclip_sharders, local_lookup, table_update
 from stampede.settings import SettingsError
 
 
@@ -72,11 +73,16 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     sharded = DistributedModelParallel(
         model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False
     )
+    front = model.front
+    front.local = None if front.histories else local_lookup(front.ebc, front.fields)
     dense_parameters = {
         name: parameter
         for name, parameter in sharded.named_parameters()
         if not hasattr(parameter, "_in_backward_optimizers")
     }
+    threads = None
+    if processes.device.type == "cpu":
+        threads = step_threads(model, config.train.batch_size // processes.world_size)
     optimizer = dense_optimizer(config, actual, dense_parameters, l2)
     precision = processes.on_main(
         lambda: choose_precision(config.train.precision, processes.device)
@@ -90,4 +96,5 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         table_update(sharded),
         config.run.seed,
         config.train.on_nonfinite == "skip_batch",
+        threads,
     )

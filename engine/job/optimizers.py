@@ -97,12 +97,18 @@ def dense_optimizer(
     )
 
 
-def learning_rates(
-    config: Config, full: Hyperparameters, step: int, steps_per_epoch: float, total_steps: int
-) -> tuple[float, float]:
-    """The tables' and the dense layers' rate after `step` steps, as fractions of `full`."""
-    optim, where = config.optim, (step, steps_per_epoch, total_steps)
-    return (
-        learning_rate(optim.embedding.schedule.as_schedule, full.embedding_lr, *where),
-        learning_rate(optim.dense.schedule.as_schedule, full.dense_lr, *where),
-    )
+class LearningRates:
+    """The rates of the tables and of the dense layers, after each step."""
+
+    def __init__(
+        self, config: Config, full: Hyperparameters, steps_per_epoch: float, total_steps: int
+    ) -> None:
+        optim = config.optim
+        self._tables = optim.embedding.schedule.as_schedule, full.embedding_lr
+        self._dense = optim.dense.schedule.as_schedule, full.dense_lr
+        self._epoch, self._total = steps_per_epoch, total_steps
+
+    def after(self, step: int) -> tuple[float, float]:
+        """The tables' and the dense layers' rate after `step` steps."""
+        where = step, self._epoch, self._total
+        return learning_rate(*self._tables, *where), learning_rate(*self._dense, *where)

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from tqdm.auto import tqdm
 
+from stampede import stores
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import launched_by
+from stampede.engine.processes import Processes, launched_by
 from stampede.engine.results.plots import draw_curve
 from stampede.engine.results.recorded import check_line, check_summary
 from stampede.engine.results.tensorboard import Events
@@ -22,6 +24,7 @@ from stampede.files import (
     MOST_MANIFEST,
     append,
     delete_folder,
+    hidden,
     open_inside,
     parse_json,
     read_file,
@@ -43,10 +46,16 @@ def period_folder(number: int) -> str:
 
 
 class RunFolder:
-    """The files of one run; only rank 0 opens and writes them, after `reserve` and `claim`."""
+    """The files of one run; only rank 0 opens and writes them, after `reserve` and `claim`.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: the folder, or its URL, which gets a copy after each checkpoint and at the end.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.url = str(path) if stores.is_url(path) else ""
+        self._lease: stores.Lease | None = None
+        self.path = path = stores.local(path)
         self.checkpoints = path / "checkpoints"
         self.config_file = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
@@ -67,6 +76,11 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         """Release the folder."""
         self._events.close()
+        if self._lease is not None:
+            try:
+                self.publish()
+            finally:
+                self._lease.release()
         if self._lock is not None:
             # If the folder is no longer writable, the file stays; it locks nothing.
             with suppress(OSError):
@@ -107,6 +121,9 @@ class RunFolder:
         with suppress(OSError):
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n".encode())
+        if self.url:
+            self._lease = stores.Lease(self.url)
+            stores.fetched(self.url, may_be_absent=True)
         launched = launched_by()
         self._continued = config.checkpoint.resume == "auto"
         if launched is not None and self._launch_file.is_file():
@@ -133,6 +150,40 @@ class RunFolder:
             except OSError as failure:
                 raise RunFolderError(f"{failure.filename}: {failure.strerror}") from None
         return self._continued
+
+    def check_shared(self, processes: Processes) -> None:
+        """Check that all hosts see the same folder, after `reserve`; all ranks must call it.
+
+        Raises:
+            RunFolderError: a host has a folder of its own there, so no checkpoint would be whole.
+        """
+        if processes.world_size == processes.local_world_size:
+            return
+
+        def make() -> Path:
+            # A new name, which no host's network file system remembers as absent.
+            mark = hidden(self.path, uuid4().hex)
+            try:
+                mark.touch()
+            except OSError as failure:
+                raise RunFolderError(_cannot_write(self.path, failure)) from None
+            return mark
+
+        def look() -> None:
+            if not mark.exists():
+                raise RunFolderError(
+                    f"{self.path.parent.absolute()} is not the folder that {processes.hosts[0]}, "
+                    "the host of rank 0, has there, and a checkpoint would be in pieces; mount one "
+                    "folder on all hosts at the same place, such as by NFS, and write it as "
+                    f"{'$STAMPEDE_STORES' if self.url else 'run.dir'}"
+                )
+
+        mark = processes.on_main(make)
+        try:
+            processes.on_each_machine(look)
+        finally:
+            if processes.is_main:
+                mark.unlink()
 
     def claim(self, config: Config) -> None:
         """Make the folder, or replace it if the configuration says so; else a `RunFolderError`."""
@@ -237,6 +288,16 @@ class RunFolder:
             # A line that was there before the run was continued must not cost its results.
             except (ValueError, LookupError, TypeError) as failure:
                 tqdm.write(f"{self.metrics}: damaged ({failure!s:.200}): no {self.curve.name}")
+
+    def publish(self) -> None:
+        """Copy what is new to the store, if `run.dir` is in one."""
+        try:
+            stores.published(self.url)
+        except OSError as failure:
+            raise TrainingStoppedError(
+                f"{self.url}: results cannot be written ({failure.strerror}); make sure that they "
+                "can be, and continue with checkpoint.resume=auto"
+            ) from None
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -107,6 +107,7 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         ("training time", f"{summary['train_seconds']:.1f} s"),
         ("peak memory", f"{readable_bytes(summary['peak_memory_bytes'])} in one process"),
         ("tables", f"{plan} on {summary['world_size']} x {summary['device']}"),
+        ("in the store", folder.url),
         ("results", str(folder.path)),
         ("learning curve", str(folder.curve)),
         ("checkpoints", str(folder.checkpoints)),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stampede.engine.checkpoint.tensors import local_parts, on_cpu
 from stampede.engine.job import Job
+from stampede.optim import local_cowclip_tables
 
 
 class EpochMean:
@@ -32,6 +33,10 @@ class EpochMean:
         steps_taken = [-(-steps * number // taken) for number in range(1, taken + 1)]
         self._number_at = {step: n for n, step in enumerate(steps_taken, 1)} if taken > 1 else {}
         self._last = steps
+        # Of the epoch: parts of the mean, and of the weights. These are plain views, as those of
+        # `state_dict` ask at each use whether rows wait, which takes longer than a small table's
+        # average.
+        self._pairs: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
@@ -42,20 +47,31 @@ class EpochMean:
         number = self._number_at.get(step)
         if number is None:
             return
-        weights = self._job.model.state_dict()
+        job = self._job
+        if number == 1 or not self._pairs:
+            # A new epoch, or a run that continues within one.
+            weights = job.model.state_dict()
+            if number == 1:
+                job.mean = on_cpu(weights, copy=True)
+            self._pairs = list(zip(_floats(job.mean), _floats(weights), strict=True))
+        else:
+            if job.table_update is not None:
+                job.table_update.check_queued(up_to_now=True)
+            for tables in local_cowclip_tables(job.model):
+                tables.flush()
         if number == 1:
-            self._job.mean = on_cpu(weights, copy=True)
             return
-        pairs = list(zip(_floats(self._job.mean), _floats(weights), strict=True))
-        for mean, value in pairs:
+        for mean, value in self._pairs:
             mean.lerp_(value.cpu(), 1 / number)
         if step == self._last:
-            for mean, value in pairs:
+            for mean, value in self._pairs:
                 value.copy_(mean)
-            self._job.mean = None
+            job.mean, self._pairs = None, []
 
 
 def _floats(weights: Mapping[str, Any]) -> Iterator[Tensor]:
-    """This rank's parts of floating-point weights."""
+    """This rank's parts of floating-point weights, as plain tensors."""
     for values in weights.values():
-        yield from (part for part, _ in local_parts(values) if part.is_floating_point())
+        with torch._C.DisableTorchFunctionSubclass():
+            parts = [part for part, _ in local_parts(values)]
+        yield from (part for part in parts if part.is_floating_point())

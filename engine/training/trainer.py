@@ -15,7 +15,7 @@ from stampede.engine.checkpoint.due import CheckpointDue
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
-from stampede.engine.job.optimizers import learning_rates
+from stampede.engine.job.optimizers import LearningRates
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.training.averaging import EpochMean
@@ -39,13 +39,19 @@ class Trainer:
         self._batches = self._reader.training()
         if progress.reader:
             self._reader.load_state_dict(self._batches, progress.reader)
+        self._rates = LearningRates(
+            config,
+            run.job.scaling.scaled,
+            steps_per_epoch=run.dataset.train.rows / config.train.batch_size,
+            total_steps=len(self._batches) * config.train.epochs,
+        )
         self._clock = _TrainingClock(run)
         self._mean = EpochMean(run.job, len(self._batches), config.train.averaging or 0)
         self._agreement = Agreement(processes)
         self._due = CheckpointDue(config.checkpoint, self._agreement)
         self._monitor = Monitor(config, processes, run.folder.path, progress.step)
         self._checkpoints = Checkpoints(
-            run.folder.checkpoints, run.job, config, run.dataset, processes
+            run.folder.checkpoints, run.job, config, run.dataset, processes, run.folder.publish
         )
         # The newest loss, if not yet compared with earlier ones.
         self._unchecked: Tensor | None = None
@@ -124,16 +130,10 @@ class Trainer:
     def _step(self, sent: SentBatch, epoch: int) -> Tensor:
         """Take a step, log what is due, and return the loss."""
         run, progress, train = self._run, self._progress, self._config.train
-        scheduled = learning_rates(
-            self._config,
-            run.job.scaling.scaled,
-            progress.step,
-            steps_per_epoch=run.dataset.train.rows / train.batch_size,
-            total_steps=len(self._batches) * train.epochs,
-        )
         plateaus = Plateau(**progress.table_plateau), Plateau(**progress.plateau)
         embedding_lr, dense_lr = (
-            rate * plateau.fraction for rate, plateau in zip(scheduled, plateaus, strict=True)
+            rate * plateau.fraction
+            for rate, plateau in zip(self._rates.after(progress.step), plateaus, strict=True)
         )
         run.job.set_learning_rates(embedding_lr, dense_lr)
         step, clipping = progress.step + 1, {}

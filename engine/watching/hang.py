@@ -1,9 +1,9 @@
 """Ends a run that hangs, and names the stuck rank.
 
-On every rank a thread watches the heartbeat and publishes the rank's status through the store of
-the process group. A rank that makes no progress for too long reads the others' status. If none
-makes progress, it names those that the others wait for, writes the stacks of its threads into the
-run folder, and ends with status 3.
+On every rank a thread watches the heartbeat with a clock of its own, and another one exchanges the
+ranks' statuses through the store of the process group. A rank that makes no progress for too long
+looks at the others' statuses. If none makes progress, or one is not heard of, it names those that
+it waits for, writes the stacks of its threads into the run folder, and ends with status 3.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -29,14 +29,15 @@ from stampede.engine.exit_status import HUNG
 from stampede.engine.processes import Processes, connection
 from stampede.files import open_inside
 
+T = TypeVar("T")
+# Names a rank in a sentence.
+Named = Callable[[int], str]
+
 # The first step may compile kernels.
 _FIRST_STEP_SECONDS = 600.0
 
 # Rounds without a new status after which a rank counts as silent; a busy machine misses some.
 _SILENT_ROUNDS = 8
-
-# Ranks start to read the others this many rounds before they judge.
-_ROUNDS_READ = _SILENT_ROUNDS + 3
 
 # At most this many ranks are named.
 _NAMED = 8
@@ -92,31 +93,88 @@ class RankStatus:
         return f"step {self.step}, {self.stage}"
 
 
+class Exchange:
+    """Publishes this rank's status in the store and reads those of the others, in a thread.
+
+    A call of the store may wait for a quarter of an hour if the network or the store's host is
+    gone, so nobody else calls it.
+
+    Attributes:
+        statuses: what each rank has published last, as far as it was read.
+        answers: how often the store has answered.
+    """
+
+    def __init__(self, processes: Processes, store: dist.Store, interval: float) -> None:
+        self._rank, self._store, self._interval = processes.rank, store, interval
+        self._ranks = [str(rank) for rank in range(processes.world_size)]
+        self.statuses: dict[int, RankStatus] = {}
+        self.answers = 0
+        self._status: RankStatus | None = None
+        self._reads = False
+        self._end = threading.Event()
+        threading.Thread(target=self._run, name="stampede-exchange", daemon=True).start()
+
+    def offer(self, status: RankStatus, reads: bool) -> None:
+        """What to publish next; `reads` says whether to read the others too."""
+        self._status, self._reads = status, reads
+
+    def is_first_to(self, ask: str) -> bool:
+        """Whether no other rank has asked this before; True if the store does not answer."""
+        found = _within(self._interval, lambda: self._store.add(ask, 1))
+        return found in (None, 1)
+
+    def close(self) -> None:
+        """Exchange nothing more."""
+        self._end.set()
+
+    def once(self) -> None:
+        """Publish, and read if asked to."""
+        status = self._status
+        if status is None:
+            return
+        # The store may be gone; others see that this rank is silent, and this one that they are.
+        with suppress(RuntimeError):
+            self._store.set(str(self._rank), json.dumps(asdict(status)))
+            if not self._reads:
+                return
+            if self._store.check(self._ranks):
+                read = map(json.loads, self._store.multi_get(self._ranks))
+                self.statuses = {rank: RankStatus(**one) for rank, one in enumerate(read)}
+            self.answers += 1
+
+    def _run(self) -> None:
+        while not self._end.wait(self._interval):
+            self.once()
+
+
 class Watchdog:
-    """A thread that watches this rank's heartbeat; ranks publish their status in the store."""
+    """A thread that watches this rank's heartbeat, and the silence of other ranks and the store."""
 
     def __init__(
         self, processes: Processes, settings: RunSection, folder: Path, store: dist.Store
     ) -> None:
+        self._processes = processes
         self._rank, self._world_size = processes.rank, processes.world_size
         self._heartbeat = processes.heartbeat
-        self._settings, self._folder, self._store = settings, folder, store
+        self._settings, self._folder = settings, folder
         self._interval = min(5.0, settings.hang_seconds / 20)
         self._main = threading.get_ident()
         self._beats = self._start = self._heartbeat.beats
         self._is_first_step, self._is_slow = True, False
         self._still = 0.0
         self._published = 0
-        # The status of all ranks in the newest rounds.
-        self._read: deque[dict[int, RankStatus | None]] = deque(maxlen=_SILENT_ROUNDS + 1)
+        # Of each other rank, and of the store as None: the last sign of life, and seconds since.
+        self._signs: dict[int | None, int] = {}
+        self._silence: dict[int | None, float] = {}
+        self._exchange = Exchange(processes, store, self._interval)
         self._end = threading.Event()
-        self._publish()
         self._thread = threading.Thread(target=self._run, name="stampede-watchdog", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop watching."""
         self._end.set()
+        self._exchange.close()
         self._thread.join(2 * self._interval)
 
     def _run(self) -> None:
@@ -126,7 +184,6 @@ class Watchdog:
             # Time while the process was stopped does not count.
             self._count(min(now - before, 2 * self._interval))
             before = now
-            self._publish()
             reason = self._judge()
             if reason and not self._end.is_set():
                 self._end_process(reason)
@@ -143,6 +200,23 @@ class Watchdog:
             # Both are 0 in the evaluation at the start of a resumed run.
             self._is_first_step = self._heartbeat.step == self._heartbeat.first_step
         self._is_slow = is_slow
+        self._listen(seconds)
+        self._exchange.offer(self._status(), reads=self._still > 0)
+
+    def _listen(self, seconds: float) -> None:
+        """Count how long other ranks and the store have been silent while this rank is still."""
+        if not self._still:
+            self._silence.clear()
+            return
+        statuses = self._exchange.statuses
+        signs: dict[int | None, int] = {None: self._exchange.answers}
+        for rank in range(self._world_size):
+            if rank != self._rank:
+                signs[rank] = statuses[rank].published if rank in statuses else 0
+        for who, sign in signs.items():
+            is_new = sign != self._signs.get(who)
+            self._silence[who] = 0.0 if is_new else self._silence.get(who, 0.0) + seconds
+        self._signs = signs
 
     def _left(self) -> float:
         """Seconds until this rank has been still for too long."""
@@ -154,6 +228,7 @@ class Watchdog:
 
     def _status(self) -> RankStatus:
         heartbeat = self._heartbeat
+        self._published += 1
         return RankStatus(
             published=self._published,
             beats=heartbeat.beats,
@@ -164,35 +239,40 @@ class Watchdog:
             waits=bool(self._still) and waits_for_others(self._main),
         )
 
-    def _publish(self) -> None:
-        self._published += 1
-        # If the store fails, the others notice the missing rounds.
-        with suppress(RuntimeError):
-            self._store.set(str(self._rank), json.dumps(asdict(self._status())))
-
     def _judge(self) -> str:
         """Why the run hangs; empty if it does not."""
-        left = self._left()
-        if left > _ROUNDS_READ * self._interval:
-            self._read.clear()
+        # However long a stage may take, a process that is there says so in every round.
+        lost = self._silent_for(self._settings.hang_seconds)
+        if not lost and self._left() > 0:
             return ""
-        # Without an answer, torchrun or the timeout of the collective ends the processes.
-        with suppress(RuntimeError):
-            self._read.append({rank: self._newest(rank) for rank in range(self._world_size)})
-        if left > 0 or len(self._read) <= _SILENT_ROUNDS:
-            return ""
-        before, now = self._read[0], self._read[-1]
-        return stuck_ranks(now, {rank for rank in now if now[rank] == before[rank]})
+        silent = lost or self._silent_for(_SILENT_ROUNDS * self._interval)
+        if None in silent:
+            return self._without_store()
+        ranks = {**self._exchange.statuses, self._rank: self._status()}
+        named = self._processes.named
+        heard = {rank: at for rank, at in ranks.items() if rank not in silent}
+        if lost or (silent and all(at.hangs for at in heard.values())):
+            return lost_ranks(ranks, silent, named)
+        return stuck_ranks(heard, named)
 
-    def _newest(self, rank: int) -> RankStatus | None:
-        """What a rank published last."""
-        if not self._store.check([str(rank)]):
-            return None
-        return RankStatus(**json.loads(self._store.get(str(rank))))
+    def _silent_for(self, seconds: float) -> set[int | None]:
+        return {who for who, silence in self._silence.items() if silence >= seconds}
+
+    def _without_store(self) -> str:
+        """What this rank waits for if it cannot hear of the others."""
+        at, hosts = os.environ.get("MASTER_ADDR"), self._processes.hosts
+        others = [host for host in dict.fromkeys(hosts) if host != hosts[self._rank]]
+        return (
+            f"{self._processes.named(self._rank)} waits at {self._status()}"
+            + (f" for {' and '.join(others[:_NAMED])}" if others else "")
+            + f", and torchrun's store{f' at {at}' if at else ''}, where it would hear of the "
+            "other ranks, does not answer: that host or the network between them is down"
+        )
 
     def _end_process(self, reason: str) -> None:
         settings = self._settings
         slow = self._is_slow and settings.slow_hang_seconds > settings.hang_seconds
+        slow &= self._left() <= 0
         key = "slow_hang_seconds" if slow else "hang_seconds"
         after = f"run.{key}={getattr(settings, key):g}"
         sentence = (
@@ -200,54 +280,75 @@ class Watchdog:
             "restart by torchrun, or checkpoint.resume=auto, continues from the newest checkpoint; "
             f"stacks are in {self._folder / 'hang_rank_*.txt'}"
         )
-        said = f"{sentence}\n\n{_stuck(self._rank, self._status())}\n\n"
-        # The disk may be full.
-        with suppress(OSError), open_inside(self._folder, f"hang_rank_{self._rank}.txt") as file:
-            file.truncate(0)
-            file.write(said.encode())
-            faulthandler.dump_traceback(file, all_threads=True)
-        is_first = True
-        with suppress(RuntimeError):
-            is_first = self._store.add("asked", 1) == 1
-        if is_first:
+        said = f"{sentence}\n\n{_stuck(self._rank, self._status(), self._processes.named)}\n\n"
+        # The disk may be full, or on a host that is gone.
+        _within(self._interval, lambda: self._write_stacks(said))
+        if self._exchange.is_first_to("say"):
             # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"\nerror: {sentence}\n".encode())
-        # Flushed in another thread, for the same reason.
-        flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
-        flushing.start()
-        flushing.join(1.0)
+        # In another thread, for the same reason.
+        _within(1.0, sys.stdout.flush)
         # torchrun ends all processes as soon as one ends: give each time to write its stacks.
         time.sleep(3 * self._interval if self._world_size > 1 else 0.0)
         os._exit(HUNG)
 
+    def _write_stacks(self, said: str) -> None:
+        with suppress(OSError), open_inside(self._folder, f"hang_rank_{self._rank}.txt") as file:
+            file.truncate(0)
+            file.write(said.encode())
+            faulthandler.dump_traceback(file, all_threads=True)
 
-def stuck_ranks(ranks: Mapping[int, RankStatus | None], silent: Collection[int] = ()) -> str:
+
+def _within(seconds: float, action: Callable[[], T]) -> T | None:
+    """What `action` returns; None if it fails or takes longer, and then it goes on in a thread."""
+    found = []
+
+    def act() -> None:
+        with suppress(RuntimeError):
+            found.append(action())
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def lost_ranks(
+    ranks: Mapping[int, RankStatus], silent: Collection[int | None], named: Named
+) -> str:
+    """The ranks that say nothing any more, as a clause.
+
+    Args:
+        ranks: the newest status of ranks.
+        silent: those whose status is old.
+        named: a rank for a sentence.
+    """
+    lost = [
+        f"{named(rank)} is stopped, dead or out of reach, or has left the training: "
+        + (f"last heard of at {ranks[rank]}" if rank in ranks else "never heard of")
+        for rank in sorted(rank for rank in silent if rank is not None)
+    ]
+    first = min((at for rank, at in ranks.items() if rank not in silent), key=lambda at: at.beats)
+    return f"{_some(lost)}; the others wait at {first}"
+
+
+def stuck_ranks(ranks: Mapping[int, RankStatus], named: Named) -> str:
     """The ranks that the others wait for, as a clause; empty while a rank makes progress.
 
     Args:
-        ranks: the newest status of all ranks, None if there is none.
-        silent: those whose status is old.
+        ranks, named: see `lost_ranks`.
     """
-    heard = {rank: at for rank, at in sorted(ranks.items()) if at and rank not in silent}
-    if not all(at.hangs for at in heard.values()):
+    if not all(at.hangs for at in ranks.values()):
         return ""
-    first = min(heard.values(), key=lambda at: at.beats)
-    lost = [
-        f"rank {rank} is stopped, dead or out of reach, or has left the training: "
-        + (f"last heard of at {at}" if at else "never heard of")
-        for rank, at in sorted(ranks.items())
-        if rank not in heard
-    ]
-    if lost:
-        return f"{_some(lost)}; the others wait at {first}"
-    behind = {rank: at for rank, at in heard.items() if at.beats == first.beats}
+    first = min(at.beats for at in ranks.values())
+    behind = {rank: at for rank, at in sorted(ranks.items()) if at.beats == first}
     # Of ranks at the same place, those that do not wait for others are stuck.
     stuck = {rank: at for rank, at in behind.items() if not at.waits} or behind
-    return _some([_stuck(rank, at) for rank, at in stuck.items()])
+    return _some([_stuck(rank, at, named) for rank, at in stuck.items()])
 
 
-def _stuck(rank: int, at: RankStatus) -> str:
-    return f"rank {rank} makes no progress: at {at}, for {at.still_seconds:.3g} s"
+def _stuck(rank: int, at: RankStatus, named: Named) -> str:
+    return f"{named(rank)} makes no progress: at {at}, for {at.still_seconds:.3g} s"
 
 
 def _some(clauses: list[str]) -> str:

@@ -184,7 +184,7 @@ def over_ranks(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
+def sentence_of(line: Mapping[str, Any], processes: Processes) -> str:
     """A line of `over_ranks`, for the console."""
 
     def ms(seconds: float) -> str:
@@ -196,12 +196,12 @@ def sentence_of(line: Mapping[str, Any], world_size: int) -> str:
         f"step {line['step']:,}: {times}",
         f"reading {line['phase_seconds'][READING] / mean:.1%}",
     ]
-    if world_size > 1:
+    if processes.world_size > 1:
         slowest = line["slowest_seconds"]
         parts += [
             f"communication {line['communication_seconds'] / mean:.1%}",
-            f"slowest rank {slowest['rank']}: {ms(slowest['own'])} without waiting, the others "
-            f"{ms(slowest['others'])}",
+            f"slowest {processes.named(slowest['rank'])}: {ms(slowest['own'])} without waiting, "
+            f"the others {ms(slowest['others'])}",
         ]
     return "; ".join([*parts, f"memory {readable_bytes(line['peak_memory_bytes'])}"])
 
@@ -370,7 +370,7 @@ class Monitor:
         if windows is not None:
             line |= over_ranks(windows)
             if step % self._every == 0:
-                tqdm.write(sentence_of(line, processes.world_size))
+                tqdm.write(sentence_of(line, processes))
         return line
 
     def _write(self, event: str, **fields: Any) -> None:

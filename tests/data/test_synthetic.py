@@ -13,7 +13,7 @@ from stampede.data import SyntheticClicks, open_prepared, synthetic
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare
 from stampede.data.sources import open_source
-from stampede.data.synthetic import main
+from stampede.data.synthetic import CRITEO_CARDINALITIES, CRITEO_ROWS, CriteoClicks, main
 from stampede.engine.config.load import load_config
 from stampede.engine.reading import open_dataset
 from support.paths import ROOT
@@ -142,3 +142,44 @@ def test_a_log_with_conversions_is_read_by_its_schema(tmp_path):
     expected = drawn.label(torch.arange(3000)).double().mean(0)
     found = [part.label(torch.arange(part.rows)).double() for part in dataset.parts().values()]
     torch.testing.assert_close(torch.cat(found).mean(0), expected)
+
+
+def occurring(exponent, rows):
+    """Distinct ids expected in rows of a power law without an end, by numerical integration."""
+    x = np.logspace(0, 150, 300_001)
+    occurs = -np.expm1(-rows * (exponent - 1) * x**-exponent)
+    return ((occurs[1:] + occurs[:-1]) / 2 * np.diff(x)).sum()
+
+
+def test_ids_are_as_many_as_in_criteo_kaggle():
+    clicks = CriteoClicks()
+    for size, exponent, endless in zip(
+        CRITEO_CARDINALITIES, clicks.exponents(), clicks.is_endless(), strict=True
+    ):
+        assert endless == (size > 2_000_000)
+        if endless:
+            assert occurring(exponent, CRITEO_ROWS) == pytest.approx(size, rel=0.01)
+
+
+def test_a_part_of_a_log_as_large_as_criteo_kaggle(tmp_path, capsys):
+    assert main([str(tmp_path), "--criteo", "0.0005"]) == 0
+    assert "1 file of 22,920 rows in" in capsys.readouterr().out
+    log = pl.read_csv(tmp_path / "train.txt", separator="\t", has_header=False, infer_schema=False)
+    assert log.shape == (22_920, 40)
+    # C3 has no end of ids, C17 ten.
+    expected = occurring(CriteoClicks().exponents()[2], 22_920)
+    assert log["column_17"].n_unique() == pytest.approx(expected, rel=0.02)
+    assert log["column_31"].drop_nulls().n_unique() == 10
+    assert log["column_17"].str.len_bytes().unique().to_list() == [8]
+    assert main([str(tmp_path), "--criteo", "2"]) == 2
+    assert "write a share of Criteo Kaggle's rows above 0 and at most 1" in capsys.readouterr().err
+
+
+def test_clicks_of_such_a_log_have_known_probabilities():
+    samples = CriteoClicks().dataset(100, 50_000).test.read(torch.arange(50_000))
+    label, truth = samples.label.numpy().astype(float), samples.true_probability.numpy()
+    assert samples.ids.max() > 2**31
+    order = np.argsort(truth)
+    for rows in np.array_split(order, 5):
+        error = np.sqrt((truth[rows] * (1 - truth[rows])).sum())
+        assert abs(label[rows].sum() - truth[rows].sum()) < 4 * error

@@ -1,6 +1,7 @@
 """A step: batches sent ahead, tiles on a CPU, rows that take their steps later."""
 
 import json
+from itertools import islice
 from unittest import mock
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from stampede.data import GlobalBatches
 from stampede.engine import step as step_module
-from stampede.engine.step import prefetch
+from stampede.engine.step import prefetch, train_step
 from stampede.engine.tables import read_field
 from stampede.models import CTRModel
 from stampede.models.embedding_front import EmbeddingFront
@@ -52,6 +53,31 @@ def test_all_fields_with_their_first_order_weights_are_looked_up_at_once(tmp_pat
         tables.register_forward_hook(lambda *_: calls.append(1))
         rows = job.front.lookup(batch.sparse).rows
     assert len(calls) == 1 and rows.shape == (25, 26 * array.weights.shape[1])
+
+
+@pytest.mark.parametrize("plan, is_local", [("table_wise", True), ("column_wise", False)])
+def test_rows_of_this_rank_alone_are_those_that_torchrec_looks_up(tmp_path, plan, is_local):
+    found = []
+    for way in ("local", "torchrec"):
+        folder = tmp_path / way
+        folder.mkdir()
+        with small_job(folder, f"sharding.plan={plan}") as (here, job, _, dataset, _):
+            assert (job.front.local is not None) == is_local
+            if way == "torchrec":
+                job.front.local = None
+            batches = GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 64, 0, 1)
+            sent = islice(prefetch(batches, job.front, here.device), 3)
+            losses = [train_step(job, one, step, here) for step, one in enumerate(sent, 1)]
+            tables = [whole for t in local_cowclip_tables(job.model) for whole in whole_of(t)]
+            found.append([*losses, *tables])
+    assert len(found[0]) > 3
+    assert all(map(torch.equal, *found))
+
+
+def whole_of(tables):
+    """Weights and states of tables."""
+    tables.flush()
+    return [whole.clone() for array in tables.arrays for whole in array.all_tensors()]
 
 
 BATCH = 256

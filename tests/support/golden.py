@@ -15,7 +15,7 @@ from stampede.data import Batch, Dataset
 from stampede.engine.config import Config
 from stampede.engine.config.load import load_config
 from stampede.engine.job import Job
-from stampede.engine.job.optimizers import learning_rates
+from stampede.engine.job.optimizers import LearningRates
 from stampede.engine.processes import Processes, processes
 from stampede.engine.step import send, train_step
 from stampede.optim import local_cowclip_tables
@@ -168,7 +168,8 @@ def follow(golden: Golden, config: Config, job: Job, here: Processes) -> float |
         )
         batch = Batch(jagged(ids, fields), numbers, label, torch.ones(local), golden.meta["batch"])
         full = job.scaling.scaled
-        job.set_learning_rates(*learning_rates(config, full, step - 1, 1, golden.meta["steps"]))
+        rates = LearningRates(config, full, 1, golden.meta["steps"])
+        job.set_learning_rates(*rates.after(step - 1))
         train_step(job, send(batch, job.front, here.device), step, here)
         if step not in CHECKED_STEPS:
             continue

@@ -1,11 +1,14 @@
 """Processes that hang end themselves and name the stuck rank."""
 
 import itertools
+import json
 import multiprocessing
 import os
+import socket
 import threading
 import time
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +17,12 @@ import torch.distributed as dist
 
 from stampede.engine.config import RunSection
 from stampede.engine.exit_status import exit_status
-from stampede.engine.processes import Processes, processes
+from stampede.engine.processes import STORE_FILE, Processes, connection, processes
 from stampede.engine.watching import hang
 from stampede.engine.watching.hang import (
     RankStatus,
     Watchdog,
+    lost_ranks,
     stuck_ranks,
     waits_for_others,
     watched,
@@ -64,6 +68,74 @@ def test_a_thread_watches_unless_the_patience_is_0(tmp_path, seconds):
     with processes("cpu") as here, watched(here, RunSection(hang_seconds=seconds), tmp_path):
         assert watching() == (seconds > 0)
     assert not watching()
+
+
+class Proxy:
+    """Passes on what is sent to a port, until it is frozen: then nothing arrives any more.
+
+    The connections stay open, as when a cable is cut.
+    """
+
+    def __init__(self, to):
+        self._to, self._is_frozen = to, False
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._start(self._accept)
+
+    def freeze(self):
+        self._is_frozen = True
+
+    def _start(self, action, *arguments):
+        threading.Thread(target=action, args=arguments, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            near, _ = self._server.accept()
+            far = socket.create_connection(("127.0.0.1", self._to))
+            self._start(self._pass_on, near, far)
+            self._start(self._pass_on, far, near)
+
+    def _pass_on(self, source, sink):
+        while content := source.recv(1 << 16):
+            if not self._is_frozen:
+                sink.sendall(content)
+
+
+def wait_for_a_lost_host(folder, port, slow):
+    """A rank whose other host is gone, with the store; output goes where the test finds it."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.pop(STORE_FILE, None)
+    os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT), 2)
+    here = Processes(1, 2, 1, torch.device("cpu"), hosts=("north", "south"))
+    watchdog = Watchdog(here, RunSection(hang_seconds=4.0), folder, connection())
+    here.heartbeat.beat("computing", 1)
+    # The other rank is as far.
+    watchdog._exchange._store.set("0", json.dumps(asdict(RankStatus(1, 1, 1, "computing"))))
+    assert wait_for(lambda: watchdog._exchange.statuses)
+    with here.heartbeat.slowly("saving") if slow else nullcontext():
+        (folder / "waits").touch()
+        time.sleep(36000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_store_that_never_answers_holds_nobody_up(tmp_path, slow):
+    """Nor is a save, which may take a day, waited for: a process that is there would say so."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    proxy = Proxy(server.port)
+    context = multiprocessing.get_context(START_METHOD)
+    process = context.Process(target=wait_for_a_lost_host, args=(tmp_path, proxy.port, slow))
+    process.start()
+    assert wait_for((tmp_path / "waits").exists)
+    proxy.freeze()
+    process.join(HANG)
+    assert process.exitcode == 3
+    stage = "saving" if slow else "computing"
+    said = (tmp_path / "stderr").read_text()
+    assert f"error: the run hangs: rank 1 on south waits at step 1, {stage} for north, and " in said
+    assert "torchrun's store at 127.0.0.1, where it would hear of the other ranks, does not" in said
+    assert "After run.hang_seconds=4 its processes end with status 3" in said
+    assert "in wait_for_a_lost_host" in (tmp_path / "hang_rank_1.txt").read_text()
 
 
 def of_two(rank):
@@ -138,21 +210,36 @@ WAIT = "; the others wait at step 5, "
 
 
 @pytest.mark.parametrize(
-    "ranks, silent, said",
+    "ranks, said",
     [
-        ([WAITING, BEHIND, AHEAD], (), f"rank 1 {STUCK}"),
-        ([BEHIND, AHEAD, BEHIND], (), f"rank 0 {STUCK}; rank 2 {STUCK}"),
-        ([WAITING] * 2, (), f"rank 0 {STUCK}; rank 1 {STUCK}"),
-        ([AHEAD, None], (), f"rank 1 {GONE}: never heard of{WAIT}adding up the loss"),
+        ([WAITING, BEHIND, AHEAD], f"rank 1 {STUCK}"),
+        ([BEHIND, AHEAD, BEHIND], f"rank 0 {STUCK}; rank 2 {STUCK}"),
+        ([WAITING] * 2, f"rank 0 {STUCK}; rank 1 {STUCK}"),
+        ([AHEAD, replace(BEHIND, hangs=False)], ""),
+        ([BEHIND] * 20, "; ".join([*(f"rank {i} {STUCK}" for i in range(8)), "and 12 more"])),
+    ],
+)
+def test_the_rank_that_the_others_wait_for(ranks, said):
+    assert stuck_ranks(dict(enumerate(ranks)), "rank {}".format) == said
+
+
+@pytest.mark.parametrize(
+    "ranks, said",
+    [
+        ([AHEAD], f"rank 1 {GONE}: never heard of{WAIT}adding up the loss"),
         # Whatever it said last.
-        ([AHEAD, replace(AHEAD, hangs=False), BEHIND], {1},
+        ([AHEAD, replace(AHEAD, hangs=False), BEHIND],
          f"rank 1 {GONE}: last heard of at step 5, adding up the loss{WAIT}computing"),
-        ([AHEAD, replace(BEHIND, hangs=False)], (), ""),
-        ([BEHIND] * 20, (), "; ".join([*(f"rank {i} {STUCK}" for i in range(8)), "and 12 more"])),
     ],
 )  # fmt: skip
-def test_the_rank_that_the_others_wait_for(ranks, silent, said):
-    assert stuck_ranks(dict(enumerate(ranks)), silent) == said
+def test_the_rank_that_is_lost(ranks, said):
+    assert lost_ranks(dict(enumerate(ranks)), {1}, "rank {}".format) == said
+
+
+def test_ranks_are_named_with_their_hosts_if_there_are_several():
+    device = torch.device("cpu")
+    assert Processes(0, 2, 1, device, hosts=("north", "south")).named(1) == "rank 1 on south"
+    assert Processes(0, 2, 2, device, hosts=("north", "north")).named(1) == "rank 1"
 
 
 def test_a_thread_waits_for_others_within_a_collective_only():
@@ -182,21 +269,50 @@ def test_ranks_tell_each_other_where_they_are(tmp_path):
     for number, here in enumerate(ranks, 7):
         here.heartbeat.beat("computing", number)
         here.heartbeat.beat("computing", number + 1)
-    mine._count(0.0)
-    mine._count(100.0)
-    mine._still, mine._is_first_step = 100.0, False
 
-    def judged(publishing):
+    def judged(publishing, beating=False):
         for watchdog in publishing:
-            watchdog._publish()
+            if watchdog is other and beating:
+                other._heartbeat.beat("computing")
+            # A round.
+            watchdog._count(0.4)
+            watchdog._exchange.once()
         return mine._judge()
 
-    for _ in range(20):
-        assert judged([mine, other]) == ""
-    said = [judged([mine]) for _ in range(9)]
+    # The first call sees the newest beat.
+    judged([mine, other])
+    mine._is_first_step = other._is_first_step = False
+    for _ in range(60):
+        assert judged([other, mine], beating=True) == ""
+    assert mine._left() < 0
+    said = [judged([mine]) for _ in range(10)]
     assert said[:7] == [""] * 7
     assert said[-1] == (
         "rank 1 is stopped, dead or out of reach, or has left the training: last heard of at step "
         "9, computing; the others wait at step 8, computing"
     )
-    assert judged([mine, other]) == ""
+    judged([other, mine], beating=True)
+    assert judged([other, mine], beating=True) == ""
+
+
+def test_a_rank_that_is_silent_is_lost_also_where_much_time_is_left(tmp_path):
+    store, ranks = dist.HashStore(), [of_two(rank) for rank in range(2)]
+    mine, other = (Watchdog(here, RunSection(hang_seconds=8.0), tmp_path, store) for here in ranks)
+    for watchdog in (mine, other):
+        watchdog.close()
+        watchdog._heartbeat.beat("computing", 1)
+        watchdog._count(0.0)
+    with mine._heartbeat.slowly("saving"):
+        mine._count(0.0)
+        for _ in range(100):
+            for watchdog in (other, mine):
+                watchdog._count(0.4)
+                watchdog._exchange.once()
+            assert mine._judge() == ""
+        said = []
+        while not (said and said[-1]):
+            mine._count(0.4)
+            mine._exchange.once()
+            said.append(mine._judge())
+    # Eight seconds, and a round until the newest status is read.
+    assert 20 <= len(said) <= 22 and "rank 1 is stopped, dead or out of reach" in said[-1]

@@ -8,11 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.processes import processes
+from stampede.engine.processes import Processes, processes
 from stampede.engine.watching.heartbeat import PHASES, Heartbeat
 from stampede.engine.watching.monitor import (
     Monitor,
@@ -150,8 +151,10 @@ def test_the_slowest_rank_is_the_one_that_waits_least():
         [60.1, 90.1, 99.1, 100.1]
     )
     line = {"step": 3, **over_ranks([window([0.2], 0.2), window([0.4])])}
-    said = sentence_of(line, 2)
-    for part in ("step 3: p50 500 ms", "reading 20.0%", "communication 20.0%", "rank 1: 500 ms w"):
+    here = Processes(0, 2, 1, torch.device("cpu"), hosts=("north", "south"))
+    said = sentence_of(line, here)
+    for part in ("step 3: p50 500 ms", "reading 20.0%", "communication 20.0%",
+                 "slowest rank 1 on south: 500 ms w"):  # fmt: skip
         assert part in said
 
 

@@ -1,0 +1,215 @@
+"""A whole job whose log, prepared data, run and results are in an object store."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import stampede
+from stampede import stores
+from stampede.data.prepare import main as prepare
+from stampede.engine.config.load import load_config
+from stampede.engine.inference import export_command, predict_command
+from stampede.engine.run import run
+from support import periods
+from support.jobs import tensors_of
+from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
+from support.movies import movies, write_movies
+from support.object_store import BUCKET, between, object_store
+from support.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def store(tmp_path):
+    with object_store(tmp_path / "stores") as files:
+        yield files
+
+
+def put_movies(store, folder, form="csv"):
+    """The log of `prepare_movies`, and its schema, in the store; overrides of a job on them."""
+    prepare_movies(folder)
+    if form != "csv":
+        write_movies(folder / f"log.{form}", movies(ROWS))
+    for name in (f"log.{form}", "schema.yaml"):
+        store.put_file(str(folder / name), f"{BUCKET}/given/{name}")
+    given = [f"data.path={BUCKET}/given/log.{form}", f"data.schema_file={BUCKET}/given/schema.yaml"]
+    return [*given, f"run.dir={BUCKET}/runs", f"data.cache={BUCKET}/cache", *JOB]
+
+
+def train(folder, overrides, world_size=1):
+    """As the launcher does it; also as a rank of several."""
+    config = load_config(folder / "movies.yaml", overrides, world_size)
+    run(config)
+    return stores.local(f"{BUCKET}/runs/{config.run.name}")
+
+
+def weights(run_folder):
+    return tensors_of(sorted((run_folder / "checkpoints").glob("epoch_*"))[-1])
+
+
+def another_machine(monkeypatch, folder):
+    monkeypatch.setenv("STAMPEDE_STORES", str(folder))
+
+
+def names(store, url):
+    store.invalidate_cache()
+    return {name.rpartition("/")[2] for name in store.find(url)}
+
+
+def test_the_result_is_that_of_local_files(store, tmp_path, monkeypatch):
+    here = train_on_movies(prepare_movies(tmp_path / "here"))
+    there = train(tmp_path / "there", put_movies(store, tmp_path / "there"))
+    for name, values in weights(here).items():
+        np.testing.assert_array_equal(weights(there)[name], values)
+    assert {"manifest.json", "summary.json", "metrics.jsonl"} <= names(
+        store, f"{BUCKET}/runs/movies"
+    )
+    # Elsewhere, with nothing but the URL.
+    another_machine(monkeypatch, tmp_path / "other")
+    rows = rows_of_test_part()
+    found = stampede.open_run(f"{BUCKET}/runs/movies").score(rows)
+    np.testing.assert_array_equal(found, stampede.open_run(here).score(rows))
+
+
+def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
+    train(tmp_path / "job", put_movies(store, tmp_path / "job"))
+    another_machine(monkeypatch, tmp_path / "other")
+    run_url, rows = f"{BUCKET}/runs/movies", f"{BUCKET}/given/log.csv"
+    for output in (f"{BUCKET}/out/scores.parquet", str(tmp_path / "scores.parquet")):
+        assert predict_command.main([run_url, rows, output]) == 0
+    assert f"{BUCKET}/out/scores.parquet" in capsys.readouterr().out
+    with store.open(f"{BUCKET}/out/scores.parquet") as file:
+        assert_frame_equal(
+            pl.read_parquet(file.read()), pl.read_parquet(tmp_path / "scores.parquet")
+        )
+    assert predict_command.main([run_url, rows, f"{BUCKET}/out/scores.parquet"]) == 2
+    assert "scores.parquet: is already there" in capsys.readouterr().err
+    for arguments in ([], ["--overwrite"]):
+        assert export_command.main([run_url, f"{BUCKET}/package", *arguments]) == 0
+    assert "load.py" in names(store, f"{BUCKET}/package")
+    # A folder that is no package is left alone.
+    assert export_command.main([run_url, f"{BUCKET}/given", "--overwrite"]) == 2
+    assert names(store, f"{BUCKET}/given") == {"log.csv", "schema.yaml"}
+    # A package of there is compared with.
+    delta = ["--since", f"{BUCKET}/package"]
+    assert export_command.main([run_url, f"{BUCKET}/delta", *delta]) == 0
+    out = ["--schema", f"{BUCKET}/given/schema.yaml", "--out", f"{BUCKET}/prepared"]
+    assert prepare(["table", rows, *out]) == 0
+    assert predict_command.main([run_url, f"{BUCKET}/prepared", f"{BUCKET}/out/own.csv"]) in (0, 2)
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv.gz", "csv.zst"])
+def test_every_form_of_a_log(store, tmp_path, form):
+    here = train_on_movies(prepare_movies(tmp_path / "here"))
+    there = train(tmp_path / "there", put_movies(store, tmp_path / "there", form))
+    for name, values in weights(here).items():
+        np.testing.assert_array_equal(weights(there)[name], values)
+
+
+def test_a_run_goes_on_on_another_machine(store, tmp_path, monkeypatch):
+    job = put_movies(store, tmp_path)
+    whole = weights(train(tmp_path, [*job, "train.epochs=3", "run.name=whole"]))
+    train(tmp_path, [*job, "run.name=cut"])
+    another_machine(monkeypatch, tmp_path / "other")
+    more = ["train.epochs=3", "run.name=cut", "checkpoint.resume=auto"]
+    for name, values in weights(train(tmp_path, [*job, *more])).items():
+        np.testing.assert_array_equal(values, whole[name])
+
+
+def train_as_ranks(folder, overrides, world_size):
+    train(folder, overrides, world_size)
+
+
+def test_two_ranks(store, tmp_path):
+    job = [*put_movies(store, tmp_path), "sharding.plan=row_wise"]
+    run_ranks(2, train_as_ranks, tmp_path, job, 2)
+    found = stampede.open_run(f"{BUCKET}/runs/movies")
+    assert 0.3 < found.metrics["test"]["auc"] < 0.9
+
+
+def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):
+    job = put_movies(store, tmp_path)
+    train(tmp_path, job)
+    another_machine(monkeypatch, tmp_path / "other")
+    with pytest.raises(stampede.RunFolderError, match="movies exists; write run"):
+        train(tmp_path, job)
+    (changed,) = [store.info(f"{BUCKET}/runs/movies/summary.json")["ETag"]]
+    train(tmp_path, [*job, "run.overwrite=true", "run.seed=2"])
+    store.invalidate_cache()
+    assert store.info(f"{BUCKET}/runs/movies/summary.json")["ETag"] != changed
+
+
+def test_days_from_a_store(store, tmp_path, monkeypatch):
+    path = periods.write_job(tmp_path / "job")
+    job = [f"data.path={BUCKET}/days/log*.csv", f"run.dir={BUCKET}/runs"]
+    for day in (1, 2, 10):
+        periods.write_log(tmp_path / "day.csv", day, seed=day)
+        store.put_file(str(tmp_path / "day.csv"), f"{BUCKET}/days/log_{day}.csv")
+        (tmp_path / "day.csv").rename(tmp_path / f"job/log_{day}.csv")
+    periods.train(path, job)
+    periods.train(path)
+    last = "ads/period_0003"
+    there = weights(stores.local(f"{BUCKET}/runs/{last}"))
+    for name, values in weights(tmp_path / f"job/runs/{last}").items():
+        np.testing.assert_array_equal(there[name], values)
+    another_machine(monkeypatch, tmp_path / "other")
+    periods.write_log(tmp_path / "day.csv", 11, seed=11)
+    store.put_file(str(tmp_path / "day.csv"), f"{BUCKET}/days/log_11.csv")
+    periods.train(path, job)
+    assert names(store, f"{BUCKET}/runs/ads/period_0004/checkpoints") >= {"manifest.json"}
+
+
+def test_a_store_that_takes_nothing_more_stops_the_run_with_a_sentence(store, tmp_path):
+    job = put_movies(store, tmp_path)
+    refuse = []
+
+    def answer(method, path):
+        return (403, None) if method == "PUT" and "/checkpoints/" in path and refuse else None
+
+    with between(answer):
+        refuse.append(True)
+        with pytest.raises(stampede.TrainingStoppedError) as failure:
+            train(tmp_path, job)
+    assert f"{BUCKET}/runs/movies" in str(failure.value)
+    assert "access is refused" in str(failure.value)
+    # Nothing half-written counts: no manifest of a checkpoint came.
+    assert not store.find(f"{BUCKET}/runs/movies/checkpoints/epoch_0001/manifest.json")
+
+
+KILLED = """
+import os, sys
+from stampede import stores
+from stampede.engine.training.trainer import Trainer
+from support.object_store import BUCKET
+from test_object_stores import train
+published, left = stores.published, [int(sys.argv[2])]
+def last(url):
+    published(url)
+    left[0] -= str(url).endswith("movies")
+    if not left[0]:
+        os.kill(os.getpid(), 9)
+stores.published = last
+train(__import__("pathlib").Path(sys.argv[1]), sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize("publication", [1, 2])
+def test_a_killed_run_goes_on_from_the_store(store, tmp_path, monkeypatch, publication):
+    job = [*put_movies(store, tmp_path), "train.epochs=3"]
+    whole = weights(train(tmp_path, [*job, "run.name=whole"]))
+    paths = os.pathsep.join([*sys.path, os.path.dirname(__file__)])
+    program = [sys.executable, "-c", KILLED, str(tmp_path), str(publication), *job]
+    done = subprocess.run(program, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    assert done.returncode == -9
+    another_machine(monkeypatch, tmp_path / "other")
+    monkeypatch.setattr(stores.Lease, "SECONDS", 0.2)
+    found = train(tmp_path, [*job, "checkpoint.resume=auto"])
+    assert len(list((found / "checkpoints").glob("epoch_*"))) >= 1
+    for name, values in weights(found).items():
+        np.testing.assert_array_equal(values, whole[name])
