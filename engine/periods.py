@@ -361,7 +361,7 @@ class _Periods:
         return True
 
     def _config(self, period: Period, again: Sequence[str] = ()) -> Config:
-        """Of a period that goes on with the model before, or of a new model of earlier files too."""
+        """Of a period that goes on with the model before, or of a new one also of files `again`."""
         own = {
             "run.dir": str(self.folder.path),
             "run.name": period_folder(period.number),

@@ -6,6 +6,7 @@ import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from stampede.data.prepared.manifest import read_manifest
@@ -23,6 +24,7 @@ from stampede.engine.advice import (
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.config import Config, goal_weights
+from stampede.engine.config.load import check_config, load_config_of_run
 from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
@@ -63,7 +65,47 @@ def run(config: Config) -> None:
         TrainingStoppedError: training failed.
     """
     with printing(not config.run.quiet), processes(config.run.device) as here:
+        if config.train.refit:
+            # Refuse a folder in use before the first of the two trainings.
+            with RunFolder(os.path.join(config.run.dir, config.run.name)) as folder:
+                here.on_main(lambda: folder.reserve(config))
+            config = _refitted(config, here)
         run_here(config, here)
+
+
+def _refitted(config: Config, here: Processes) -> Config:
+    """Let a run with a validation part choose the epochs; returns the run on all rows with them.
+
+    That has every setting of the first one. Rates that fall end at 0 after the chosen epochs.
+    """
+    name = f"{config.run.name}-selection"
+    given = config.model_dump(mode="json")
+    given["train"]["refit"] = False
+    given["run"]["name"] = name
+    run_here(check_config(given, Path(name), here.world_size), here)
+    chose = RunFolder(os.path.join(config.run.dir, name))
+    saved = here.on_main(lambda: load_config_of_run(chose.config_file).model_dump(mode="json"))
+    epochs = here.on_main(lambda: chose.read_summary()["best_epoch"]) or saved["train"]["epochs"]
+    saved["run"]["name"] = config.run.name
+    saved["train"]["epochs"] = saved["evaluate"]["every_epochs"] = epochs
+    # Only the last epoch is evaluated, so nothing is chosen by the test part.
+    saved["evaluate"] |= {"select_on": "test", "patience": 0, "compare_with_lr": False}
+    data = saved["data"]
+    if data.get("validation_path"):
+        paths = [data["path"], data["validation_path"]]
+        data["path"] = [
+            one for path in paths for one in ([path] if isinstance(path, str) else path)
+        ]
+    data |= {
+        key: type(data[key])() for key in ("validation_path", "validation_values") if key in data
+    }
+    for section in saved["optim"]["embedding"], saved["optim"]["dense"]:
+        schedule = section["schedule"]
+        if schedule["decay"] != "constant" and schedule["unit"] == "epochs":
+            schedule["warmup"] = min(schedule["warmup"], epochs / 4)
+    if here.is_main:
+        print(f"epoch {epochs} was the best: training again, on the validation rows too\n")
+    return check_config(saved, Path(config.run.name), here.world_size)
 
 
 def run_here(config: Config, here: Processes, scored: Scored | None = None) -> None:
