@@ -83,7 +83,7 @@ IN_STEPS = "optim.dense.schedule.unit=steps"
         (10_000_000, [f"{BATCH}=1048576"], {EPOCHS: 2, BETAS: [0.9, 0.999]}),
         (ROWS, [f"{BATCH}=32768", *CONTINUED], {EPOCHS: 1, BETAS: [0.9, 0.999], AVERAGING: 0}),
         # A new model of all files so far, and of some of a large log.
-        (ROWS, ["data.split=periods"], {EPOCHS: 8, AVERAGING: 8, DECAY: "constant"}),
+        (ROWS, ["data.split=periods"], {EPOCHS: 5, AVERAGING: 8, DECAY: "constant"}),
         (2_500_000, ["data.split=periods"], {EPOCHS: 1, AVERAGING: 0}),
         (2_500_000, ["data.split=periods", "train.replay=5"], {EPOCHS: 3, AVERAGING: 8}),
         (102_400, [IN_STEPS], {WARMUP: 20}),
