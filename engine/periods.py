@@ -253,7 +253,7 @@ class _Periods:
             if rows * (size + period.bytes) >= SMALL_LOG * size:
                 return 0
         for one in trained[len(trained) - wanted :]:
-            if Path(one.file).is_file():
+            if stores.at(one.file).is_file():
                 continue
             if most is not None:
                 raise DataError(
