@@ -336,7 +336,7 @@ class _Periods:
             with redirect_stdout(printed):
                 if again:
                     # By the model before, as a new one is trained on these rows.
-                    scored = score_here(self._config(period), self.here)
+                    scored = score_here(self._config(period), self.here, period.number)
                 run_here(self._config(period, again), self.here, scored)
         except UnfinishedFileError:
             if not follow:

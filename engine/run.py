@@ -48,11 +48,13 @@ class Scored(NamedTuple):
     """What the model before says of a period's rows.
 
     Attributes:
+        period: its number.
         metrics: see `evaluate`.
         source: what is known of the file with the ids of that model, see `source` of a prepared
             manifest.
     """
 
+    period: int
     metrics: dict[str, Any]
     source: Mapping[str, Any]
 
@@ -180,6 +182,9 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
                 tell(found_off, this.progress.step, folder, here)
             # Measured before the comparison, whose memory and seconds do not count.
             summary = summarize(this)
+            if scored is not None:
+                # The data are those of a first period.
+                summary["period"] = scored.period
             summary["logistic_regression"] = compare_with_lr(
                 config, dataset, this.progress, folder, here, regression, same_data=not is_new
             )
@@ -193,8 +198,8 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
             print(describe(summary, folder, describe_plan(job.model.plan)))
 
 
-def score_here(config: Config, here: Processes) -> Scored:
-    """Score a period's rows with the weights that it begins with; all ranks must call it.
+def score_here(config: Config, here: Processes, period: int) -> Scored:
+    """Score the rows of a period with the weights that it begins with; all ranks must call it.
 
     Writes nothing but prepared data.
     """
@@ -212,7 +217,7 @@ def score_here(config: Config, here: Processes) -> Scored:
     batches = reader.evaluation(reader.dataset.test)
     given = config.evaluate, None, dataset.unseen_rows, goals
     metrics = evaluate(job.model, batches, here, *given)
-    return Scored(metrics, here.on_main(lambda: read_manifest(data_folder(config)).source))
+    return Scored(period, metrics, here.on_main(lambda: read_manifest(data_folder(config)).source))
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:
