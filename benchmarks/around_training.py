@@ -85,7 +85,7 @@ def preparation(options: argparse.Namespace, report: Report) -> str:
 def prepared(log: Path, rows: int, pandas: list[str]) -> dict:
     """Seconds and peak memory of each way to read a log."""
     folder = log.with_suffix(".prepared")
-    ours = ["-m", "stampede.data.prepare", "criteo_kaggle", log, "--set", "features=paper"]
+    ours = ["-m", "stampede.data.prepare_command", "criteo_kaggle", log, "--set", "features=paper"]
     done: dict[str, list[Done]] = {"polars": [], "ours": []}
     # They take turns, so that a change of the machine's speed affects all. Larger logs take
     # minutes, which averages it out.

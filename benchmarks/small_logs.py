@@ -59,7 +59,7 @@ def measured(options: argparse.Namespace, rows: int, repeats: int, bar: tqdm) ->
     log = written(options.folder, rows)
     prepared = options.folder / f"small-{rows}"
     if not prepared.exists():
-        command = ["-m", "stampede.data.prepare", "criteo_kaggle", log, "--out", prepared]
+        command = ["-m", "stampede.data.prepare_command", "criteo_kaggle", log, "--out", prepared]
         run_program(command)
     scratch = options.folder / "small-runs"
     each: dict[str, list[float]] = defaultdict(list)

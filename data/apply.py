@@ -21,7 +21,7 @@ from stampede.data.prepared.manifest import (
     read_manifest,
 )
 from stampede.data.prepared.verify import check_content
-from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
+from stampede.data.prepared.writer import RowsOfParts, shares_of, write_manifest, write_rows
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import RawLog
@@ -65,7 +65,7 @@ def apply_learned(
         source = {
             "learned_from": str(prepared),
             "schema": learned.schema.model_dump(mode="json"),
-            "unknown_ids": unknown,
+            "unknown_ids": shares_of(unknown, parts),
         }
         write_manifest(unfinished, log, learned, options, parts, bad_rows, source, place=folder)
 

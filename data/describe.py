@@ -202,7 +202,7 @@ def read_rows(
             if limit and rows + bad_rows.count >= sum(counts):
                 break
     if not rows:
-        log.check_rows()
+        log.check_rows(log.counts())
         bad = counted(bad_rows.count, "bad row")
         raise DataError(f"{log.files[0]}: has no good row, but {bad}")
     frame = pl.scan_parquet(sorted(folder.glob("*.parquet")))

@@ -13,11 +13,9 @@ from collections.abc import Sequence
 import polars as pl
 
 from stampede.data.formulas import split
+from stampede.data.raw.rows import Marks
 from stampede.data.schema.schema import Schema, is_multi
 from stampede.settings import counted
-
-# Count of cells that became null, by column and text.
-Marks = Counter[tuple[str, str]]
 
 
 def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:

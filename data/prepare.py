@@ -1,45 +1,46 @@
-"""The command `stampede prepare`: turns a click log into a prepared folder.
+"""Turns a click log into a prepared folder.
 
 Pass 1 learns from the training part, pass 2 writes all parts.
 """
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow
 
-from stampede import stores
-from stampede.data.errors import DataError, exit_status
-from stampede.data.learning.learned import Learner, rows_of_new_ids
-from stampede.data.learning.vocabulary import Distinct, distinct_ids
+from stampede.data.errors import DataError
+from stampede.data.learning.learned import Learned, Learner, rows_of_new_ids
+from stampede.data.learning.vocabulary import Distinct
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import (
     BAD_ROWS,
     LEARNED_FOLDER,
     ShardEntry,
-    prepared_summary,
 )
-from stampede.data.prepared.verify import verify
-from stampede.data.prepared.writer import RowsOfParts, write_manifest, write_rows
+from stampede.data.prepared.writer import (
+    RowsOfParts,
+    Written,
+    shares_of,
+    write_manifest,
+    write_rows,
+)
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import Chunk, RawLog, labels_of
+from stampede.data.raw.log import Chunk, RawLog, has_soft_labels
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Quantiles, Schema, described
-from stampede.data.sources import TRAIN, Kind, Source, open_source
-from stampede.data.split import Assignment
+from stampede.data.sources import Source
+from stampede.data.split import Assignment, divided
 from stampede.files import make_folder
-from stampede.settings import from_key_values, keys_help, shown
+from stampede.settings import shown
 
 # With fewer rows, a part could be empty.
 _FEWEST_ROWS = 10
@@ -49,13 +50,36 @@ _MOST_TIMES, _MOST_NEWER = 100_000, 0.1
 
 _PART, _POSITION = "#part", "#position"
 
-_EXAMPLE = """example:
-  stampede prepare criteo_kaggle train.txt --out prepared \\
-      --set split=random --set on_bad_row=skip"""
+
+class Engine(Protocol):
+    """What reads the rows of a log, twice; see `OneProcess` and `on_spark.py`."""
+
+    def counts(self) -> list[int]:
+        """Rows of each file."""
+        ...
+
+    def learn(self, learner: Learner, assignment: Assignment, bad_rows: BadRows) -> None:
+        """Pass 1."""
+        ...
+
+    def write(
+        self, learned: Learned, assignment: Assignment, new: Mapping[str, np.ndarray] | None
+    ) -> Written:
+        """Pass 2; see `write_rows`."""
+        ...
 
 
-def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
+# Makes one for a source, its options and the unfinished folder.
+MakeEngine = Callable[[Source, PreparationOptions, Path], Engine]
+
+
+def prepare(
+    source: Source, options: PreparationOptions, folder: Path, engine: MakeEngine | None = None
+) -> bool:
     """Prepare a log unless the folder exists. The folder appears only when it is complete.
+
+    Args:
+        engine: what reads the rows; by default this process.
 
     Returns:
         Whether the folder is new.
@@ -66,7 +90,8 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
 
     def fill(unfinished: Path) -> None:
         try:
-            _prepare(source, options, unfinished, folder)
+            made = (engine or OneProcess)(source, options, unfinished)
+            _prepare(source, options, unfinished, folder, made)
         except DataError:
             # A file that is still being written looks damaged.
             source.log.check_unchanged()
@@ -75,7 +100,9 @@ def prepare(source: Source, options: PreparationOptions, folder: Path) -> bool:
     return make_folder(folder, fill, DataError)
 
 
-def _prepare(source: Source, options: PreparationOptions, folder: Path, place: Path) -> None:
+def _prepare(
+    source: Source, options: PreparationOptions, folder: Path, place: Path, engine: Engine
+) -> None:
     log, times = source.log, [time.perf_counter()]
 
     def clock() -> None:
@@ -83,8 +110,8 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
 
     counts = None
     if source.split.needs_counts():
-        counts = log.counts()
-        log.check_rows()
+        counts = engine.counts()
+        log.check_rows(counts)
         if sum(counts) < _FEWEST_ROWS:
             raise DataError(
                 f"{log.files[0]}: too few rows to divide into parts ({sum(counts)}); give at "
@@ -94,11 +121,10 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
     clock()
     remedy = f"{options.written}on_bad_row=skip to leave such rows out"
     bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, remedy)
-    spool = Spool(folder / "spool", log.schema) if options.spool else None
     learner = Learner(log.schema, int(options.counts_gb * 1e9), folder / "counts", source.growth)
-    _learn(learner, log, assignment, bad_rows, spool)
+    engine.learn(learner, assignment, bad_rows)
     if learner.rows == 0:
-        log.check_rows()
+        log.check_rows(engine.counts())
         written = options.written
         raise DataError(
             f"{log.files[0]}: the training part has no rows (bad rows left out: "
@@ -109,17 +135,10 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
     learned = learner.save(folder / LEARNED_FOLDER)
     shutil.rmtree(folder / "counts", ignore_errors=True)
     clock()
-    rows = spool
-    if rows is None:
-        # Pass 1 has reported the bad rows.
-        again = log.chunks(BadRows(options.on_bad_row))
-        rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
     new = None if source.growth is None else rows_of_new_ids(folder / LEARNED_FOLDER)
-    with RowProgress("pass 2 of 2, writing", log.bytes) as progress:
-        parts, unknown = write_rows(folder, rows, learned, options, progress, new)
+    parts, unknown = engine.write(learned, assignment, new)
     if options.split == "by_column":
         _check_named_parts(log, options, parts)
-    shutil.rmtree(folder / "spool", ignore_errors=True)
     log.check_unchanged()
     clock()
     stages = ("counting", "learning", "vocabularies", "writing")
@@ -134,7 +153,7 @@ def _prepare(source: Source, options: PreparationOptions, folder: Path, place: P
             f"labels between 0 and 1, as in column {columns}, are soft: each is trained on as the "
             "probability of a click"
         )
-    about |= {"notes": learner.notes, "unknown_ids": unknown}
+    about |= {"notes": learner.notes, "unknown_ids": shares_of(unknown, parts)}
     write_manifest(folder, log, learned, options, parts, bad_rows, about, source.growth, place)
 
 
@@ -181,32 +200,47 @@ def _advice_on_order(
     )
 
 
-def _learn(
-    learner: Learner,
-    log: RawLog,
-    assignment: Assignment,
-    bad_rows: BadRows,
-    spool: Spool | None,
-) -> None:
-    """Pass 1."""
-    with RowProgress("pass 1 of 2, learning", log.bytes) as progress:
+class OneProcess:
+    """Reads and writes the rows here."""
 
-        def learn(chunk: Chunk) -> None:
-            parts = assignment.parts(chunk)
-            labels = labels_of(chunk.frame, log.schema.goals)
-            learner.soft_labels |= bool(((labels > 0) & (labels < 1)).any())
-            distinct = distinct_ids(chunk.frame, log.schema)
-            frame = chunk.frame.drop(distinct)
-            train = parts == TRAIN
-            of_train = {n: Distinct(ids, codes[train]) for n, (ids, codes) in distinct.items()}
-            learner.add(frame.filter(pl.Series(train)), of_train)
-            if spool is not None:
-                spool.append(RowsOfParts(frame, parts, chunk.position, distinct))
-            progress.advance_to(chunk.position, len(chunk.numbers))
+    def __init__(self, source: Source, options: PreparationOptions, folder: Path) -> None:
+        self._log, self._options, self._folder = source.log, options, folder
+        self._spool = Spool(folder / "spool", source.log.schema) if options.spool else None
 
-        # In a thread, while this one parses the next rows.
-        for _ in computed_ahead(learn, log.chunks(bad_rows), 1):
-            pass
+    def counts(self) -> list[int]:
+        """Rows of each file."""
+        return self._log.counts()
+
+    def learn(self, learner: Learner, assignment: Assignment, bad_rows: BadRows) -> None:
+        """Pass 1."""
+        with RowProgress("pass 1 of 2, learning", self._log.bytes) as progress:
+
+            def learn(chunk: Chunk) -> None:
+                rows = divided(chunk, self._log.schema, assignment)
+                learner.soft_labels |= has_soft_labels(chunk.frame, self._log.schema)
+                learner.add(rows.train, rows.distinct_of_train)
+                if self._spool is not None:
+                    spooled = rows.frame, rows.parts, chunk.position, rows.distinct
+                    self._spool.append(RowsOfParts(*spooled))
+                progress.advance_to(chunk.position, len(chunk.numbers))
+
+            # In a thread, while this one parses the next rows.
+            for _ in computed_ahead(learn, self._log.chunks(bad_rows), 1):
+                pass
+
+    def write(
+        self, learned: Learned, assignment: Assignment, new: Mapping[str, np.ndarray] | None
+    ) -> Written:
+        """Pass 2."""
+        rows = self._spool
+        if rows is None:
+            # Pass 1 has reported the bad rows.
+            again = self._log.chunks(BadRows(self._options.on_bad_row))
+            rows = (RowsOfParts(c.frame, assignment.parts(c), c.position) for c in again)
+        with RowProgress("pass 2 of 2, writing", self._log.bytes) as progress:
+            found = write_rows(self._folder, rows, learned, self._options, progress, new)
+        shutil.rmtree(self._folder / "spool", ignore_errors=True)
+        return found
 
 
 class Spool:
@@ -255,64 +289,3 @@ class Spool:
             frame = pl.from_arrow(table.drop_columns(list(distinct)))
             rows = frame.drop(_PART).with_columns(pl.col(self._numbers).cast(pl.Float64))
             yield RowsOfParts(rows, frame[_PART].to_numpy(), position, distinct)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="stampede prepare",
-        description="Turn a raw click log into arrays to train on.\nIds and ranges are learned "
-        "from the training part only.",
-        epilog="\n".join(["options, with defaults:", *keys_help(PreparationOptions), "", _EXAMPLE]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    kinds = "criteo_kaggle, criteo_1tb, avazu, or table: any log, with --schema"
-    add("kind", nargs="?", metavar="KIND", help=kinds)
-    add("files", nargs="*", metavar="FILE", help="csv, tsv or parquet; .gz, .zst; or a glob")
-    add("--out", metavar="FOLDER", help="new folder for the prepared data")
-    add("--schema", default="", metavar="FILE.yaml", help="what the columns of a table mean")
-    option = "an option, see below; may be repeated"
-    add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=option)
-    hour = "avazu: hour of the day and weekday as ids instead of the hour"
-    add("--split-hour", action="store_true", help=hour)
-    add("--verify", metavar="PREPARED", help="only check the files of a prepared folder")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    parser = _parser()
-    # Intermixed: files may come before and after the options.
-    given = parser.parse_intermixed_args(arguments)
-    if given.verify is None:
-        if given.kind is None or not given.files or given.out is None:
-            parser.error("write KIND, FILE... and --out FOLDER, or --verify FOLDER")
-        if given.kind not in get_args(Kind):
-            parser.error(f"KIND: found {given.kind!r}; write one of {', '.join(get_args(Kind))}")
-
-    def run() -> None:
-        if given.verify is not None:
-            verify(stores.fetched(given.verify))
-            print(f"{given.verify}: all files are unchanged and valid")
-            return
-        options = from_key_values(given.set, PreparationOptions, "--set")
-        source = open_source(
-            given.kind,
-            given.files,
-            options,
-            schema=given.schema,
-            split_hour=given.split_hour or None,
-            features=options.features,
-            growth=options,
-            period_before=options.period_before,
-        )
-        with stores.outgoing(given.out, overwrite=False) as out:
-            if not prepare(source, options, out):
-                raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
-        print(prepared_summary(out))
-
-    return exit_status(run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from stampede.data.formulas import written_alike
+from stampede.data.learning.vocabulary import Distinct, distinct_ids
 from stampede.data.order import Permutation
 from stampede.data.raw.log import SPLIT, Chunk
+from stampede.data.schema.schema import Schema
 from stampede.data.sources import LAST_FILE, TEST, TRAIN, VALIDATION, Source
 
 
@@ -79,6 +82,27 @@ class Assignment:
         places = np.full(len(rows), total, dtype=np.int64)
         places[within] = Permutation(total, (self.source.split.seed,))(rows[within])
         return places
+
+
+class Divided(NamedTuple):
+    """Typed rows of all parts, and those of the training part, to learn from.
+
+    Frames lack the columns of `distinct_ids`, which stand beside them.
+    """
+
+    frame: pl.DataFrame
+    distinct: Mapping[str, Distinct]
+    parts: np.ndarray
+    train: pl.DataFrame
+    distinct_of_train: Mapping[str, Distinct]
+
+
+def divided(chunk: Chunk, schema: Schema, assignment: Assignment) -> Divided:
+    """The rows of a chunk by part."""
+    parts, distinct = assignment.parts(chunk), distinct_ids(chunk.frame, schema)
+    is_train, frame = parts == TRAIN, chunk.frame.drop(distinct)
+    of_train = {name: Distinct(ids, codes[is_train]) for name, (ids, codes) in distinct.items()}
+    return Divided(frame, distinct, parts, frame.filter(pl.Series(is_train)), of_train)
 
 
 def _is_from(values: pl.Series, first: str) -> pl.Series:

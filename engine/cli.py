@@ -34,7 +34,10 @@ _COMMANDS = {
         "write synthetic clicks as a log in files whose ids drift",
     ),
     "describe": ("stampede.data.describe", "show what is in a click log"),
-    "prepare": ("stampede.data.prepare", "turn a click log into arrays, or check the result"),
+    "prepare": (
+        "stampede.data.prepare_command",
+        "turn a click log into arrays, or check the result",
+    ),
     "apply": ("stampede.data.apply", "encode new data with learned ids and ranges"),
     "predict": ("stampede.engine.inference.predict_command", "score rows with a trained model"),
     "export": (

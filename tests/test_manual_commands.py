@@ -55,6 +55,7 @@ NOT_RUN = (
         ". .venv",
         "stampede sweep",
         "stampede tune",
+        "stampede prepare criteo_kaggle 'logs/*.tsv' --out prepared --spark",
         "pip install",
         "jupyter lab",
         "python -m pytest",

@@ -348,6 +348,14 @@ class Growth:
             )
 
 
+class Measured(NamedTuple):
+    """What `Learner` takes of the numbers of some rows."""
+
+    rows: int
+    ranges: Mapping[str, NumberRange]
+    ranges_of_log1p: Mapping[str, NumberRange]
+
+
 class Learner:
     """Counts ids and measures numbers.
 
@@ -388,11 +396,22 @@ class Learner:
 
     def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct]) -> None:
         """Learn from typed rows of the training part, and their other `distinct` columns."""
-        self.rows += len(frame)
         self.counts.add(frame, distinct)
-        for seen, fields in (self._ranges, self._numbers), (self._ranges_of_log1p, self._log1p):
-            for name, found in ranges(frame, fields).items():
-                seen[name] = seen[name].merged(found)
+        self.merge(self.measured(frame))
+
+    def measured(self, frame: pl.DataFrame) -> Measured:
+        """The numbers of some typed rows of the training part."""
+        return Measured(len(frame), ranges(frame, self._numbers), ranges(frame, self._log1p))
+
+    def merge(self, found: Measured) -> None:
+        """Learn the numbers of the next rows; their order decides the last bits of a mean."""
+        self.rows += found.rows
+        for seen, new in (
+            (self._ranges, found.ranges),
+            (self._ranges_of_log1p, found.ranges_of_log1p),
+        ):
+            for name, one in new.items():
+                seen[name] = seen[name].merged(one)
 
     def save(self, folder: Path) -> Learned:
         """Write what was learned into a new folder, and load it."""

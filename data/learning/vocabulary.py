@@ -68,10 +68,14 @@ class ValueCounts:
 
     Args:
         columns: what each column is counted as; columns of one name are counted together.
+
+    Attributes:
+        names: what is counted.
     """
 
     def __init__(self, columns: Mapping[str, str], budget: int, folder: Path) -> None:
-        self._columns, names = columns, dict.fromkeys(columns.values())
+        self._columns, self.names = columns, list(dict.fromkeys(columns.values()))
+        names = self.names
         # The merged table of each name, and newer ones.
         self._tables: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
         # Added up here, as asking Polars each time takes longer than counting.

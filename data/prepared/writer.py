@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +42,9 @@ _Arrays = dict[str, np.ndarray]
 _Bags = list[EncodedBag]
 
 
+Written = tuple[dict[PartName, list[ShardEntry]], dict[PartName, UnknownIds]]
+
+
 class RowsOfParts(NamedTuple):
     """Some typed rows, and the part of each."""
 
@@ -58,17 +61,22 @@ def write_rows(
     options: WritingOptions,
     progress: RowProgress,
     new: Mapping[str, np.ndarray] | None = None,
-) -> tuple[dict[PartName, list[ShardEntry]], dict[PartName, Shares]]:
+    before: Sequence[int] = (0,) * len(PARTS),
+) -> Written:
     """Encode rows and write each to its part.
 
     Args:
         new: see `UnknownIds`.
+        before: rows of each part that are written elsewhere, before these.
 
     Returns:
-        The manifest's entries of the files; and the shares of missing and unseen ids, by part.
+        The manifest's entries of the files; and the counts of missing and unseen ids, by part.
     """
     unknown = {part: UnknownIds(learned.fields, new) for part in PARTS}
-    writers = {part: PartWriter(folder, part, options.shard_rows) for part in PARTS}
+    writers = {
+        part: PartWriter(folder, part, options.shard_rows, rows)
+        for part, rows in zip(PARTS, before, strict=True)
+    }
 
     def encode(some: RowsOfParts) -> tuple[RowsOfParts, _Arrays, _Bags]:
         arrays, bags = learned.encode(some.frame, options.numbers_dtype, some.distinct)
@@ -96,8 +104,14 @@ def write_rows(
     # The disk then writes for all of them while their checksums are computed.
     for writer in writers.values():
         writer.close()
-    parts = {part: writer.finish() for part, writer in writers.items()}
-    return parts, {part: counts.shares() for part, counts in unknown.items() if parts[part]}
+    return {part: writer.finish() for part, writer in writers.items()}, unknown
+
+
+def shares_of(
+    unknown: Mapping[PartName, UnknownIds], parts: Mapping[PartName, Sequence[ShardEntry]]
+) -> dict[PartName, Shares]:
+    """The shares of missing and unseen ids of each part that has rows."""
+    return {part: counts.shares() for part, counts in unknown.items() if parts[part]}
 
 
 def _stored_labels(labels: np.ndarray, are_floats: bool) -> np.ndarray:
@@ -167,14 +181,20 @@ def write_manifest(
 
 
 class PartWriter:
-    """Writes a part shard by shard; file names begin with `part`."""
+    """Writes a part shard by shard; file names begin with `part`.
 
-    def __init__(self, folder: Path, part: str, shard_rows: int) -> None:
+    Args:
+        before: rows of the part before these; the first shard lacks those that would be in it.
+    """
+
+    def __init__(self, folder: Path, part: str, shard_rows: int, before: int = 0) -> None:
         self._folder = folder
         self._part = part
         self._shard_rows = shard_rows
         self._files: dict[str, _NpyFile] = {}
-        self._rows = 0
+        # The number of the shard, the place in it, and where its rows here begin.
+        self._shard, self._rows = divmod(before, shard_rows)
+        self._begin = self._rows
         self._closed: list[tuple[int, dict[str, Future[FileEntry]]]] = []
         # Files are flushed and checksums computed while the next rows are prepared.
         self._threads = ThreadPoolExecutor(2)
@@ -207,14 +227,14 @@ class PartWriter:
 
     def close(self) -> None:
         """Begin to close the last shard; does not wait for it."""
-        if not self._rows:
+        if self._rows == self._begin:
             return
         entries = {
             name: self._threads.submit(lambda file: file_entry(file.close(), self._folder), file)
             for name, file in self._files.items()
         }
-        self._closed.append((self._rows, entries))
-        self._files, self._rows = {}, 0
+        self._closed.append((self._rows - self._begin, entries))
+        self._files, self._rows, self._begin, self._shard = {}, 0, 0, self._shard + 1
 
     def finish(self) -> list[ShardEntry]:
         """Close the last shard; returns the manifest's entries of all shards."""
@@ -228,7 +248,7 @@ class PartWriter:
 
     def _file(self, name: str, array: np.ndarray) -> _NpyFile:
         if name not in self._files:
-            path = self._folder / f"{self._part}-{len(self._closed):05d}-{name}.npy"
+            path = self._folder / f"{self._part}-{self._shard:05d}-{name}.npy"
             self._files[name] = _NpyFile(path, array)
         return self._files[name]
 

@@ -70,6 +70,12 @@ def labels_of(frame: pl.DataFrame, goals: Sequence[str]) -> np.ndarray:
     return np.stack(found, 1)
 
 
+def has_soft_labels(frame: pl.DataFrame, schema: Schema) -> bool:
+    """Whether some labels of typed rows are between 0 and 1."""
+    labels = labels_of(frame, schema.goals)
+    return bool(((labels > 0) & (labels < 1)).any())
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Some typed rows.
@@ -135,6 +141,12 @@ class RawLog:
             self._counts = counts
         return self._counts
 
+    def count(self, file: int) -> int:
+        """Rows of one file, bad ones included."""
+        kind = _format_of(self.schema, self.files[file], self._split_column)
+        *_, (rows, _) = kind.count(self.files[file])
+        return rows
+
     def check_unchanged(self) -> None:
         """Raise an `UnfinishedFileError` if a file has grown since reading began."""
         for file, before in zip(self.files, self._sizes, strict=True):
@@ -150,24 +162,36 @@ class RawLog:
             first = next(chunks, None)
         return None if first is None else first.frame[TIME].min()
 
-    def check_rows(self) -> None:
-        """Raise a `DataError` if the log has no rows."""
-        if not any(self.counts()):
+    def check_rows(self, counts: Sequence[int]) -> None:
+        """Raise a `DataError` if the log has no rows; `counts` are those of each file."""
+        if not any(counts):
             raise DataError(
                 f"{self.files[0]}: is empty, or has only a header line; write the path of the "
                 "click log, or, if line 1 is a row, name the columns in the schema, as in "
                 "`columns: [label, user, item]`"
             )
 
-    def chunks(self, bad_rows: BadRows) -> Iterator[Chunk]:
+    def labels(self) -> list[Labels]:
+        """For each goal, what `chunks` has found of its labels."""
+        return [Labels(goal, label) for goal, label in self.schema.label.items()]
+
+    def chunks(
+        self, bad_rows: BadRows, only: int | None = None, labels: Sequence[Labels] | None = None
+    ) -> Iterator[Chunk]:
         """All rows, in order.
+
+        Args:
+            only: number of the one file to read.
+            labels: notes what is found, see `labels`.
 
         Raises:
             DataError: a file cannot be used, or has a bad row and `bad_rows` refuses it.
         """
         before = 0
-        labels = [Labels(goal, label) for goal, label in self.schema.label.items()]
+        labels = self.labels() if labels is None else labels
         for number, file in enumerate(self.files):
+            if only not in (None, number):
+                continue
             kind = _format_of(self.schema, file, self._split_column)
 
             def convert(piece: Any, kind: Delimited | Parquet = kind) -> RawRows:
@@ -435,9 +459,17 @@ class Labels:
             return frame
         label = frame[self._name]
         is_minus = label == -1
-        self._has_minus |= bool(is_minus.any())
         others = label.filter(~is_minus & (label != 1))
-        self._other = others[0] if self._other is None and len(others) else self._other
+        self._note(bool(is_minus.any()), others[0] if len(others) else None, file)
+        return frame.with_columns(label.set(is_minus, 0.0)) if is_minus.any() else frame
+
+    def add(self, other: Labels, file: Path) -> None:
+        """Note what was found in a file that another process has read."""
+        self._note(other._has_minus, other._other, file)
+
+    def _note(self, has_minus: bool, other: float | None, file: Path) -> None:
+        self._has_minus |= has_minus
+        self._other = other if self._other is None else self._other
         if self._has_minus and self._other is not None:
             column = self._label.column
             raise DataError(
@@ -445,7 +477,6 @@ class Labels:
                 f"which of them are clicks; write `label: {{column: {column}, positive: [1]}}` in "
                 "the schema, or other values"
             )
-        return frame.with_columns(label.set(is_minus, 0.0)) if is_minus.any() else frame
 
 
 def _float(column: str, types: pl.Schema, rules: int) -> pl.Expr:

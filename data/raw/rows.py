@@ -13,8 +13,10 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.missing import Marks
 from stampede.data.options import OnBadRow
+
+# Count of cells that became null because of their text, by column and text.
+Marks = Counter[tuple[str, str]]
 
 # Characters of a bad row that are written to the list of bad rows.
 _LONGEST = 2000
@@ -71,6 +73,15 @@ class BadRows:
                 for row in rows:
                     entry = {**asdict(row), "text": row.text[:_LONGEST]}
                     file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+    def add(self, other: BadRows) -> None:
+        """Count and list what another process has found in the next file."""
+        self.count += other.count
+        for name in ("marks", "values", "whole", "rounded"):
+            getattr(self, name).update(getattr(other, name))
+        if other._aside is not None and other._aside.exists() and self._aside is not None:
+            with self._aside.open("ab") as file:
+                file.write(other._aside.read_bytes())
 
     def marks_by_column(self) -> dict[str, dict[str, int]]:
         """Count of missing cells by column and text, the most frequent first."""

@@ -16,7 +16,8 @@ from stampede.data import DataError
 from stampede.data.apply import apply_learned
 from stampede.data.errors import UnfinishedFileError
 from stampede.data.options import PreparationOptions, Split, WritingOptions
-from stampede.data.prepare import main, prepare
+from stampede.data.prepare import prepare
+from stampede.data.prepare_command import main
 from stampede.data.prepared.reader import open_prepared
 from stampede.data.sources import open_source
 from stampede.settings import SettingsError, from_key_values
@@ -510,7 +511,7 @@ def test_cells_that_are_missing_because_of_their_text_are_reported(log, capsys):
 
 def test_no_torch_for_preparing(log):
     program = (
-        "import sys; from stampede.data.prepare import main; "
+        "import sys; from stampede.data.prepare_command import main; "
         f"assert main({command(log)!r}) == 0; "
         "print('torch' in sys.modules, 'torchrec' in sys.modules)"
     )
@@ -522,7 +523,7 @@ def test_a_killed_preparation_is_never_taken_for_complete(log):
     """Killed at several moments: the result is absent or complete, and leftovers are removed."""
     rows = log.read_text().splitlines()
     log.write_text("\n".join([rows[0], *rows[1:] * 200]) + "\n")
-    program = [sys.executable, "-m", "stampede.data.prepare"]
+    program = [sys.executable, "-m", "stampede.data.prepare_command"]
     for attempt in range(6):
         process = subprocess.Popen(
             [*program, *command(log)],
@@ -549,7 +550,7 @@ def test_a_killed_preparation_is_never_taken_for_complete(log):
 
 PEAK = """
 import resource
-from stampede.data.prepare import main
+from stampede.data.prepare_command import main
 from stampede.data.raw import files
 files.BLOCK_BYTES = 1 << 20
 assert main({arguments!r}) == 0

@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 
 import stampede
 from stampede import stores
-from stampede.data.prepare import main as prepare
+from stampede.data.prepare_command import main as prepare
 from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stampede.data.prepare import main as prepare
+from stampede.data.prepare_command import main as prepare
 from stampede.engine.cli import main
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import DoesNotFitError

@@ -1,0 +1,108 @@
+# pyright: basic
+"""Preparation and scoring on Apache Spark; needs `pip install 'stampede[spark]'` and Java 17."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow
+
+from stampede import stores
+from stampede.data.errors import DataError
+from stampede.data.on_spark import OnSpark
+from stampede.data.options import PreparationOptions
+from stampede.data.prepare import prepare as prepare_on
+from stampede.data.sources import open_source
+from stampede.files import hidden
+from stampede.settings import from_key_values
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def prepare(
+    dataframe: DataFrame,
+    schema: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Prepare the rows of a Spark table, in the order of its partitions, for `data.kind=prepared`.
+
+    They are written as Parquet beside `out`, prepared by `stampede prepare --spark`'s tasks, and
+    deleted.
+
+    Args:
+        dataframe: with the columns that the schema names. Sort it by time for a sequential split.
+        schema: the schema's file.
+        out: a new folder that all workers see under this path.
+        options: as after `stampede prepare --set`, such as `{"split": "random"}`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DataError, SettingsError: what is wrong, and what to write instead.
+    """
+    out = Path(out).absolute()
+    given = [f"{key}={json.dumps(value)}" for key, value in (options or {}).items()]
+    checked = from_key_values(given, PreparationOptions, "options")
+    if out.exists():
+        raise DataError(f"{out}: already exists; delete it, or choose another folder")
+    log = hidden(out, "log")
+    dataframe.write.mode("overwrite").parquet(log.as_uri())
+    try:
+        source = open_source("table", f"{log}/*.parquet", checked, schema=str(schema))
+        prepare_on(source, checked, out, partial(OnSpark, dataframe.sparkSession))
+    finally:
+        shutil.rmtree(log, ignore_errors=True)
+    return out
+
+
+def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
+    """Score a Spark table with an exported model, where its rows are.
+
+    Args:
+        dataframe: with the columns of the log.
+        package: a folder of `stampede export` that all workers see under this path, or a URL. Its
+            `load.py` is executed.
+
+    Returns:
+        The table with a column `score`, double: the probability of a click; with several goals
+        `score_GOAL` of each.
+    """
+    from pyspark.sql.types import DoubleType, StructField
+
+    place = str(package) if stores.is_url(package) else os.path.abspath(package)
+    names = [f"score_{goal}" for goal in _model(place).goals] or ["score"]
+    schema = dataframe.schema
+    for name in names:
+        schema = type(schema)([*schema.fields, StructField(name, DoubleType())])
+
+    def scored(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            found = _model(place).score(pl.from_arrow(batch)).reshape(len(batch), -1)
+            arrays = [*batch.columns, *map(pyarrow.array, found.T.astype("float64"))]
+            yield pyarrow.RecordBatch.from_arrays(arrays, [*batch.schema.names, *names])
+
+    return dataframe.mapInArrow(scored, schema)
+
+
+@lru_cache(maxsize=1)
+def _model(place: str) -> Any:
+    """The model of a package, by its own load.py; read once in each of Spark's processes."""
+    file = stores.fetched(place) / "load.py"
+    if not file.is_file():
+        raise DataError(f"{place}: is not a package; write a folder that `stampede export` made")
+    spec = spec_from_file_location("load_of_a_package", file)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load()

@@ -1,0 +1,228 @@
+"""Preparation and scoring on Spark, compared with those of one process."""
+
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+    pytest.skip("there is no Java", allow_module_level=True)
+
+from stampede import spark
+from stampede.data.errors import DataError
+from stampede.data.on_spark import OnSpark, session
+from stampede.data.options import PreparationOptions
+from stampede.data.prepare import prepare
+from stampede.data.prepare_command import main
+from stampede.data.sources import open_source
+from support.movie_runs import prepare_movies, train_on_movies
+from support.movies import MOVIES, movies, write_movies
+from support.packages import loaded
+from support.predicting import run_command
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def local():
+    found = session("local[2]")
+    yield found
+    found.stop()
+
+
+def write_logs(folder, frame, cuts, form="csv"):
+    """A log in several files, the schema of movies; the glob of it."""
+    folder.mkdir(exist_ok=True)
+    for number, (begin, end) in enumerate(zip([0, *cuts], [*cuts, len(frame)], strict=True)):
+        write_movies(folder / f"log_{number}.{form}", frame[begin:end])
+    (folder / "schema.yaml").write_text(MOVIES)
+    return f"{folder}/log_*.{form}"
+
+
+def prepared(folder, files, engine=None, schema=MOVIES, **options):
+    schema_file = folder.with_suffix(".yaml")
+    schema_file.write_text(schema)
+    checked = PreparationOptions(**options)
+    source = open_source("table", files, checked, schema=str(schema_file))
+    assert prepare(source, checked, folder, engine)
+    return folder
+
+
+def assert_same(one, other):
+    """All files are equal; in the manifest all but what names places and seconds."""
+    names = sorted(str(path.relative_to(one)) for path in one.rglob("*") if path.is_file())
+    assert names == sorted(str(p.relative_to(other)) for p in other.rglob("*") if p.is_file())
+    for name in set(names) - {"manifest.json", "verified.json"}:
+        assert filecmp.cmp(one / name, other / name, shallow=False), name
+    found = [json.loads((folder / "manifest.json").read_text()) for folder in (one, other)]
+    for manifest in found:
+        for key in ("seconds", "files", "bytes"):
+            del manifest["source"][key]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "cuts, options",
+    [
+        ((), {"split": "random", "shard_rows": 100}),
+        ((1, 100, 101), {"split": "random", "shard_rows": 100}),
+        ((1, 100, 101), {"split": "sequential", "shard_rows": 64, "validation_fraction": 0.3}),
+        ((1, 100, 101), {"split": "by_column", "split_column": "city", "test_values": ["Oslo"]}),
+        ((1, 100, 101), {"split": "highfreq", "keep_ids": 3, "spool": False}),
+        ((1, 100, 101), {"split": "periods"}),
+        ((1, 100, 101), {"split": "random", "numbers_dtype": "float16", "counts_gb": 1e-6}),
+    ],
+)
+def test_the_folder_is_that_of_one_process(local, tmp_path, cuts, options):
+    files = write_logs(tmp_path, movies(800), cuts)
+    here = prepared(tmp_path / "here", files, **options)
+    there = prepared(tmp_path / "there", files, partial(OnSpark, local), **options)
+    assert_same(here, there)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_logs(local, tmp_path, seed):
+    """Ties in counts, files without rows of a part, bags without ids, numbers that are missing."""
+    draw = np.random.default_rng(seed)
+    frame = movies(int(draw.integers(60, 500)))
+    frame["genres"] = draw.permutation(frame["genres"])
+    frame["user"] = draw.integers(0, 40, len(frame))
+    cuts = sorted(draw.integers(1, len(frame), int(draw.integers(0, 6))).tolist())
+    form = str(draw.choice(["csv", "parquet", "csv.gz"]))
+    files = write_logs(tmp_path, frame, [*dict.fromkeys(cuts)], form)
+    options = {
+        "split": str(draw.choice(["random", "sequential"])),
+        "shard_rows": int(draw.integers(5, 200)),
+        "test_fraction": float(draw.choice([0.0, 0.1, 0.6])),
+    }
+    shared = MOVIES.replace("movie: {max_size: 5}", "movie: {share: user}")
+    schema = str(draw.choice([MOVIES, shared]))
+    here = prepared(tmp_path / "here", files, schema=schema, **options)
+    there = prepared(tmp_path / "there", files, partial(OnSpark, local), schema, **options)
+    assert_same(here, there)
+
+
+def broken(frame, at):
+    """With a slot that is no slot."""
+    found = frame.copy()
+    found["slot"] = found["slot"].astype(object)
+    found.loc[at, "slot"] = "x"
+    return found
+
+
+def test_bad_rows_are_told_alike(local, tmp_path):
+    files = write_logs(tmp_path, broken(movies(300), [7, 120, 121, 290]), (100, 200))
+    engine, said = partial(OnSpark, local), []
+    for number, one in enumerate((None, engine)):
+        with pytest.raises(DataError) as failure:
+            prepared(tmp_path / f"refused_{number}", files, one)
+        said.append(str(failure.value))
+        assert not (tmp_path / f"refused_{number}").exists()
+    assert said[0] == said[1] and "log_0.csv: line 9, column slot" in said[0]
+    here = prepared(tmp_path / "here", files, on_bad_row="skip")
+    assert_same(here, prepared(tmp_path / "there", files, engine, on_bad_row="skip"))
+
+
+def test_labels_of_two_kinds_in_two_files_are_refused(local, tmp_path):
+    for name, labels in (("log_0.csv", "1\n-1\n"), ("log_1.csv", "1\n0\n")):
+        (tmp_path / name).write_text("click,user\n" + labels.replace("\n", ",u\n") * 20)
+    with pytest.raises(DataError, match=r"log_1\.csv: column click: found labels -1 and 0"):
+        prepared(
+            tmp_path / "there",
+            f"{tmp_path}/log_*.csv",
+            partial(OnSpark, local),
+            "label: click\nids: {user: {}}\n",
+        )
+
+
+def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
+    prepare_movies(tmp_path)
+    frame = pd.read_csv(tmp_path / "log.csv", dtype={"city": str}, keep_default_na=False)
+    frame["age"] = pd.to_numeric(frame["age"])
+    rows = [tuple(None if v != v else v for v in row) for row in frame.itertuples(index=False)]
+    table = local.createDataFrame(list(map(tuple, rows)), list(frame.columns)).coalesce(1)
+    options = {"split": "random", "validation_fraction": 0.2}
+    found = spark.prepare(table, tmp_path / "schema.yaml", tmp_path / "spark", options)
+    pl.DataFrame(
+        rows, schema=list(frame.columns), orient="row", infer_schema_length=None
+    ).write_parquet(tmp_path / "one.parquet")
+    assert_same(prepared(tmp_path / "here", f"{tmp_path}/one.parquet", **options), found)
+    with pytest.raises(DataError, match="spark: already exists"):
+        spark.prepare(table, tmp_path / "schema.yaml", tmp_path / "spark")
+    # The numbers of the prepared folder are the run's own.
+    run = train_on_movies(tmp_path)
+    from stampede import open_run
+
+    open_run(run).export(tmp_path / "package")
+    scored = spark.scores(table.repartition(3), tmp_path / "package").toArrow()
+    again = pl.from_arrow(scored)
+    expected = loaded(tmp_path / "package").score(again.drop("score"))
+    np.testing.assert_array_equal(again["score"].to_numpy(), expected.astype(np.float64))
+    assert len(again) == len(frame)
+
+
+def test_the_command_on_a_cluster_of_two_workers(tmp_path):
+    """Spark's own master and workers, each a process of its own."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    run = [str(home / "bin/spark-class")]
+    log = (tmp_path / "spark.log").open("w+")
+    kept = {"env": environment, "stdout": log, "stderr": log}
+    master = [*run, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
+    processes = [subprocess.Popen([*master, "--port", "0", "--webui-port", "0"], **kept)]
+    try:
+        address = waited(tmp_path / "spark.log", "Starting Spark master at ")
+        worker = [*run, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
+        worker += ["--cores", "1", "--memory", "1G", "--webui-port", "0"]
+        for number in range(2):
+            place = ["--work-dir", str(tmp_path / f"worker_{number}")]
+            processes.append(subprocess.Popen([*worker, *place, address], **kept))
+        files = write_logs(tmp_path, movies(300), (100, 200))
+        command = [sys.executable, "-m", "stampede.data.prepare_command", "table", files]
+        command += ["--schema", str(tmp_path / "schema.yaml"), "--set", "split=random"]
+        command += ["--out", str(tmp_path / "there"), "--spark", address]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    here = prepared(tmp_path / "here", files, split="random")
+    assert_same(here, tmp_path / "there")
+
+
+def waited(file, words):
+    """What a file says after these words, once it does."""
+    for _ in range(1200):
+        if words in (text := file.read_text()):
+            return text.partition(words)[2].split()[0]
+        time.sleep(0.1)
+    raise AssertionError(file.read_text())
+
+
+def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
+    files = write_logs(tmp_path, movies(50), ())
+    given = ["table", files, "--out", str(tmp_path / "out"), "--schema"]
+    given += [str(tmp_path / "schema.yaml"), "--spark", "local[1]"]
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "")
+        status, said = run_command(main, *given)
+    assert status == 2 and "--spark needs Java 17" in said
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    status, said = run_command(main, *given)
+    assert status == 2 and "--spark needs the package pyspark" in said
