@@ -254,11 +254,14 @@ def test_a_new_row_depends_only_on_its_id(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("plan", "max_rows"), [("row_wise", 60), ("data_parallel", "null")])
-def test_each_period_may_have_another_number_of_ranks(tmp_path, plan, max_rows):
+@pytest.mark.parametrize(
+    ("plan", "max_rows", "given"),
+    [("row_wise", 60, KEEP_ALL), ("data_parallel", "null", KEEP_ALL), ("row_wise", "null", ANEW)],
+)
+def test_each_period_may_have_another_number_of_ranks(tmp_path, plan, max_rows, given):
     """Two, four and one; where a table is full, new ids take rows on whatever rank they are."""
     folder, alone = tmp_path / plan, tmp_path / "alone"
-    overrides = [f"sharding.plan={plan}", *KEEP_ALL, f"data.max_rows={max_rows}"]
+    overrides = [f"sharding.plan={plan}", *given, f"data.max_rows={max_rows}"]
     train(write_logs(alone, [0, 30, 60]), overrides)
     path = write_job(folder)
     for number, ranks in enumerate((2, 4, 1), 1):
