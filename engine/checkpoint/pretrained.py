@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from stampede import stores
 from stampede.data import DataError, Dataset
 from stampede.engine.checkpoint.manifest import weights_name
 from stampede.engine.checkpoint.tensors import local_parts
@@ -89,7 +90,7 @@ def _matched(
     """The vector of each row of the field's table, -1 for none; and the vectors."""
     folder = None if isinstance(config.data, SyntheticSection) else data_folder(config)
     names = row_names(folder, field, dataset.vocabulary_sizes[field])
-    path = Path(file)
+    path = stores.fetched(file)
     ids, vectors = _read(path, field, dim)
     places = dict(zip(ids, range(len(ids)), strict=True))
     rows = np.array([places.get(str(name), -1) for name in names], dtype=np.int64)

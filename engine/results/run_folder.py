@@ -73,12 +73,16 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Release the folder."""
         self._events.close()
         if self._lease is not None:
             try:
                 self.publish()
+            except TrainingStoppedError:
+                # It must not hide the exception that ended the context.
+                if kind is None:
+                    raise
             finally:
                 self._lease.release()
         if self._lock is not None:
