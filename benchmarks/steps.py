@@ -100,7 +100,7 @@ def watch_parts(watch: Stopwatch, stack: ExitStack, job: Training) -> None:
         (job.job.front, "send", "lookup"),
         (job.job.front, "lookup_sent", "lookup"),
         (job.job.ctr_model, "logits", "dense"),
-        (job.job.dense_optimizer, "step", "dense"),
+        (job.job.dense_optimizer, "update_", "dense"),
         (job, "flush", "update"),
         (torch.Tensor, "backward", kind),
     ):

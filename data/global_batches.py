@@ -79,6 +79,7 @@ class GlobalBatches:
         self._order = order or Order(part.rows)
         if self._order.rows != part.rows:
             raise ValueError(f"an order of {self._order.rows} rows for a part of {part.rows}")
+        self._described = asdict(self._order)
         # Of this rank.
         self._tiles = tiles // world_size
         self._ahead = ahead
@@ -133,7 +134,7 @@ class GlobalBatches:
             "epoch": self._epoch,
             "samples": self._samples,
             "batch_size": self._batch_size,
-            "order": asdict(self._order),
+            "order": dict(self._described),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -59,6 +59,7 @@ def logistic_regression(
     # Slow to import.
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
     start = time.perf_counter()
     inputs, label, weight = _features(dataset, dataset.train)
@@ -73,7 +74,9 @@ def logistic_regression(
 
     def fitted(strength: float, columns: np.ndarray, rows: slice) -> dict[str, Any]:
         model = LogisticRegression(C=strength, max_iter=_MOST_ITERATIONS)
-        with warnings.catch_warnings():
+        # Its loops are too short for several threads: beside other processes two took 27 s for
+        # what one does in one.
+        with warnings.catch_warnings(), threadpool_limits(1):
             # The limit is meant.
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(inputs[rows][:, columns], label[rows], weight[rows])

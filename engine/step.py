@@ -151,7 +151,7 @@ def _train_step(
         job.dense_parameters.values(), processes.world_size, in_order=batch.tiles > 0
     )
     heartbeat.beat("updating dense layers")
-    job.dense_optimizer.step(found_inf=None if flag is None else flag.found_inf())
+    job.dense_optimizer.update_(None if flag is None else flag.found_inf())
     heartbeat.beat("between steps")
     return loss
 

@@ -235,9 +235,9 @@ class EmbeddingFront(nn.Module):
 
         A sample with several ids of a field gets their sum or mean; without ids, zeros.
         """
-        divisors = _divisors(sparse, self.mean, self.pooled)
         if self.local is not None:
-            return LookedUp(_divided(self.local(sparse), divisors, self.widths), {})
+            return self.lookup_sent(self.send(sparse))
+        divisors = _divisors(sparse, self.mean, self.pooled)
         weights = _weights(sparse, self._weighted)
         found = [collection(sparse) for collection in self._collections()]
         return self._looked_up(found, divisors, weights)
@@ -255,7 +255,7 @@ class EmbeddingFront(nn.Module):
 
     def lookup_sent(self, sent: SentIds) -> LookedUp:
         """As `lookup`, of ids that were sent; they can be looked up once."""
-        if self.local is not None:
+        if self.local is not None and sent.stay is not None:
             return LookedUp(_divided(self.local(sent.stay), sent.divisors, self.widths), {})
         found = []
         for collection, (context, awaited) in zip(self._collections(), sent.parts, strict=True):

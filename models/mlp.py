@@ -204,13 +204,9 @@ class _ReluLayers(torch.autograd.Function):
         drawn: Sequence[tuple[Tensor, int, float]],
         *parameters: Tensor,
     ) -> Tensor:
-        def drop_(activation: Tensor, layer: int) -> None:
-            cpu.dropout_(activation, *drawn[layer])
-
         weights, biases = parameters[::2], parameters[1::2]
         inputs = inputs.to(dtype).contiguous()
-        activations = cpu.relu_layers(inputs, weights, biases, drop_ if drawn else None)
-        activations = [inputs, *activations]
+        activations = [inputs, *cpu.relu_layers(inputs, weights, biases, drawn)]
         # What is above 0 after dropout was kept, and multiplied by this.
         ctx.scales = [1 / (1 - p) for _, _, p in drawn] or [1.0] * len(weights)
         ctx.save_for_backward(output, *weights, *activations)
@@ -228,7 +224,9 @@ class _ReluLayers(torch.autograd.Function):
         first = next((place for place, needed in enumerate(are_needed) if needed), 2 * layers)
         lowest = 0 if of_inputs_is_needed else first // 2
         # Gradients overwrite activations that are not needed again.
-        in_place = not (torch._C._autograd._get_current_graph_task_keep_graph() or _is_batch(grad))
+        in_place = not (
+            torch._C._autograd._get_current_graph_task_keep_graph() or cpu.is_batch(grad)
+        )
         of_output, last = None, activations[-1]
         if output is None:
             # The last activations belong to the caller.
@@ -241,27 +239,21 @@ class _ReluLayers(torch.autograd.Function):
             grad, of_bias, of_output = _OPS.single_output_backward(
                 grad.float().contiguous(), last, output.contiguous(), in_place, ctx.scales[-1]
             )
-        found: list[Tensor | None] = [None] * (2 * layers)
-        for layer in reversed(range(lowest, layers)):
-            below = activations[layer]
-            if are_needed[2 * layer]:
-                found[2 * layer] = cpu.transposed_product(grad, below)
-            found[2 * layer + 1] = of_bias
-            if layer > lowest:
-                if in_place:
-                    increment_version(below)
-                scale = ctx.scales[layer - 1]
-                grad, of_bias = cpu.masked_inputs_gradient(
-                    grad, weights[layer], below, into_mask=in_place, scale=scale
-                )
-        of_inputs = cpu.inputs_gradient(grad, weights[0]) if of_inputs_is_needed else None
-        return of_inputs, of_output if of_output_is_needed else None, None, None, *found
-
-
-def _is_batch(grad: Tensor) -> bool:
-    """Whether this is one call for many gradients, which all read the same activations."""
-    functorch = torch._C._functorch
-    return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+        below = activations[lowest:-1]
+        if in_place:
+            increment_version(below[1:])
+        of_inputs, *found = cpu.relu_layers_backward(
+            grad,
+            of_bias,
+            weights[lowest:],
+            below,
+            [1.0, *ctx.scales][lowest:-1],
+            into_below=in_place,
+            of_inputs=of_inputs_is_needed,
+        )
+        of_inputs = of_inputs if of_inputs_is_needed else None
+        of_output = of_output if of_output_is_needed else None
+        return of_inputs, of_output, None, None, *[None] * (2 * lowest), *found
 
 
 def _aligned_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -65,6 +65,12 @@ class DenseAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.update_(found_inf)
+        return loss
+
+    @torch.no_grad()
+    def update_(self, found_inf: Tensor | None = None) -> None:
+        """`step` without the hooks that torch puts around it, which a small network waits for."""
         for group in self.param_groups:
             rule = _adam(as_setting(group["betas"]), group["eps"], group["eps_placement"])
             with_grad = [param for param in group["params"] if param.grad is not None]
@@ -92,4 +98,3 @@ class DenseAdam(torch.optim.Optimizer):
                     l2=group["l2"],
                     found_inf=found_inf,
                 )
-        return loss

@@ -81,7 +81,8 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         if not hasattr(parameter, "_in_backward_optimizers")
     }
     threads = None
-    if processes.device.type == "cpu":
+    # Compiling for the samples that are tried would take longer than any step.
+    if processes.device.type == "cpu" and config.train.compile == "none":
         threads = step_threads(model, config.train.batch_size // processes.world_size)
     optimizer = dense_optimizer(config, actual, dense_parameters, l2)
     precision = processes.on_main(

@@ -18,6 +18,8 @@ _FEWEST = 1 << 27
 # Multiply-adds that take as long as one column of a looked-up row, with gradient and update, and
 # as one column of a row that takes its step outside of the batch.
 _OF_COLUMN, _OF_SWEPT = 100, 50
+# Samples whose multiply-adds are counted.
+_TRIED = 2
 
 
 def step_threads(model: CTRModel, samples: int) -> int:
@@ -32,12 +34,12 @@ def step_threads(model: CTRModel, samples: int) -> int:
     if threads == 1 or front.histories:
         return threads
     columns, training = sum(front.widths), model.training
-    rows, numbers = torch.zeros(1, columns), torch.zeros(1, model.numbers)
+    rows, numbers = torch.zeros(_TRIED, columns), torch.zeros(_TRIED, model.numbers)
     with torch.no_grad(), switched_off(), FlopCounterMode(display=False) as counted:
         model.eval().logits(rows, numbers)
     model.train(training)
-    # Of two operations each; the backward pass has twice as many.
-    products = 3 * counted.get_total_flops() // 2
+    # Each is two operations, and the backward pass has twice as many.
+    products = 3 * counted.get_total_flops() / 2 / _TRIED
     swept = sum(
         backend.array.weights.numel()
         for tables in local_cowclip_tables(model)

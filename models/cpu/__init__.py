@@ -7,13 +7,13 @@ or bfloat16, contiguous `[rows, columns]`; weights and biases are float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import function
-from torch.nn import functional
 
 from stampede.native_library import Library
 
@@ -79,6 +79,7 @@ def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+@cache
 def has_tiles() -> bool:
     """Whether this CPU has AMX and the system allows it."""
     return torch.ops.stampede_dense.has_tiles()
@@ -88,42 +89,67 @@ def relu_layers(
     inputs: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
-    drop_: Callable[[Tensor, int], Any] | None = None,
+    drawn: Sequence[tuple[Tensor, int, float]] = (),
 ) -> list[Tensor]:
     """The outputs of all layers, each `relu(x @ weight.T + bias)` of the one before.
 
     Args:
-        drop_: called with the output and the number of each layer; changes the output in place.
+        drawn: keys, mask and p of each layer's dropout, see `dropout_`; empty for none.
     """
-    if has_tiles() and drop_ is None:
-        return _relu_layers_of_tiles(inputs, weights, biases)
+    if not has_tiles():
+        keys = drawn[0][0].contiguous() if drawn else None
+        masks, ps = [mask for _, mask, _ in drawn], [p for *_, p in drawn]
+        thresholds, kept = map(dropout_threshold, ps), [1 / (1 - p) for p in ps]
+        operator = torch.ops.stampede_dense.plain_layers
+        return operator(inputs, weights, biases, keys, masks, list(thresholds), kept)
+    weights, biases = ([one.contiguous() for one in ones] for ones in (weights, biases))
+    if not drawn:
+        return torch.ops.stampede_dense.relu_layers(inputs, weights, biases)
     found = []
-    for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-        if has_tiles():
-            (inputs,) = _relu_layers_of_tiles(inputs, [weight], [bias])
-        else:
-            inputs = _relu_layer(inputs, weight, bias)
-        if drop_ is not None:
-            drop_(inputs, number)
-        found.append(inputs)
+    for weight, bias, dropout in zip(weights, biases, drawn, strict=True):
+        (inputs,) = torch.ops.stampede_dense.relu_layers(inputs, [weight], [bias])
+        found.append(dropout_(inputs, *dropout))
     return found
 
 
-def _relu_layers_of_tiles(
-    inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+def is_batch(grad: Tensor) -> bool:
+    """Whether this is one call for many gradients, which all read the same activations."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+
+
+def relu_layers_backward(
+    grad: Tensor,
+    of_bias: Tensor,
+    weights: Sequence[Tensor],
+    below: Sequence[Tensor],
+    scales: Sequence[float],
+    *,
+    into_below: bool,
+    of_inputs: bool,
 ) -> list[Tensor]:
-    weights, biases = ([one.contiguous() for one in ones] for ones in (weights, biases))
-    return torch.ops.stampede_dense.relu_layers(inputs, weights, biases)
+    """Gradients of the inputs, then of each layer's weight and bias; see `relu_layers`.
 
+    Without `of_inputs`, the first is that of the lowest layer's product.
 
-def _relu_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    outputs = functional.linear(inputs, weight.to(inputs.dtype), bias.to(inputs.dtype))
-    # oneDNN's fused ReLU would silently turn NaN into 0.
-    if outputs.dtype == torch.float32:
-        outputs.relu_()
-    else:
-        torch.ops.stampede_dense.relu_(outputs)
-    return outputs
+    Args:
+        grad, of_bias: of the last layer's product and bias.
+        below: the inputs of each layer.
+        scales: what these were multiplied by after their ReLU; the first is not used.
+        into_below: gradients overwrite the inputs of the layers, but for the first.
+    """
+    if not (has_tiles() or is_batch(grad)):
+        operator = torch.ops.stampede_dense.plain_layers_backward
+        return operator(grad, of_bias, weights, below, scales, into_below, of_inputs)
+    found = []
+    for layer in reversed(range(len(weights))):
+        found = [transposed_product(grad, below[layer]), of_bias, *found]
+        if layer:
+            scale = scales[layer]
+            grad, of_bias = masked_inputs_gradient(
+                grad, weights[layer], below[layer], into_mask=into_below, scale=scale
+            )
+    return [inputs_gradient(grad, weights[0]) if of_inputs else grad, *found]
 
 
 def dropout_threshold(p: float) -> int:

@@ -1,6 +1,8 @@
 // Operations on the activations of dense layers on a CPU, in one pass where torch takes several.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -177,12 +179,55 @@ std::tuple<Tensor, Tensor, Tensor> single_output_backward(const Tensor& grad, co
   return {masked, total[0].clone(), total[1].clone().unsqueeze(0)};
 }
 
+// The outputs of layers `relu(x @ weight^T + bias)`, by torch's products, each with dropout if there
+// are keys.
+std::vector<Tensor> plain_layers(const Tensor& inputs, const std::vector<Tensor>& weights,
+                                 const std::vector<Tensor>& biases,
+                                 const std::optional<Tensor>& keys, at::IntArrayRef masks,
+                                 at::IntArrayRef thresholds, at::ArrayRef<double> kept) {
+  std::vector<Tensor> outputs;
+  const auto type = inputs.scalar_type();
+  for (size_t k = 0; k < weights.size(); ++k) {
+    const Tensor& below = k ? outputs[k - 1] : inputs;
+    Tensor output = at::linear(below, weights[k].to(type), biases[k].to(type));
+    // oneDNN's fused ReLU would silently turn NaN into 0.
+    type == at::kFloat ? void(output.relu_()) : relu_(output);
+    if (keys) dropout_(output, *keys, masks[k], thresholds[k], kept[k]);
+    outputs.push_back(output);
+  }
+  return outputs;
+}
+
+// The backward pass of `plain_layers`: the gradient of the inputs' ReLU, if they have one, else of
+// the inputs; then of each layer the gradients of weight and bias.
+//
+// `grad` and `of_bias` are the gradients of the last layer's product and bias. `activations` are the
+// inputs, and the outputs of all layers but the last; `scales` what dropout multiplied them by.
+std::vector<Tensor> plain_layers_backward(Tensor grad, Tensor of_bias,
+                                          const std::vector<Tensor>& weights,
+                                          const std::vector<Tensor>& activations,
+                                          at::ArrayRef<double> scales, bool into_activations,
+                                          bool of_inputs) {
+  const size_t layers = weights.size();
+  std::vector<Tensor> found(1 + 2 * layers);
+  for (size_t k = layers; k-- > 0;) {
+    found[1 + 2 * k] = at::matmul(grad.t(), activations[k]);
+    found[2 + 2 * k] = of_bias;
+    if (k || of_inputs) grad = at::matmul(grad, weights[k].to(grad.scalar_type()));
+    if (k) std::tie(grad, of_bias) = relu_backward(grad, activations[k], into_activations, scales[k]);
+  }
+  found[0] = grad;
+  return found;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(stampede_dense, library) {
   library.def("relu_", &relu_);
   library.def("sample_keys", &sample_keys);
   library.def("dropout_", &dropout_);
+  library.def("plain_layers", &plain_layers);
+  library.def("plain_layers_backward", &plain_layers_backward);
   library.def("relu_backward", &relu_backward);
   library.def("single_output", &single_output);
   library.def("single_output_backward", &single_output_backward);

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression as Reference
 from sklearn.metrics import log_loss, roc_auc_score
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import logistic_regression as module
@@ -98,6 +99,22 @@ def test_it_is_scikit_learns_on_dense_columns(tmp_path, monkeypatch, choosing):
 def test_without_a_validation_part(tmp_path):
     result = logistic_regression(opened(tmp_path, {"train": drawn(900, 0), "test": drawn(90, 1)}))
     assert result["C"] == 0.1 and "validation_auc" not in result
+
+
+def test_one_thread_fits(tmp_path, monkeypatch):
+    """Several wait for each other, some hundred times in a fit."""
+    pools, fit = [], Reference.fit
+
+    def noted(*arguments):
+        pools.append({pool["num_threads"] for pool in threadpool_info()})
+        return fit(*arguments)
+
+    monkeypatch.setattr(Reference, "fit", noted)
+    parts = {"train": drawn(300, 0), "test": drawn(90, 2)}
+    with threadpool_limits(2):
+        logistic_regression(opened(tmp_path, parts))
+        assert {pool["num_threads"] for pool in threadpool_info()} == {2}
+    assert pools == [{1}]
 
 
 def test_one_class_is_refused(tmp_path):

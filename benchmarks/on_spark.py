@@ -1,0 +1,58 @@
+"""Preparation by one process and by Spark's tasks, at two numbers of rows.
+
+python benchmarks/on_spark.py
+
+Each is a process of its own, from start to end. A log of Criteo's kind lies in eight files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from launched import run_program
+from machine import OtherProcesses
+from report import Report, command_line, markdown
+
+_COMMAND = "import sys; from stampede.engine.cli import stampede; sys.exit(stampede())"
+_FILES = 8
+_ENGINES = {"one process": [], "spark local[2]": ["--spark", "local[2]"]}
+
+
+def on_spark(options: argparse.Namespace, report: Report) -> str:
+    """Seconds of both at each number of rows, taking turns."""
+    found, others = {}, OtherProcesses()
+    before = others.seconds()
+    for rows in [20_000] if options.quick else options.rows:
+        with tempfile.TemporaryDirectory() as folder:
+            logs = Path(folder) / "logs"
+            sizes = ["--files", str(_FILES), "--rows", str(rows // _FILES)]
+            run_program(["-c", _COMMAND, "synthetic", logs, *sizes])
+            taken = {name: [] for name in _ENGINES}
+            for _ in range(options.repeats):
+                for name, given in _ENGINES.items():
+                    print(f"{rows:,} rows, {name}", file=sys.stderr, flush=True)
+                    out = Path(folder) / f"{len(taken[name])}-{len(given)}"
+                    command = ["prepare", "criteo_kaggle", f"{logs}/*.tsv", "--out", out, *given]
+                    done = run_program(["-c", _COMMAND, *command, "--set", "split=random"])
+                    taken[name].append(done.seconds)
+        found[rows] = {name: median(each) for name, each in taken.items()}
+        report.add(files=_FILES, prepared=found, other_processes=round(others.share(before), 3))
+    heads = ["rows", "prepared by", "seconds"]
+    table = [
+        [f"{rows:,}", name, f"{seconds:.1f}"]
+        for rows, engines in found.items()
+        for name, seconds in engines.items()
+    ]
+    return markdown(heads, table)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--rows", type=int, nargs="*", default=[500_000, 2_000_000])
+    add("--repeats", type=int, default=1)
+    command_line(on_spark, parser=parser)
