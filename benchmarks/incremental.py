@@ -101,7 +101,8 @@ def compared(files: list[Path], folder: Path) -> dict[str, Any]:
             periods.append({"period": number, **scored})
         # One file at a time, so that the model before it can be scored.
         os.link(file, given / file.name)
-        place = (f"data.path={given}/*.tsv", f"run.dir={folder}")
+        # On from the model before: anew is a way of its own.
+        place = (f"data.path={given}/*.tsv", f"run.dir={folder}", "train.replay=0")
         done = run_program(["-m", "stampede.engine.incremental", CONFIG, *place])
         seconds["incremental"] += done.seconds if number > FIRST_HALF else 0.0
     mean = {
@@ -213,7 +214,7 @@ def trained(
     for number in range(periods):
         path = logs / f"day_{number + 1}.tsv"
         write_criteo_log(path, rows, SyntheticClicks(), number, drift)
-    place = (f"data.path={logs}/*.tsv", f"run.dir={folder}", "run.name=run")
+    place = (f"data.path={logs}/*.tsv", f"run.dir={folder}", "run.name=run", "train.replay=0")
     run_program(["-m", "stampede.engine.incremental", CONFIG, *place, *overrides])
     lines = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == "period"]

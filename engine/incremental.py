@@ -1,6 +1,6 @@
 """Train on a log that comes in files: `stampede incremental CONFIG.yaml data.path='logs/*.gz'`.
 
-Each file is scored with the current model, then trained on once. Run the command again to train on
+Each file is scored with the current model, then trained on. Run the command again to train on
 new files.
 """
 
@@ -35,13 +35,14 @@ def _parser() -> argparse.ArgumentParser:
         usage="stampede incremental CONFIG.yaml data.path='logs/*.gz' [section.key=value ...]\n"
         "       [--follow] [--on-bad-file skip]",
         description="Train on a log that comes in files, in the order of names or times. Each\n"
-        "is scored with the model so far, then trained on once; new ids get rows, weights and\n"
+        "is scored with the model so far, then trained on; new ids get rows, weights and\n"
         "moments are kept. Run it again to continue with new files.",
         epilog="results, in the run folder:\n"
         "  metrics.jsonl      a line for each file: AUC and logloss before it was trained on\n"
         "  periods.png        the same as a picture\n"
         "  period_0001, ...   a run folder for each file, for predict and export\n\n"
-        "keys that matter here (launch.py --help all): data.order_by, data.max_rows,\n"
+        "keys that matter here (launch.py --help all): train.replay (while the log has fewer\n"
+        "than a million rows, a new model of all files), data.order_by, data.max_rows,\n"
         "data.admission_periods, data.evict, and min_count in the schema; checkpoint.keep: number\n"
         "of periods that keep their checkpoints",
         formatter_class=argparse.RawDescriptionHelpFormatter,

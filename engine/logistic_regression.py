@@ -27,7 +27,7 @@ _FREQUENT = 5
 _MOST_ITERATIONS = 100
 
 # Training rows that C is chosen with, evenly spaced.
-_CHOOSING_ROWS = 50_000
+_CHOOSING_ROWS = 20_000
 
 _CHUNK_ROWS = 1 << 16
 
@@ -40,7 +40,7 @@ def logistic_regression(
     `LogisticRegression(C)` of scikit-learn, on a column for each id of the training part and for
     each number, with sample weights scaled to a mean of 1. The validation part chooses, by AUC
     minus logloss: C, of six from the usual 0.1 on in the direction that is better; then whether
-    rare ids have their shared column, or only frequent ids have one. Some 50,000 rows of a larger
+    rare ids have their shared column, or only frequent ids have one. Some 20,000 rows of a larger
     log choose it. Without a validation part C is 0.1, with all columns. An id that occurs
     twice in a sample counts twice, or as its share of the ids of a field that is averaged; unseen
     ids count nothing. Memory: some 12 bytes for each id of each row, on the CPU of this process.

@@ -1,4 +1,4 @@
-"""The periods of a log that comes in files: each is scored, then trained on once."""
+"""The periods of a log that comes in files: each is scored, then trained on."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from stampede.engine.checkpoint.retention import delete_all
 from stampede.engine.config import Config
 from stampede.engine.config.data import RawSection
 from stampede.engine.config.load import load_config
+from stampede.engine.config.recipe import SMALL_LOG
 from stampede.engine.console import printing, readable_metric
 from stampede.engine.errors import InterruptedRunError, RunFolderError
 from stampede.engine.inference.kept import INPUTS
@@ -34,7 +35,7 @@ from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import first_time
 from stampede.engine.results.plots import draw_periods
 from stampede.engine.results.run_folder import PERIODS, RunFolder, period_folder
-from stampede.engine.run import run_here
+from stampede.engine.run import SCORED, run_here, score_here
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.training.evaluate import NEW_IDS
 from stampede.engine.watching.heartbeat import PHASES, Heartbeat
@@ -89,6 +90,8 @@ class Period(Section):
         leads_to: the path with links resolved; it identifies the file as well.
         bytes: its size.
         time: its smallest time in seconds since 1970, if files are ordered by time.
+        replay: number of earlier files that a new model is also trained on; 0: none, the model of
+            the period before goes on.
         reason: why it was left out; otherwise empty.
     """
 
@@ -97,6 +100,7 @@ class Period(Section):
     leads_to: str = ""
     bytes: int = Field(ge=0)
     time: int | None = None
+    replay: int = Field(0, ge=0)
     reason: str = ""
 
 
@@ -227,6 +231,7 @@ class _Periods:
         last = next((one for one in reversed(trained) if one.time != _LATEST), None)
         for period in self._new_files(follow):
             if last is None or self._place(period) >= self._place(last):
+                period = period.model_copy(update={"replay": self._replay(period, trained)})
                 self._write([*self._read(), period])
                 return period
             late = (
@@ -237,6 +242,33 @@ class _Periods:
                 raise DataError(late)
             self._leave_out(period, late)
         return None
+
+    def _replay(self, period: Period, trained: list[Period]) -> int:
+        """How many of the trained files a period trains on again, see `train.replay`."""
+        most = self.whole.train.replay
+        wanted = len(trained) if most is None else min(most, len(trained))
+        if most is None:
+            rows, size = sum(line["rows"] for line in self._lines()), sum(p.bytes for p in trained)
+            # As if the rows of the new file had the size of the others.
+            if rows * (size + period.bytes) >= SMALL_LOG * size:
+                return 0
+        for one in trained[len(trained) - wanted :]:
+            if stores.at(one.file).is_file():
+                continue
+            if most is not None:
+                raise DataError(
+                    f"{one.file}: does not exist, but train.replay={most} trains on it again; "
+                    "restore it, or write train.replay=0"
+                )
+            told = f"{one.file} is gone: the model of the period before goes on with the new file"
+            print(f"{told} (train.replay)", file=sys.stderr, flush=True)
+            return 0
+        return wanted
+
+    def _replayed(self, period: Period) -> list[Period]:
+        """The files that a period trains on again."""
+        before = [one for one in self._read() if 0 < one.number < period.number]
+        return before[len(before) - period.replay :]
 
     def _place(self, period: Period) -> tuple[int, list[Any]]:
         """The sort key of periods."""
@@ -297,11 +329,15 @@ class _Periods:
         run = self._run_of(period)
         if self.here.on_main(lambda: (run / "summary.json").exists()):
             return True
-        printed = StringIO()
+        again = self.here.on_main(lambda: [one.file for one in self._replayed(period)])
+        printed, scored = StringIO(), None
         try:
             # Forty lines per file would hide the news.
             with redirect_stdout(printed):
-                run_here(self._config(period), self.here)
+                if again:
+                    # By the model before, as a new one is trained on these rows.
+                    scored = score_here(self._config(period), self.here, period.number)
+                run_here(self._config(period, again), self.here, scored)
         except UnfinishedFileError:
             if not follow:
                 raise
@@ -324,7 +360,8 @@ class _Periods:
                 print(printed.getvalue(), end="", flush=True)
         return True
 
-    def _config(self, period: Period) -> Config:
+    def _config(self, period: Period, again: Sequence[str] = ()) -> Config:
+        """Of a period that goes on with the model before, or of a new one also of files `again`."""
         own = {
             "run.dir": str(self.folder.path),
             "run.name": period_folder(period.number),
@@ -333,7 +370,11 @@ class _Periods:
             "data.cache": str(self._cache),
             "checkpoint.resume": "auto",
         }
-        if period.number > 1:
+        if again:
+            own["data.path"] = [*again, period.file]
+            own["train.replay"] = period.replay
+        elif period.number > 1:
+            own["train.replay"] = 0
             before = self.folder.path / period_folder(period.number - 1)
             own["data.period_before"] = str(before / INPUTS)
             own["checkpoint.init_from"] = str(before)
@@ -346,7 +387,13 @@ class _Periods:
         run = self._run_of(period)
         summary = read_json(run / "summary.json")
         if not self._is_told(period):
+            rows = summary["rows"]["train"]
             read = read_manifest(run / INPUTS).source.get("bytes", period.bytes)
+            if period.replay:
+                again = self._replayed(period)
+                read -= sum(one.bytes for one in again)
+                numbers = [one.number for one in again]
+                rows -= sum(line["rows"] for line in self._lines() if line["period"] in numbers)
             if read != period.bytes:
                 # The file grew after it was noted in the ledger.
                 time = self._time(stores.at(period.file), read)
@@ -367,7 +414,7 @@ class _Periods:
                 "period": period.number,
                 "step": summary["steps"],
                 "file": period.file,
-                "rows": summary["rows"]["train"],
+                "rows": rows,
                 "ids": summary["ids"],
                 **metrics(scored),
                 **({"goals": goals} if goals else {}),
@@ -392,15 +439,21 @@ class _Periods:
         """Print the shares of missing and new ids of a period beside those of the one before."""
         if period.number == 1:
             return
-        found = read_manifest(self._run_of(period) / INPUTS).source.get("unknown_ids", {})
+        found = self._source(period.number).get("unknown_ids", {})
         # All ids of the first period are new.
-        before = self.folder.path / period_folder(period.number - 1) / INPUTS
-        source = {} if period.number == 2 else read_manifest(before).source
+        source = {} if period.number == 2 else self._source(period.number - 1)
         told = compared(found.get("train", {}), source, "the period before")
         for line in told.lines.items():
             print("  " + ": ".join(line), flush=True)
         for sentence in told.warnings:
             print(f"warning: {period.file}: {sentence}", file=sys.stderr, flush=True)
+
+    def _source(self, number: int) -> Mapping[str, Any]:
+        """What is known of a period's file as the model before saw it."""
+        run = self.folder.path / period_folder(number)
+        if (run / SCORED).exists():
+            return read_json(run / SCORED)
+        return read_manifest(run / INPUTS).source
 
     def _lines(self) -> list[dict[str, Any]]:
         return [line for line in self.folder.lines() if line["kind"] == "period"]

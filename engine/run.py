@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
+<<<<<<< HEAD
 from typing import Any
+=======
+from pathlib import Path
+from typing import Any, NamedTuple
+>>>>>>> k2
 
+from stampede.data.prepared.manifest import read_manifest
 from stampede.engine.advice import (
     check_batch_size,
     check_labels,
@@ -20,20 +27,40 @@ from stampede.engine.advice import (
     told,
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
-from stampede.engine.config import Config
+from stampede.engine.config import Config, goal_weights
+from stampede.engine.config.load import check_config, load_config_of_run
 from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import Processes, processes
-from stampede.engine.reading import open_dataset
+from stampede.engine.reading import Reader, data_folder, open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
 from stampede.engine.same_run import check_same_run
+from stampede.engine.training.evaluate import evaluate
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.hang import watched
+
+# File in the run folder of a new model of a log in periods: `Scored.source`.
+SCORED = "scored.json"
+
+
+class Scored(NamedTuple):
+    """What the model before says of a period's rows.
+
+    Attributes:
+        period: its number.
+        metrics: see `evaluate`.
+        source: what is known of the file with the ids of that model, see `source` of a prepared
+            manifest.
+    """
+
+    period: int
+    metrics: dict[str, Any]
+    source: Mapping[str, Any]
 
 
 def run(config: Config) -> None:
@@ -44,11 +71,55 @@ def run(config: Config) -> None:
         TrainingStoppedError: training failed.
     """
     with printing(not config.run.quiet), processes(config.run.device) as here:
+        if config.train.refit:
+            # Refuse a folder in use before the first of the two trainings.
+            with RunFolder(os.path.join(config.run.dir, config.run.name)) as folder:
+                here.on_main(lambda: folder.reserve(config))
+            config = _refitted(config, here)
         run_here(config, here)
 
 
-def run_here(config: Config, here: Processes) -> None:
-    """`run` in processes that are already connected; all must call it."""
+def _refitted(config: Config, here: Processes) -> Config:
+    """Let a run with a validation part choose the epochs; returns the run on all rows with them.
+
+    That has every setting of the first one. Rates that fall end at 0 after the chosen epochs.
+    """
+    name = f"{config.run.name}-selection"
+    given = config.model_dump(mode="json")
+    given["train"]["refit"] = False
+    given["run"]["name"] = name
+    run_here(check_config(given, Path(name), here.world_size), here)
+    chose = RunFolder(os.path.join(config.run.dir, name))
+    saved = here.on_main(lambda: load_config_of_run(chose.config_file).model_dump(mode="json"))
+    epochs = here.on_main(lambda: chose.read_summary()["best_epoch"]) or saved["train"]["epochs"]
+    saved["run"]["name"] = config.run.name
+    saved["train"]["epochs"] = saved["evaluate"]["every_epochs"] = epochs
+    # Only the last epoch is evaluated, so nothing is chosen by the test part.
+    saved["evaluate"] |= {"select_on": "test", "patience": 0, "compare_with_lr": False}
+    data = saved["data"]
+    if data.get("validation_path"):
+        paths = [data["path"], data["validation_path"]]
+        data["path"] = [
+            one for path in paths for one in ([path] if isinstance(path, str) else path)
+        ]
+    data |= {
+        key: type(data[key])() for key in ("validation_path", "validation_values") if key in data
+    }
+    for section in saved["optim"]["embedding"], saved["optim"]["dense"]:
+        schedule = section["schedule"]
+        if schedule["decay"] != "constant" and schedule["unit"] == "epochs":
+            schedule["warmup"] = min(schedule["warmup"], epochs / 4)
+    if here.is_main:
+        print(f"epoch {epochs} was the best: training again, on the validation rows too\n")
+    return check_config(saved, Path(config.run.name), here.world_size)
+
+
+def run_here(config: Config, here: Processes, scored: Scored | None = None) -> None:
+    """`run` in processes that are already connected; all must call it.
+
+    Args:
+        scored: of a period whose rows another model than the run's own scores.
+    """
     check_same_run(config, here)
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:
@@ -93,17 +164,22 @@ def _begun(
                 check_batch_size(config.train.batch_size, rows, here.world_size)
         job = build(config, dataset, here)
         progress, lines, report = begin(found, config, job, dataset, here)
+        if scored is not None and not progress.last:
+            progress.last = {"test": scored.metrics}
 
         def begin_folder() -> None:
             folder.claim(config) if is_new else folder.write_config(config)
             if report is not None:
                 folder.write_report("init_from.json", asdict(report))
+            if scored is not None:
+                folder.write_report(SCORED, dict(scored.source))
             keep_inputs(config, folder.path, replace=is_new)
             keep_network(config, folder.path, replace=is_new)
             # A killed run may have logged steps that are repeated now.
             folder.keep_lines(progress.metrics_lines)
 
         here.on_main(begin_folder)
+<<<<<<< HEAD
         run = TrainingRun(config, here, folder, dataset, job, progress)
         _print_beginning(run, described(choices) if choices else "", lines)
         found_off = []
@@ -129,6 +205,42 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
                 *on_last_epoch(config, folder),
                 *on_calibration(config, results, told(folder)),
             ]
+=======
+        this = TrainingRun(config, here, folder, dataset, job, progress)
+        _print_beginning(this, described(choices) if choices else "", lines)
+        with watched(here, config.run, folder.path):
+            found_off = []
+            if not dataset.period:
+                # A period's batch size is chosen by all rows so far.
+                found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
+            can_calibrate = config.evaluate.select_on != "test" and config.model.name != "esmm"
+            found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
+            tell(found_off, this.progress.step, folder, here)
+            this.progress.metrics_lines = folder.metrics_lines
+            Trainer(this).fit()
+            if not dataset.period:
+                # After the last checkpoint: a run that continues with more epochs drops it.
+                results = this.progress.selected or this.progress.last
+                found_off = here.on_main(
+                    lambda: [
+                        *on_last_epoch(config, folder),
+                        *on_calibration(config, results, told(folder)),
+                    ]
+                )
+                tell(found_off, this.progress.step, folder, here)
+            # Measured before the comparison, whose memory and seconds do not count.
+            summary = summarize(this)
+            if scored is not None:
+                # The data are those of a first period.
+                summary["period"] = scored.period
+            summary["logistic_regression"] = compare_with_lr(
+                config, dataset, this.progress, folder, here, regression, same_data=not is_new
+            )
+        summary["advice"] = here.on_main(lambda: told(folder))
+        title = (
+            f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
+            f"{here.world_size} x {here.device.type}"
+>>>>>>> k2
         )
         tell(found_off, run.progress.step, folder, here)
     # Measured before the comparison, whose memory and seconds do not count.
@@ -138,6 +250,28 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
     )
     summary["advice"] = here.on_main(lambda: told(folder))
     return summary
+
+
+def score_here(config: Config, here: Processes, period: int) -> Scored:
+    """Score the rows of a period with the weights that it begins with; all ranks must call it.
+
+    Writes nothing but prepared data.
+    """
+    folder = RunFolder(os.path.join(config.run.dir, config.run.name))
+    found = find_beginning(config, folder, False, here)
+    here.heartbeat.beat("preparing data")
+    dataset = open_dataset(config, here)
+    rows = dataset.train.rows + dataset.rows_before
+    config, _ = with_recipe(config, rows, len(dataset.vocabulary_sizes), here.world_size)
+    here.heartbeat.beat("loading")
+    job = build(config, dataset, here)
+    begin(found, config, job, dataset, here)
+    reader = Reader(config, dataset, here)
+    goals = goal_weights(config, dataset.goals)
+    batches = reader.evaluation(reader.dataset.test)
+    given = config.evaluate, None, dataset.unseen_rows, goals
+    metrics = evaluate(job.model, batches, here, *given)
+    return Scored(period, metrics, here.on_main(lambda: read_manifest(data_folder(config)).source))
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:

@@ -118,6 +118,19 @@ class TrainSection(Section):
         "at its end, for rates that do not fall; a copy of all weights; 0: none; null: by the "
         "recipe",
     )
+    refit: bool = Field(
+        False,
+        description="train again on the training and the validation rows, with as many epochs as "
+        "validation chose, and evaluate the test part once; the run that chose is in the folder "
+        "NAME-selection",
+    )
+    replay: int | None = Field(
+        None,
+        ge=0,
+        description="stampede incremental: number of earlier files that each period trains on "
+        "again, with a new model; 0: none, the model of the period before goes on with the new "
+        "file; null: all of them while the log has fewer than a million rows, then 0",
+    )
     negative_rate: float = Field(
         1.0,
         gt=0,
@@ -365,6 +378,8 @@ class Config(Section):
                     "evaluate.calibrate sets the bias of each score, but the second score of esmm "
                     "is a product of two; write evaluate.calibrate: false"
                 )
+        if self.train.refit:
+            self._check_refit()
         if self.run.overwrite and self.checkpoint.resume == "auto":
             raise ValueError(
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto "
@@ -399,6 +414,23 @@ class Config(Section):
                     f"below {epochs}, more epochs, or {key}.decay: constant"
                 )
         return self
+
+    def _check_refit(self) -> None:
+        if self.evaluate.select_on == "test" or getattr(self.data, "split", "") == "periods":
+            raise ValueError(
+                "train.refit trains on the validation part too, which this run does not have; "
+                "write train.refit: false, or another select_on or split"
+            )
+        if self.data.kind == "prepared":
+            raise ValueError(
+                "train.refit prepares the log again without a validation part, but data.kind is "
+                "'prepared'; write the kind and the path of the raw log, or train.refit: false"
+            )
+        if self.evaluate.calibrate:
+            raise ValueError(
+                "evaluate.calibrate sets the bias by the validation part, which train.refit trains "
+                "on; write only one of them"
+            )
 
 
 def config_type() -> type[Config]:

@@ -23,7 +23,7 @@ _PAPER: dict[str, Any] = {
         "scaling": {"rule": "cowclip", "base_batch_size": 1024},
     },
     "model": {"first_order_scale": 1.0, "dropout": 0.0, "initial_bias": "zero"},
-    "train": {"batch_size": 8192, "epochs": 10, "averaging": 0},
+    "train": {"batch_size": 8192, "epochs": 10, "averaging": 0, "replay": 0},
     "evaluate": {"every_epochs": 1, "patience": 0, "metric": "auc"},
 }
 

@@ -47,6 +47,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
         "best_auc": selected["test"]["auc"],
         "best_epoch": progress.best_epoch,
         "selected_on": config.evaluate.select_on,
+        "evaluated_epochs": -(-progress.epoch // config.evaluate.every_epochs),
         "selected_by": config.evaluate.metric,
         "last": {"epoch": progress.epoch, **last},
         "stopped_early": progress.epoch < config.train.epochs,
@@ -140,6 +141,8 @@ def _metric_table(summary: dict[str, Any]) -> str:
         )
         if blocks[0][part]["auc"] is None and summary["selected_by"] != "logloss":
             title = f"epoch {best}: the last one, as the AUC of the {part} part is undefined"
+        elif summary["evaluated_epochs"] == 1:
+            title = f"epoch {best}: the only one that was evaluated"
         elif part == "test":
             title += " itself, so optimistic"
         if best != last["epoch"]:

@@ -192,7 +192,7 @@ def test_histories_grow_from_period_to_period(tmp_path):
         "train: {batch_size: 64}\n"
         "optim: {embedding: {lr: 1e-2, rows: all}}\n"
     )
-    train(tmp_path / "ads.yaml", ["checkpoint.keep=9"])
+    train(tmp_path / "ads.yaml", ["checkpoint.keep=9", "train.replay=0"])
     files = [period(tmp_path, number) / "inputs/learned/item.parquet" for number in (1, 2)]
     ids = [pl.read_parquet(file)["value"].to_list() for file in files]
     for then, now in pairwise(ids):

@@ -26,6 +26,7 @@ from stampede.engine.checkpoint.retention import being_read, newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
+from stampede.engine.run import run
 from stampede.engine.training import evaluate, trainer
 from stampede.settings import SettingsError
 from support.forked import START_METHOD
@@ -95,6 +96,18 @@ def three(tmp_path_factory):
     return folder
 
 
+# Periods of a small log, each of which is a new model of all files so far.
+ANEW = ["train.replay=null", "train.epochs=2", *KEEP_ALL]
+
+
+@pytest.fixture(scope="module")
+def anew(tmp_path_factory):
+    """The same log, trained so."""
+    folder = tmp_path_factory.mktemp("anew")
+    train(write_logs(folder, [0, 30, 60]), ANEW)
+    return folder
+
+
 def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "grown"
     path = write_logs(folder, [0, 30])
@@ -135,8 +148,10 @@ def test_the_recipe_looks_at_all_rows_so_far(tmp_path):
     assert second.optim.embedding.schedule.decay == "constant"
 
 
-def test_a_period_is_scored_by_the_model_before_it(three):
+@pytest.mark.parametrize("how", ["three", "anew"])
+def test_a_period_is_scored_by_the_model_before_it(how, request):
     """Compared with scoring the file by the run of the previous period."""
+    three = request.getfixturevalue(how)
     before = api.open_run(period(three, 2))
     scores = torch.from_numpy(before.score(three / "log3.csv"))
     rows = (three / "log3.csv").read_text().splitlines()[1:]
@@ -151,6 +166,47 @@ def test_a_period_is_scored_by_the_model_before_it(three):
     assert line["new_ids_logloss"] == pytest.approx(float(apart), rel=1e-5)
     # Rows of hashed ids stay, others are added.
     assert len(before.embeddings("site")) == 8 and len(before.embeddings("user")) > 60
+
+
+def test_a_period_of_a_small_log_is_a_new_model_of_all_files(anew, tmp_path, capsys):
+    """The same bits as a first period of all files, or of the newest ones."""
+    for files, folder, run_of in (((1, 2, 3), anew, "all"), ((2, 3), tmp_path / "two", "newest")):
+        path = anew / "ads.yaml"
+        if folder != anew:
+            path = write_logs(folder, [0, 30, 60])
+            train(path, [*ANEW, "train.replay=1"])
+        paths = ",".join(str(folder / f"log{number}.csv") for number in files)
+        given = [f"data.path=[{paths}]", "data.split=periods", f"data.cache={tmp_path}/cache"]
+        run(load_config(path, [*given, *ANEW, f"run.dir={tmp_path}", f"run.name={run_of}"]))
+        found, expected = tensors(folder, 3), tensors_of(newest(tmp_path / run_of / "checkpoints"))
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert [line["rows"] for line in lines(folder)] == [400] * 3
+        assert lines(folder)[2]["step"] == 2 * -(-400 * len(files) // 64)
+    summary = api.open_run(period(anew, 3)).summary
+    assert summary["auc"] == lines(anew)[2]["auc"] > 0.5 and summary["period"] == 3
+    assert "unseen ids: user" in capsys.readouterr().out
+    assert lines(anew)[2]["new_ids_samples"] > 100
+
+
+def test_a_large_log_or_one_whose_files_are_gone_goes_on(tmp_path, monkeypatch, capsys):
+    """From the new model of the first two files."""
+    folder, other = tmp_path / "large", tmp_path / "gone"
+    for where in (folder, other):
+        train(write_logs(where, [0, 30]), ANEW)
+        write_log(where / "log3.csv", 60, seed=3)
+        assert lines(where)[1]["step"] == 2 * 13
+    (other / "log1.csv").unlink()
+    explicit = [*ANEW, "train.replay=2"]
+    with pytest.raises(DataError, match=r"log1\.csv: does not exist, but train\.replay=2 trains"):
+        train(other / "ads.yaml", explicit)
+    train(other / "ads.yaml", ANEW)
+    assert "log1.csv is gone: the model of the period before goes on" in capsys.readouterr().err
+    monkeypatch.setattr(periods, "SMALL_LOG", 1100)
+    train(folder / "ads.yaml", ANEW)
+    for where in (folder, other):
+        # Steps count on from those of the second period.
+        assert lines(where)[2]["step"] == 2 * 13 + 2 * 7 and lines(where)[2]["auc"] > 0.5
+    assert_same_end(folder, other)
 
 
 def test_rows_and_moments_follow_their_ids(tmp_path):
@@ -198,11 +254,14 @@ def test_a_new_row_depends_only_on_its_id(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("plan", "max_rows"), [("row_wise", 60), ("data_parallel", "null")])
-def test_each_period_may_have_another_number_of_ranks(tmp_path, plan, max_rows):
+@pytest.mark.parametrize(
+    ("plan", "max_rows", "given"),
+    [("row_wise", 60, KEEP_ALL), ("data_parallel", "null", KEEP_ALL), ("row_wise", "null", ANEW)],
+)
+def test_each_period_may_have_another_number_of_ranks(tmp_path, plan, max_rows, given):
     """Two, four and one; where a table is full, new ids take rows on whatever rank they are."""
     folder, alone = tmp_path / plan, tmp_path / "alone"
-    overrides = [f"sharding.plan={plan}", *KEEP_ALL, f"data.max_rows={max_rows}"]
+    overrides = [f"sharding.plan={plan}", *given, f"data.max_rows={max_rows}"]
     train(write_logs(alone, [0, 30, 60]), overrides)
     path = write_job(folder)
     for number, ranks in enumerate((2, 4, 1), 1):
@@ -218,8 +277,12 @@ def test_each_period_may_have_another_number_of_ranks(tmp_path, plan, max_rows):
         assert one["new_ids_samples"] == other["new_ids_samples"]
 
 
-def test_an_interrupted_period_continues_with_the_same_bits(three, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("how", "given"), [("three", KEEP_ALL), ("anew", ANEW)])
+def test_an_interrupted_period_continues_with_the_same_bits(
+    how, given, request, tmp_path, monkeypatch
+):
     """As kills would leave it: errors that nobody handles, at several places."""
+    three = request.getfixturevalue(how)
     folder = tmp_path / "killed"
     path = write_logs(folder, [0, 30, 60])
     failed = Counter()
@@ -243,7 +306,7 @@ def test_an_interrupted_period_continues_with_the_same_bits(three, tmp_path, mon
     fail_twice(periods._Periods, "_draw")
     while True:
         try:
-            train(path, [*KEEP_ALL, "checkpoint.every_steps=2"])
+            train(path, [*given, "checkpoint.every_steps=2"])
             break
         except KeyboardInterrupt:
             pass
@@ -530,9 +593,10 @@ def test_following_takes_files_that_are_whole_and_ends_on_a_signal(tmp_path):
 
 
 @pytest.mark.soak
-def test_kills_at_any_time_end_with_the_same_bits(three, tmp_path):
-    folder = tmp_path / "killed"
-    path, overrides = write_logs(folder, [0, 30, 60]), [*KEEP_ALL, "checkpoint.every_steps=2"]
+@pytest.mark.parametrize(("how", "given"), [("three", KEEP_ALL), ("anew", ANEW)])
+def test_kills_at_any_time_end_with_the_same_bits(how, given, request, tmp_path):
+    folder, three = tmp_path / "killed", request.getfixturevalue(how)
+    path, overrides = write_logs(folder, [0, 30, 60]), [*given, "checkpoint.every_steps=2"]
     command = [sys.executable, "-m", "stampede.engine.incremental", str(path), *overrides]
     drawn = random.Random(5)
     for _ in range(6):

@@ -25,7 +25,7 @@ def write_job(folder):
         f"data: {{kind: table, schema_file: {folder}/schema.yaml, path: '{folder}/log*.csv'}}\n"
         f"run: {{dir: {folder}/runs}}\n"
         "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0}\n"
-        "train: {batch_size: 64, log_every: 3}\n"
+        "train: {batch_size: 64, log_every: 3, replay: 0}\n"
         "optim: {embedding: {lr: 1e-2, rows: all}}\n"
     )
     return path

@@ -57,6 +57,7 @@ BATCH, EPOCHS, PATIENCE = "train.batch_size", "train.epochs", "evaluate.patience
 BASE, BETAS = "optim.scaling.base_batch_size", "optim.dense.betas"
 SCALE, DROPOUT, WARMUP = "model.first_order_scale", "model.dropout", "optim.dense.schedule.warmup"
 AVERAGING, DECAY = "train.averaging", "optim.embedding.schedule.decay"
+CONTINUED = ("data.split=periods", "train.replay=0")
 IN_STEPS = "optim.dense.schedule.unit=steps"
 
 
@@ -80,7 +81,11 @@ IN_STEPS = "optim.dense.schedule.unit=steps"
         (ROWS, [f"{BATCH}=32768", "evaluate.every_epochs=2"], {PATIENCE: 8}),
         # Large logs and periods have none.
         (10_000_000, [f"{BATCH}=1048576"], {EPOCHS: 2, BETAS: [0.9, 0.999]}),
-        (ROWS, [f"{BATCH}=32768", "data.split=periods"], {EPOCHS: 1, BETAS: [0.9, 0.999]}),
+        (ROWS, [f"{BATCH}=32768", *CONTINUED], {EPOCHS: 1, BETAS: [0.9, 0.999], AVERAGING: 0}),
+        # A new model of all files so far, and of some of a large log.
+        (ROWS, ["data.split=periods"], {EPOCHS: 5, AVERAGING: 8, DECAY: "constant"}),
+        (2_500_000, ["data.split=periods"], {EPOCHS: 1, AVERAGING: 0}),
+        (2_500_000, ["data.split=periods", "train.replay=5"], {EPOCHS: 3, AVERAGING: 8}),
         (102_400, [IN_STEPS], {WARMUP: 20}),
         # A quarter of a short training.
         (102_400, [f"{BATCH}=8192", f"{EPOCHS}=1"], {WARMUP: 0.25}),
