@@ -23,7 +23,7 @@ from stampede.data.errors import DataError, UnfinishedFileError
 from stampede.data.learning.unknown_shares import compared
 from stampede.data.prepared.manifest import read_manifest
 from stampede.data.raw.files import expand, naturally
-from stampede.engine.checkpoint.retention import delete_all
+from stampede.engine.checkpoint.retention import delete_all, newest
 from stampede.engine.config import Config
 from stampede.engine.config.data import RawSection
 from stampede.engine.config.load import load_config
@@ -226,7 +226,14 @@ class _Periods:
         # The last period may have been killed before its line was written.
         if trained and not self._is_told(trained[-1]):
             begun = trained[-1]
-            return None if follow and not self._is_at_rest(stores.at(begun.file)) else begun
+            if follow and not self._is_at_rest(stores.at(begun.file)):
+                return None
+            if begun.replay and newest(self._run_of(begun) / "checkpoints") is None:
+                # Earlier files may have gone since it was noted.
+                begun = begun.model_copy(update={"replay": self._replay(begun, trained[:-1])})
+                ledger = self._read()
+                self._write([begun if one.number == begun.number else one for one in ledger])
+            return begun
         # A file without a time does not limit later ones.
         last = next((one for one in reversed(trained) if one.time != _LATEST), None)
         for period in self._new_files(follow):
@@ -253,7 +260,7 @@ class _Periods:
             if rows * (size + period.bytes) >= SMALL_LOG * size:
                 return 0
         for one in trained[len(trained) - wanted :]:
-            if stores.at(one.file).is_file():
+            if stores.exists(one.file):
                 continue
             if most is not None:
                 raise DataError(

@@ -6,12 +6,8 @@ import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
-<<<<<<< HEAD
-from typing import Any
-=======
 from pathlib import Path
 from typing import Any, NamedTuple
->>>>>>> k2
 
 from stampede.data.prepared.manifest import read_manifest
 from stampede.engine.advice import (
@@ -95,7 +91,7 @@ def _refitted(config: Config, here: Processes) -> Config:
     saved["run"]["name"] = config.run.name
     saved["train"]["epochs"] = saved["evaluate"]["every_epochs"] = epochs
     # Only the last epoch is evaluated, so nothing is chosen by the test part.
-    saved["evaluate"] |= {"select_on": "test", "patience": 0, "compare_with_lr": False}
+    saved["evaluate"] |= {"select_on": "test", "patience": 0, "compare_with_lr": False, "every": 0}
     data = saved["data"]
     if data.get("validation_path"):
         paths = [data["path"], data["validation_path"]]
@@ -126,8 +122,11 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
         continued = here.on_main(lambda: folder.reserve(config))
         folder.check_shared(here)
         with watched(here, config.run, folder.path):
-            run, is_new, regression = _begun(config, folder, continued, here)
+            run, is_new, regression = _begun(config, folder, continued, here, scored)
             summary = _trained(run, is_new, regression)
+            if scored is not None:
+                # The data are those of a first period.
+                summary["period"] = scored.period
         config = run.config
         title = (
             f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
@@ -139,7 +138,7 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
 
 
 def _begun(
-    config: Config, folder: RunFolder, continued: bool, here: Processes
+    config: Config, folder: RunFolder, continued: bool, here: Processes, scored: Scored | None
 ) -> tuple[TrainingRun, bool, dict[str, Any] | None]:
     """A run before its first step, whether it is a new one, and a logistic regression if made."""
     if here.is_main and config.model.import_file:
@@ -179,7 +178,6 @@ def _begun(
             folder.keep_lines(progress.metrics_lines)
 
         here.on_main(begin_folder)
-<<<<<<< HEAD
         run = TrainingRun(config, here, folder, dataset, job, progress)
         _print_beginning(run, described(choices) if choices else "", lines)
         found_off = []
@@ -205,42 +203,6 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
                 *on_last_epoch(config, folder),
                 *on_calibration(config, results, told(folder)),
             ]
-=======
-        this = TrainingRun(config, here, folder, dataset, job, progress)
-        _print_beginning(this, described(choices) if choices else "", lines)
-        with watched(here, config.run, folder.path):
-            found_off = []
-            if not dataset.period:
-                # A period's batch size is chosen by all rows so far.
-                found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
-            can_calibrate = config.evaluate.select_on != "test" and config.model.name != "esmm"
-            found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
-            tell(found_off, this.progress.step, folder, here)
-            this.progress.metrics_lines = folder.metrics_lines
-            Trainer(this).fit()
-            if not dataset.period:
-                # After the last checkpoint: a run that continues with more epochs drops it.
-                results = this.progress.selected or this.progress.last
-                found_off = here.on_main(
-                    lambda: [
-                        *on_last_epoch(config, folder),
-                        *on_calibration(config, results, told(folder)),
-                    ]
-                )
-                tell(found_off, this.progress.step, folder, here)
-            # Measured before the comparison, whose memory and seconds do not count.
-            summary = summarize(this)
-            if scored is not None:
-                # The data are those of a first period.
-                summary["period"] = scored.period
-            summary["logistic_regression"] = compare_with_lr(
-                config, dataset, this.progress, folder, here, regression, same_data=not is_new
-            )
-        summary["advice"] = here.on_main(lambda: told(folder))
-        title = (
-            f"{config.run.name}: {config.model.name}, batch {config.train.batch_size}, "
-            f"{here.world_size} x {here.device.type}"
->>>>>>> k2
         )
         tell(found_off, run.progress.step, folder, here)
     # Measured before the comparison, whose memory and seconds do not count.
@@ -259,18 +221,19 @@ def score_here(config: Config, here: Processes, period: int) -> Scored:
     """
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     found = find_beginning(config, folder, False, here)
-    here.heartbeat.beat("preparing data")
-    dataset = open_dataset(config, here)
-    rows = dataset.train.rows + dataset.rows_before
-    config, _ = with_recipe(config, rows, len(dataset.vocabulary_sizes), here.world_size)
-    here.heartbeat.beat("loading")
-    job = build(config, dataset, here)
-    begin(found, config, job, dataset, here)
-    reader = Reader(config, dataset, here)
-    goals = goal_weights(config, dataset.goals)
-    batches = reader.evaluation(reader.dataset.test)
-    given = config.evaluate, None, dataset.unseen_rows, goals
-    metrics = evaluate(job.model, batches, here, *given)
+    with watched(here, config.run, folder.path):
+        with here.heartbeat.slowly("preparing data"):
+            dataset = open_dataset(config, here)
+        rows = dataset.train.rows + dataset.rows_before
+        config, _ = with_recipe(config, rows, len(dataset.vocabulary_sizes), here.world_size)
+        with here.heartbeat.slowly("loading"):
+            job = build(config, dataset, here)
+            begin(found, config, job, dataset, here)
+        reader = Reader(config, dataset, here)
+        goals = goal_weights(config, dataset.goals)
+        batches = reader.evaluation(reader.dataset.test)
+        given = config.evaluate, None, dataset.unseen_rows, goals
+        metrics = evaluate(job.model, batches, here, *given)
     return Scored(period, metrics, here.on_main(lambda: read_manifest(data_folder(config)).source))
 
 

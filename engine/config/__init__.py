@@ -426,6 +426,12 @@ class Config(Section):
                 "train.refit prepares the log again without a validation part, but data.kind is "
                 "'prepared'; write the kind and the path of the raw log, or train.refit: false"
             )
+        for section in ("embedding", "dense"):
+            if getattr(self.optim, section).plateau.factor < 1:
+                raise ValueError(
+                    f"optim.{section}.plateau lowers rates by the validation part, which "
+                    "train.refit trains on; write only one of them"
+                )
         if self.evaluate.calibrate:
             raise ValueError(
                 "evaluate.calibrate sets the bias by the validation part, which train.refit trains "
