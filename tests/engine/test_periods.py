@@ -209,6 +209,24 @@ def test_a_large_log_or_one_whose_files_are_gone_goes_on(tmp_path, monkeypatch, 
     assert_same_end(folder, other)
 
 
+def test_a_file_that_goes_after_its_period_was_noted(tmp_path, monkeypatch, capsys):
+    """A period that was killed before its first checkpoint is planned anew."""
+    path = write_logs(tmp_path / "killed", [0, 30])
+    train(path, ANEW)
+    write_log(tmp_path / "killed/log3.csv", 60, seed=3)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(periods, "run_here", killed)
+        train(path, ANEW)
+    (tmp_path / "killed/log1.csv").unlink()
+    train(path, ANEW)
+    assert "log1.csv is gone: the model of the period before goes on" in capsys.readouterr().err
+    assert len(lines(tmp_path / "killed")) == 3
+
+
 def test_rows_and_moments_follow_their_ids(tmp_path):
     """Rows that a period does not touch stay as they were; the steps of others continue."""
     folder = tmp_path / "kept"

@@ -125,6 +125,7 @@ def test_an_interrupted_refit_continues_with_the_same_bits(trained, monkeypatch)
     [
         (["evaluate.select_on=test"], "train.refit trains on the validation part too"),
         (["data.split=periods"], "train.refit trains on the validation part too"),
+        (["optim.dense.plateau.factor=0.5"], "lowers rates by the validation part, which train"),
         (["evaluate.calibrate=true"], "which train.refit trains on; write only one"),
     ],
 )
