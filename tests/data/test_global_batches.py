@@ -19,8 +19,8 @@ from stampede.data import parallel as helpers
 from stampede.data.parallel import run_tasks
 from stampede.data.prepared import reader as gathering
 from stampede.data.prepared.reader import Shard, ShardedPart
+from stampede.engine.job.threads import using_threads
 from support.prepared import drawn_rows, shard_of
-from support.threads import torch_threads
 from support.waiting import HANG
 
 FIELDS = [f"C{i + 1}" for i in range(26)]
@@ -124,7 +124,7 @@ def test_batches_hold_what_the_arrays_hold_on_any_number_of_ranks(
     fields = [f"C{i}" for i in range(single)] + [f"M{i}" for i in range(multi)]
     order = Order(rows, shuffle, 3, 8 if shuffle == "block" else 0, 4)
     for rank in range(world_size):
-        with torch_threads(threads):
+        with using_threads(threads):
             batches = list(GlobalBatches(part, fields, 8, rank, world_size, order))
         start = 0
         for batch in batches:
@@ -167,7 +167,7 @@ def test_long_batches_ascend_in_stretches_and_hold_the_right_rows(threads):
     part = array_part(drawn_rows(rows, single=1, numbers=1), [20_000, 70_000])
     order = Order(rows, "global", 2)
     start = 0
-    with torch_threads(threads):
+    with using_threads(threads):
         batches = list(GlobalBatches(part, ["C1"], 80_000, 0, 1, order))
     for batch in batches:
         stop = start + batch.samples
@@ -326,7 +326,7 @@ def test_only_the_newest_iterator_moves_the_position(ahead, superseded_by):
 
 @pytest.fixture
 def two_threads():
-    with torch_threads(2):
+    with using_threads(2):
         yield
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stampede.engine.job.threads import using_threads
 from stampede.optim import CowClip, native
 from stampede.optim.backends import choose_backend
 from stampede.optim.backends.cpu import CpuBackend
@@ -20,7 +21,6 @@ from stampede.optim.table_array import PendingUpdate, TableArray, TableShard
 from stampede.optim.update import update_
 from stampede.optim.update_settings import UpdateSettings
 from support.lookups import dense, lookups, random_gradient, random_lookup
-from support.threads import torch_threads
 
 KERNELS = torch.ops.stampede
 
@@ -45,7 +45,7 @@ def test_the_number_of_threads_changes_no_bit_of_a_replay():
         last = torch.zeros(len(w), dtype=torch.int32)
         last[9000:11_000] = torch.randint(0, 7, (2000,), generator=draw).int()
         constants = torch.tensor([[1e-3, 1e-8, 1.0]]).repeat(7, 1)
-        with torch_threads(threads):
+        with using_threads(threads):
             KERNELS.catch_up_range_(w, m, v, last, 5, len(w), constants, 0, 7, 0.9, 0.999, 1e-3)
         assert (last[5:] == 7).all() and not last[:5].any()
         found.append((w, m, v))
@@ -65,7 +65,7 @@ def test_pools_rows(lookup, dim, threads):
     array = TableArray.create([TableShard("t", lookup.rows)], table, UpdateSettings(), dim)
     # Columns of a wider output; the others are another array's.
     whole = torch.full((lookup.batch, lookup.features * dim + 3), 7.0)
-    with torch_threads(threads):
+    with using_threads(threads):
         choose_backend(array).pool_(lookup, whole[:, 1:-2])
     expected = torch.empty(lookup.batch, lookup.features * dim)
     TorchBackend(array).pool_(lookup, expected)
@@ -81,7 +81,7 @@ def test_sums_by_row(lookup, dim, threads, offsets_are_long):
     grad = random_gradient(lookup, dim)
     # Columns of a wider matrix, as one array's are.
     wide = torch.cat([torch.ones(len(grad), 2), grad, torch.ones(len(grad), 1)], 1)
-    with torch_threads(threads):
+    with using_threads(threads):
         rows, sums, counts = native.sum_by_row(lookup, wide[:, 2:-1], dim)
     expected, times = dense(lookup, grad, dim)
     assert torch.equal(rows, times.nonzero().flatten()) and torch.equal(counts, times[rows])
@@ -92,7 +92,7 @@ def test_the_number_of_threads_changes_no_bit():
     lookup = random_lookup(sizes=(50_000, 300), batch=4000, longest=2, device="cpu")
     grad, found = random_gradient(lookup, 12), []
     for number in (1, 2, 3, 7):
-        with torch_threads(number):
+        with using_threads(number):
             found.append(native.sum_by_row(lookup, grad, 12))
     assert_same_bits(found)
 
@@ -146,7 +146,7 @@ def test_whether_a_lookup_is_sound(bags, longest, start, id_type, damage, thread
             sound = not start
     elif damage:
         offsets[{"first": 0, "last": -1}[damage]] += {"first": -1, "last": 1}[damage]
-    with torch_threads(threads):
+    with using_threads(threads):
         assert KERNELS.is_sound(ids.to(id_type), offsets + start, first_rows, 8) == sound
 
 
@@ -334,7 +334,7 @@ def test_both_ways_give_the_same(clip, rows, dim, columns):
         setting = replace(setting, l2=0.0) if setting.needs_all_rows else setting
         array, batch = array_of(5000, dim, setting, draw), batch_of(5000, dim, draw, 3000)
         array.is_split = is_split
-        with ways() as taken, torch_threads(3):
+        with ways() as taken, using_threads(3):
             (row_counts,) = update_([pending_update(array, batch)])
         assert taken == ["measured before" if is_split else "in its pass"]
         found.append((*array.all_tensors(), row_counts))

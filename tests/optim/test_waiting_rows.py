@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stampede.engine.job.threads import using_threads
 from stampede.optim import CowClip, waiting_rows
 from stampede.optim.rules import SGD, Adam, RowWiseAdam
 from stampede.optim.update_settings import UpdateSettings
-from support.threads import torch_threads
 from support.updated_tables import (
     CAN_WAIT,
     Tables,
@@ -38,7 +38,7 @@ def test_what_decays_becomes_zero():
     setting = UpdateSettings(rule=Adam((0.5, 0.9), 1e-8, "keras"), rows="all")
     least = torch.finfo(torch.float32).tiny
     tiny = torch.full((1 << 16,), least / 4)
-    with torch_threads(2):
+    with using_threads(2):
         # A run before in this process may have started threads that go on without such numbers.
         kept = tiny * 2 > 0
     swept, waited, in_torch = (
@@ -54,7 +54,7 @@ def test_what_decays_becomes_zero():
     for found, expected in zip(waited, in_torch, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     # It is a matter of the kernels alone, on all threads.
-    with torch_threads(2):
+    with using_threads(2):
         assert kept.any() and (tiny * 2 > 0)[kept].all()
 
 

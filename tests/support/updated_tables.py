@@ -12,6 +12,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torchrec.distributed.types import ShardingEnv
 
+from stampede.engine.job.threads import using_threads
 from stampede.optim import CowClip, CowClipTables, native, triton, waiting_rows
 from stampede.optim.backends import choose_backend
 from stampede.optim.rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
@@ -20,7 +21,6 @@ from stampede.optim.sharded.collections import tell_when_reached
 from stampede.optim.table_array import TableShard
 from stampede.optim.update_settings import UpdateSettings
 from support.reference import ReferenceTables
-from support.threads import torch_threads
 
 CLIP = CowClip(ratio=0.5, bound=1e-3)
 SETTINGS = UpdateSettings(l2=1e-4, clip=CLIP)
@@ -261,7 +261,7 @@ def trained(
         at_step: is called after each step with its number and the TBE.
         lookups: how many a step has, by its number.
     """
-    with torch_threads(threads), computed(way, window):
+    with using_threads(threads), computed(way, window):
         tables = two_tables(setting)
         for number in range(first, first + steps):
             one_step(tables.tbe, number, lookups(number))

@@ -5,7 +5,6 @@ import torch
 
 from stampede.engine.job.threads import using_threads
 from support.checkpoints import small_job
-from support.threads import torch_threads
 
 WIDE = "model.hidden=[400,400,400]"
 NO_CLIP = "optim.embedding.clip=null"
@@ -25,7 +24,7 @@ NO_CLIP = "optim.embedding.clip=null"
     ],
 )
 def test_the_work_of_a_step_decides(tmp_path, overrides, expected):
-    with torch_threads(2), small_job(tmp_path, NO_CLIP, *overrides) as (_, job, *_):
+    with using_threads(2), small_job(tmp_path, NO_CLIP, *overrides) as (_, job, *_):
         assert job.threads == expected
         assert job.ctr_model.training
 
@@ -38,18 +37,18 @@ def test_rows_that_all_take_every_step_are_work(tmp_path):
     for number, more in enumerate((clip, NO_CLIP)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with torch_threads(2), small_job(folder, *large, more) as (_, job, *_):
+        with using_threads(2), small_job(folder, *large, more) as (_, job, *_):
             found.append(job.threads)
     assert found == [2, 1]
 
 
 def test_a_user_who_allows_one_thread_gets_one(tmp_path):
-    with torch_threads(1), small_job(tmp_path, WIDE, "train.batch_size=1024") as (_, job, *_):
+    with using_threads(1), small_job(tmp_path, WIDE, "train.batch_size=1024") as (_, job, *_):
         assert job.threads == 1
 
 
 def test_other_work_has_all_threads_again():
-    with torch_threads(2):
+    with using_threads(2):
         with using_threads(1):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2

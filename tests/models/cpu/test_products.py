@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede import native_library
+from stampede.engine.job.threads import using_threads
 from stampede.models import cpu
-from support.threads import torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]
 CPU = Path("/proc/cpuinfo")
@@ -65,7 +65,7 @@ def test_products_of_a_layer(rows, columns, outputs, scale, dtype, threads, seed
     inputs, weight, bias, grad = drawn(seed, *shapes)
     weight, bias = weight.to(dtype).float(), (bias * scale).to(dtype).float()
     inputs, grad = (inputs * scale).to(dtype), (grad * scale).to(dtype)
-    with torch_threads(threads):
+    with using_threads(threads):
         output = relu_layer(inputs, weight, bias)
         plain = cpu.inputs_gradient(grad, weight)
         masked, sums = cpu.masked_inputs_gradient(grad, weight, inputs, scale=2.0)
