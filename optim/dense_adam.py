@@ -79,7 +79,7 @@ class DenseAdam(torch.optim.Optimizer):
                 continue
             torch._foreach_add_(steps, 1)
             by_step: dict[int, list[Tensor]] = {}
-            for step, param in zip(torch.stack(steps).tolist(), with_grad, strict=True):
+            for step, param in zip(steps, with_grad, strict=True):
                 by_step.setdefault(int(step), []).append(param)
             for step, params in by_step.items():
                 keep: float | Tensor = 1.0 - float(group["lr"]) * group["weight_decay"]

@@ -61,6 +61,7 @@ NOT_RUN = (
         "python -m pytest",
     ),
     "torchrun --nproc_per_node 2 examples/torchrec_training.py",
+    "torchrun --nnodes 2",
     "torchrun --nproc_per_node 2 launch.py configs/criteo_kaggle.yaml",
     "python launch.py --plan --world-size 128 --device-memory 80GB configs/plan_10b.yaml",
 )

@@ -141,7 +141,7 @@ def _metric_table(summary: dict[str, Any]) -> str:
         )
         if blocks[0][part]["auc"] is None and summary["selected_by"] != "logloss":
             title = f"epoch {best}: the last one, as the AUC of the {part} part is undefined"
-        elif summary["evaluated_epochs"] == 1:
+        elif summary["evaluated_epochs"] == 1 < best:
             title = f"epoch {best}: the only one that was evaluated"
         elif part == "test":
             title += " itself, so optimistic"

@@ -260,7 +260,7 @@ def days(tmp_path_factory):
         f"data: {{kind: table, schema_file: {folder}/schema.yaml, path: '{folder}/log*.csv'}}\n"
         f"run: {{dir: {folder}/runs}}\n"
         "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0}\n"
-        "train: {batch_size: 64}\n"
+        "train: {batch_size: 64, replay: 0}\n"
         "optim: {embedding: {lr: 1e-2, rows: all}}\n"
     )
     train(folder / "ads.yaml", ["checkpoint.keep=9"])

@@ -42,6 +42,11 @@ def compute_in_float64():
         doubled = {n: Jagged(one.values.double(), one.lengths) for n, one in histories.items()}
         return LookedUp(rows.double(), doubled)
 
+    def local_in_float64(*given):
+        found = local_lookup(*given)
+        return found and (lambda features: found(features).double())
+
+    local_lookup, build.local_lookup = build.local_lookup, local_in_float64
     looked_up = EmbeddingFront._looked_up
     EmbeddingFront._looked_up = looked_up_in_float64
     build.move_dense, Batch.to, CowClipTables._apply_split = moved, sent, allocated

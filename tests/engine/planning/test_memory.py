@@ -45,7 +45,7 @@ def test_the_estimate_is_close_to_what_is_allocated(name, options):
     # The kernels' memory for weights does not grow with the samples, and they write gradients over
     # activations.
     by_kernels = allocated(model, 9 * SAMPLES) - allocated(model, SAMPLES)
-    assert by_kernels <= 1.25 * 8 * planned
+    assert by_kernels <= 1.3 * 8 * planned
 
 
 def test_estimating_does_not_change_the_model():
