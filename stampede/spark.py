@@ -1,5 +1,5 @@
 # pyright: basic
-"""Preparation and scoring on Apache Spark; needs `pip install 'stampede[spark]'` and Java 17."""
+"""Preparation and scoring on Apache Spark; needs the extra `spark` and Java 17."""
 
 from __future__ import annotations
 

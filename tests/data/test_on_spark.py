@@ -19,7 +19,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
     pytest.skip("there is no Java", allow_module_level=True)
 
-from stampede import spark
+from stampede import open_run, spark
 from stampede.data.errors import DataError
 from stampede.data.on_spark import OnSpark, session
 from stampede.data.options import PreparationOptions
@@ -162,16 +162,18 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     assert_same(prepared(tmp_path / "here", f"{tmp_path}/one.parquet", **options), found)
     with pytest.raises(DataError, match="spark: already exists"):
         spark.prepare(table, tmp_path / "schema.yaml", tmp_path / "spark")
-    # The numbers of the prepared folder are the run's own.
-    run = train_on_movies(tmp_path)
-    from stampede import open_run
-
-    open_run(run).export(tmp_path / "package")
-    scored = spark.scores(table.repartition(3), tmp_path / "package").toArrow()
-    again = pl.from_arrow(scored)
-    expected = loaded(tmp_path / "package").score(again.drop("score"))
-    np.testing.assert_array_equal(again["score"].to_numpy(), expected.astype(np.float64))
-    assert len(again) == len(frame)
+    scored = []
+    # Another model in the same folder is not taken for the one before.
+    for seed in (1, 2):
+        run = train_on_movies(tmp_path, f"run.name=seed_{seed}", f"run.seed={seed}")
+        open_run(run).export(tmp_path / "package", overwrite=True)
+        found = pl.from_arrow(spark.scores(table.repartition(3), tmp_path / "package").toArrow())
+        expected = loaded(tmp_path / "package").score(found.drop("score"))
+        # NumPy's exp may differ in the last bit with the place in an array.
+        np.testing.assert_allclose(found["score"].to_numpy(), expected, rtol=4e-16, atol=0)
+        assert len(found) == len(frame)
+        scored.append(found["score"].to_list())
+    assert sorted(scored[0]) != sorted(scored[1])
 
 
 def test_the_command_on_a_cluster_of_two_workers(tmp_path):

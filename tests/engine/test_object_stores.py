@@ -102,7 +102,14 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     assert export_command.main([run_url, f"{BUCKET}/delta", *delta]) == 0
     out = ["--schema", f"{BUCKET}/given/schema.yaml", "--out", f"{BUCKET}/prepared"]
     assert prepare(["table", rows, *out]) == 0
-    assert predict_command.main([run_url, f"{BUCKET}/prepared", f"{BUCKET}/out/own.csv"]) in (0, 2)
+    assert "manifest.json" in names(store, f"{BUCKET}/prepared")
+    # The run's own prepared data by their URL have the scores of `@run`.
+    (manifest,) = store.glob(f"{BUCKET}/cache/*/manifest.json")
+    own = f"s3://{manifest.rpartition('/')[0]}"
+    for given, output in ((own, "own.csv"), ("@run", "same.csv")):
+        assert predict_command.main([run_url, given, f"{BUCKET}/out/{output}"]) == 0
+    found = [store.cat_file(f"{BUCKET}/out/{name}") for name in ("own.csv", "same.csv")]
+    assert found[0] == found[1] and found[0].count(b"\n") > 10
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv.gz", "csv.zst"])
