@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -75,19 +75,19 @@ class RankStatus:
     """Where a rank is, as published to the other ranks, see `Heartbeat`.
 
     Attributes:
-        published: number of this message.
         still_seconds: since its last beat, without time while the process was stopped.
         hangs: whether that is too long.
         waits: whether it waits for other ranks.
+        published: number of this message, by which others see that the process is there.
     """
 
-    published: int
     beats: int
     step: int
     stage: str
     still_seconds: float = 0.0
     hangs: bool = False
     waits: bool = False
+    published: int = 0
 
     def __str__(self) -> str:
         return f"step {self.step}, {self.stage}"
@@ -99,24 +99,28 @@ class Exchange:
     A call of the store may wait for a quarter of an hour if the network or the store's host is
     gone, so nobody else calls it.
 
+    Args:
+        status: this rank's, without its number.
+
     Attributes:
         statuses: what each rank has published last, as far as it was read.
         answers: how often the store has answered.
     """
 
-    def __init__(self, processes: Processes, store: dist.Store, interval: float) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        store: dist.Store,
+        interval: float,
+        status: Callable[[], RankStatus],
+    ) -> None:
         self._rank, self._store, self._interval = processes.rank, store, interval
         self._ranks = [str(rank) for rank in range(processes.world_size)]
+        self._status = status
         self.statuses: dict[int, RankStatus] = {}
-        self.answers = 0
-        self._status: RankStatus | None = None
-        self._reads = False
+        self.answers = self._published = 0
         self._end = threading.Event()
         threading.Thread(target=self._run, name="stampede-exchange", daemon=True).start()
-
-    def offer(self, status: RankStatus, reads: bool) -> None:
-        """What to publish next; `reads` says whether to read the others too."""
-        self._status, self._reads = status, reads
 
     def is_first_to(self, ask: str) -> bool:
         """Whether no other rank has asked this before; True if the store does not answer."""
@@ -128,14 +132,13 @@ class Exchange:
         self._end.set()
 
     def once(self) -> None:
-        """Publish, and read if asked to."""
-        status = self._status
-        if status is None:
-            return
+        """Publish, and read the others if this rank makes no progress."""
+        self._published += 1
+        status = replace(self._status(), published=self._published)
         # The store may be gone; others see that this rank is silent, and this one that they are.
         with suppress(RuntimeError):
             self._store.set(str(self._rank), json.dumps(asdict(status)))
-            if not self._reads:
+            if not status.still_seconds:
                 return
             if self._store.check(self._ranks):
                 read = map(json.loads, self._store.multi_get(self._ranks))
@@ -162,11 +165,10 @@ class Watchdog:
         self._beats = self._start = self._heartbeat.beats
         self._is_first_step, self._is_slow = True, False
         self._still = 0.0
-        self._published = 0
-        # Of each other rank, and of the store as None: the last sign of life, and seconds since.
-        self._signs: dict[int | None, int] = {}
-        self._silence: dict[int | None, float] = {}
-        self._exchange = Exchange(processes, store, self._interval)
+        # Of each other rank, and of the store as None: the last sign of life, and the seconds that
+        # this rank had been still by then.
+        self._signs: dict[int | None, tuple[int, float]] = {}
+        self._exchange = Exchange(processes, store, self._interval, self._status)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stampede-watchdog", daemon=True)
         self._thread.start()
@@ -200,23 +202,20 @@ class Watchdog:
             # Both are 0 in the evaluation at the start of a resumed run.
             self._is_first_step = self._heartbeat.step == self._heartbeat.first_step
         self._is_slow = is_slow
-        self._listen(seconds)
-        self._exchange.offer(self._status(), reads=self._still > 0)
+        self._listen()
 
-    def _listen(self, seconds: float) -> None:
-        """Count how long other ranks and the store have been silent while this rank is still."""
+    def _listen(self) -> None:
+        """Note new signs of life of the other ranks and the store, while this rank is still."""
         if not self._still:
-            self._silence.clear()
+            self._signs.clear()
             return
         statuses = self._exchange.statuses
         signs: dict[int | None, int] = {None: self._exchange.answers}
-        for rank in range(self._world_size):
-            if rank != self._rank:
-                signs[rank] = statuses[rank].published if rank in statuses else 0
+        for rank in {*range(self._world_size)} - {self._rank}:
+            signs[rank] = statuses[rank].published if rank in statuses else 0
         for who, sign in signs.items():
-            is_new = sign != self._signs.get(who)
-            self._silence[who] = 0.0 if is_new else self._silence.get(who, 0.0) + seconds
-        self._signs = signs
+            if who not in self._signs or sign != self._signs[who][0]:
+                self._signs[who] = sign, self._still
 
     def _left(self) -> float:
         """Seconds until this rank has been still for too long."""
@@ -228,9 +227,7 @@ class Watchdog:
 
     def _status(self) -> RankStatus:
         heartbeat = self._heartbeat
-        self._published += 1
         return RankStatus(
-            published=self._published,
             beats=heartbeat.beats,
             step=heartbeat.step,
             stage=heartbeat.stage,
@@ -256,7 +253,7 @@ class Watchdog:
         return stuck_ranks(heard, named)
 
     def _silent_for(self, seconds: float) -> set[int | None]:
-        return {who for who, silence in self._silence.items() if silence >= seconds}
+        return {who for who, (_, at) in self._signs.items() if self._still - at >= seconds}
 
     def _without_store(self) -> str:
         """What this rank waits for if it cannot hear of the others."""

@@ -110,7 +110,9 @@ def wait_for_a_lost_host(folder, port, slow):
     watchdog = Watchdog(here, RunSection(hang_seconds=4.0), folder, connection())
     here.heartbeat.beat("computing", 1)
     # The other rank is as far.
-    watchdog._exchange._store.set("0", json.dumps(asdict(RankStatus(1, 1, 1, "computing"))))
+    watchdog._exchange._store.set(
+        "0", json.dumps(asdict(RankStatus(1, 1, "computing", published=1)))
+    )
     assert wait_for(lambda: watchdog._exchange.statuses)
     with here.heartbeat.slowly("saving") if slow else nullcontext():
         (folder / "waits").touch()
@@ -201,7 +203,7 @@ def test_a_lost_rank_is_a_sentence_on_the_others(capsys, monkeypatch):
         exit_status(lambda: fail("a mistake of ours"))
 
 
-AHEAD = RankStatus(9, beats=31, step=5, stage="adding up the loss", still_seconds=60.0, hangs=True)
+AHEAD = RankStatus(beats=31, step=5, stage="adding up the loss", still_seconds=60.0, hangs=True)
 BEHIND = replace(AHEAD, beats=30, stage="computing")
 WAITING = replace(BEHIND, waits=True)
 STUCK = "makes no progress: at step 5, computing, for 60 s"
