@@ -9,7 +9,8 @@ from __future__ import annotations
 import decimal
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -65,6 +66,41 @@ def number_of(column: str, kind: pl.DataType, rules: int) -> pl.Expr:
     """
     value = stripped(column, kind).cast(pl.Float64, strict=False)
     return value if rules == 1 else value.cast(pl.Float32).cast(pl.Float64)
+
+
+class Typed(NamedTuple):
+    """An input made of a column.
+
+    Attributes:
+        values: null where a value is bad; in lists, bad ids are left out.
+        is_bad: whether a cell has a bad value; null counts as good. None: no cell can.
+        remedy: what to write, or a function of the bad value and of that in the column `beside`.
+    """
+
+    column: str
+    values: pl.Expr
+    is_bad: pl.Expr | None = None
+    remedy: str | Callable[..., str] = ""
+    beside: str | None = None
+
+    def remedy_of(self, value: Any, beside: Any = None) -> str:
+        """What to write instead of a bad value; `beside` is that in the other column."""
+        if isinstance(self.remedy, str):
+            return self.remedy
+        return self.remedy(value, *[beside] * (self.beside is not None))
+
+
+def typed_number(column: str, kind: pl.DataType, rules: int) -> Typed:
+    """A number, see `number_of`; null also where the cell is empty."""
+    value = number_of(column, kind, rules)
+    bad = _is_bad(column, kind, value.abs() <= LARGEST)
+    remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
+    return Typed(column, pl.when(~bad).then(value), bad, remedy)
+
+
+def _is_bad(column: str, kind: pl.DataType, is_good: pl.Expr) -> pl.Expr:
+    """Whether a cell has a value, and a bad one."""
+    return stripped(column, kind).is_not_null() & ~is_good.fill_null(False)
 
 
 def filled(value: pl.Expr, fill: float, transform: Sequence[str]) -> pl.Expr:
@@ -139,6 +175,13 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> 
         is_date = found.is_between(1_990_010_100, 2_099_123_123) & month.is_between(1, 12)
         is_time &= ~(is_date & day.is_between(1, 31) & (hour <= 23))
     return pl.when(is_time).then(found)
+
+
+def typed_time(column: str, kind: pl.DataType, format: str, rules: int) -> Typed:
+    """A time, see `seconds_of_time`; an empty cell is bad."""
+    seconds = seconds_of_time(column, kind, format, rules)
+    remedy = partial(remedy_of_time, column=column, format="" if kind.is_temporal() else format)
+    return Typed(column, seconds, seconds.is_null(), remedy)
 
 
 # Date, time of day, seconds, and hours and minutes east of Greenwich; UTC without the latter.
@@ -283,69 +326,93 @@ def split(cells: pl.Expr, separator: str) -> pl.Expr:
     return items.list.eval(known.when(item != "null").then(item))
 
 
-def id_texts(
-    column: str,
-    kind: pl.DataType,
-    separator: str | None,
-    max_ids: int | None,
-    missing: Sequence[str],
-    rules: int,
-    keep: str = "first",
-) -> pl.Expr:
-    """Ids as text; lists of them for multi-valued fields.
+class Ids(NamedTuple):
+    """How a field's ids stand in a column, after `written_alike`.
 
-    Args:
-        column: with ids as `written_alike` gives them.
+    Attributes:
+        separator: between the ids of a cell; None: one id.
         max_ids, keep: how many ids of a cell are kept, and whether the `first` or the `last`.
         missing: texts to leave out of lists; single cells with such a text are already null.
+        size: ids are whole numbers from 0 to `size - 1`; None: any texts.
+        size_key: where the user writes that size.
     """
-    if separator is None:
-        return pl.col(column).cast(pl.String)
-    cells = _listed(column, kind, separator)
-    texts = pl.element().filter(~pl.element().is_in(["", *missing]))
-    cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String, rules))
-    if max_ids is None:
+
+    column: str
+    separator: str | None
+    missing: Sequence[str]
+    rules: int
+    max_ids: int | None = None
+    keep: str = "first"
+    size: int | None = None
+    size_key: str = ""
+
+
+def typed_ids(ids: Ids, kind: pl.DataType) -> Typed:
+    """Ids as text, or Int64 if they have a size; lists of them for multi-valued fields."""
+    cells = _id_texts(ids, kind)
+    no_list = None
+    if ids.separator == JSON and kind == pl.String:
+        no_list = _is_bad(ids.column, kind, cells.is_not_null())
+    if ids.size is None:
+        return Typed(ids.column, cells, no_list, REMEDY_OF_JSON)
+    remedy = f"write whole numbers from 0 to {ids.size - 1}{ids.size_key}"
+    if ids.separator is None:
+        number = _whole(cells)
+        bad = _is_bad(ids.column, kind, _is_row(number, ids.size))
+        return Typed(ids.column, pl.when(~bad).then(number), bad, remedy)
+    numbers, is_good = cells.list.eval(_whole(pl.element())), _is_row(pl.element(), ids.size)
+    bad = numbers.list.eval(~is_good).list.any().fill_null(False)
+    if no_list is not None:
+        bad, remedy = bad | no_list, f"{remedy}, as a JSON list"
+    return Typed(ids.column, numbers.list.eval(pl.element().filter(is_good)), bad, remedy)
+
+
+def _whole(text: pl.Expr) -> pl.Expr:
+    return text.str.strip_chars().cast(pl.Int64, strict=False)
+
+
+def _is_row(number: pl.Expr, size: int) -> pl.Expr:
+    return number.is_between(0, size - 1).fill_null(False)
+
+
+def _id_texts(ids: Ids, kind: pl.DataType) -> pl.Expr:
+    """Ids, or lists of those that are kept, as text."""
+    if ids.separator is None:
+        return pl.col(ids.column).cast(pl.String)
+    texts = pl.element().filter(~pl.element().is_in(["", *ids.missing]))
+    texts = texts if ids.rules == 1 else _written_alike(texts, pl.String(), ids.rules)
+    return _kept(_listed(ids.column, kind, ids.separator).list.eval(texts), ids)
+
+
+def _kept(cells: pl.Expr, ids: Ids) -> pl.Expr:
+    if ids.max_ids is None:
         return cells
-    return cells.list.tail(max_ids) if keep == "last" else cells.list.head(max_ids)
+    return cells.list.tail(ids.max_ids) if ids.keep == "last" else cells.list.head(ids.max_ids)
 
 
-def weights_of_ids(
-    column: str,
-    kind: pl.DataType,
-    ids: str,
-    kind_of_ids: pl.DataType,
-    separator: str,
-    max_ids: int | None,
-    missing: Sequence[str],
-    rules: int,
-    keep: str = "first",
-    is_id: Callable[[pl.Expr], pl.Expr] | None = None,
-) -> tuple[pl.Expr, pl.Expr]:
-    """The weights of the ids that `id_texts` keeps, lists of Float64; and which cells are bad.
+def typed_weights(column: str, kind: pl.DataType, ids: Ids, kind_of_ids: pl.DataType) -> Typed:
+    """The weights of the ids that `typed_ids` keeps, lists of Float64.
 
-    These have another number of weights than ids, or a weight that is no finite float32.
+    A cell is bad if it has another number of weights than ids, or a weight that is no finite
+    float32.
 
     Args:
-        column: of the weights, lists or texts with the same separator.
-        ids: the column of the ids, as `written_alike` gives them.
-        is_id: which of the texts that `id_texts` keeps are ids, if not all.
+        column: of the weights, lists or texts with the separator of the ids.
     """
-    texts = _listed(ids, kind_of_ids, separator)
+    texts = _listed(ids.column, kind_of_ids, ids.separator)
     number = pl.element().str.strip_chars().cast(pl.Float64, strict=False)
-    numbers = _listed(column, kind, separator).list.eval(number)
-    is_kept = ~pl.element().is_in(["", *missing]).fill_null(True)
-    places = texts.list.eval(pl.arg_where(is_kept))
-    if max_ids is not None:
-        places = places.list.tail(max_ids) if keep == "last" else places.list.head(max_ids)
+    numbers = _listed(column, kind, ids.separator).list.eval(number)
+    is_text = ~pl.element().is_in(["", *ids.missing]).fill_null(True)
+    places = _kept(texts.list.eval(pl.arg_where(is_text)), ids)
     kept = numbers.list.gather(places, null_on_oob=True)
-    if is_id is not None:
-        of_ids = id_texts(ids, kind_of_ids, separator, max_ids, missing, rules, keep)
-        places = of_ids.list.eval(pl.arg_where(is_id(pl.element())))
-        kept = kept.list.gather(places, null_on_oob=True)
+    if ids.size is not None:
+        places = pl.arg_where(_is_row(_whole(pl.element()), ids.size))
+        kept = kept.list.gather(_id_texts(ids, kind_of_ids).list.eval(places), null_on_oob=True)
     is_good = (pl.element().abs() <= LARGEST).fill_null(False)
     counts = (each.list.len().fill_null(0) for each in (numbers, texts))
     bad = operator.ne(*counts) | kept.list.eval(~is_good).list.any().fill_null(False)
-    return pl.when(~bad).then(kept), bad
+    remedy = partial(remedy_of_weights, separator=ids.separator, column=ids.column)
+    return Typed(column, pl.when(~bad).then(kept), bad, remedy, beside=ids.column)
 
 
 def remedy_of_weights(weights: Any, ids: Any, separator: str, column: str) -> str:

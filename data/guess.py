@@ -25,8 +25,9 @@ from stampede.data.guess_columns import (
 )
 from stampede.data.raw.files import read_blocks
 from stampede.data.raw.formats import is_parquet, open_parquet
-from stampede.data.raw.log import LABEL, SPLIT, Labels, RawLog, typed_label
+from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import LABEL, SPLIT, Labels, typed_label
 from stampede.data.schema.schema import CRITEO, MISSING, Label, Schema
 from stampede.data.sources import Kind
 from stampede.settings import counted, cut, shown, yaml_value

@@ -29,8 +29,9 @@ from stampede.data.options import PreparationOptions
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS, PartName, ShardEntry
 from stampede.data.prepared.writer import PartWriter, RowsOfParts, Written, write_rows
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import Labels, has_soft_labels
+from stampede.data.raw.log import has_soft_labels
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import Labels
 from stampede.data.sources import Source
 from stampede.data.split import Assignment, divided
 from stampede.settings import SettingsError

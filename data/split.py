@@ -12,7 +12,8 @@ import polars as pl
 from stampede.data.formulas import written_alike
 from stampede.data.learning.vocabulary import Distinct, distinct_ids
 from stampede.data.order import Permutation
-from stampede.data.raw.log import SPLIT, Chunk
+from stampede.data.raw.log import Chunk
+from stampede.data.raw.typed import SPLIT
 from stampede.data.schema.schema import Schema
 from stampede.data.sources import LAST_FILE, TEST, TRAIN, VALIDATION, Source
 

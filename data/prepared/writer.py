@@ -33,8 +33,9 @@ from stampede.data.prepared.manifest import (
 )
 from stampede.data.prepared.verify import record_verified
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import TIME, WEIGHT, RawLog, labels_of
+from stampede.data.raw.log import RawLog, labels_of
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import TIME, WEIGHT
 from stampede.files import FileEntry, file_entry
 from stampede.settings import counted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def short_help() -> str:
 
 
 def _on_one_line(name: str, meaning: str) -> str:
-    return name + textwrap.shorten(meaning, WIDTH - len(name), placeholder=" ...")
+    first = re.split("[;.] ", meaning)[0]
+    return name + textwrap.shorten(first, WIDTH - len(name), placeholder=" ...")
 
 
 def help_on(topic: str) -> str:

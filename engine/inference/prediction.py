@@ -28,8 +28,9 @@ from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, 
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
-from stampede.data.raw.log import LABEL, WEIGHT, Chunk, labels_of, scoring_log
+from stampede.data.raw.log import Chunk, labels_of, scoring_log
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import LABEL, WEIGHT
 from stampede.data.samples import Slice
 from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config import goal_weights

@@ -18,7 +18,7 @@ from stampede.data.formulas import (
     too_coarse,
     written_alike,
 )
-from stampede.data.raw.log import typed_label
+from stampede.data.raw.typed import typed_label
 from stampede.data.schema.schema import Label
 from stampede.data.split import _as_in_cells
 from stampede.engine.inference.frames import _of_objects

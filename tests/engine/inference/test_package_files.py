@@ -150,6 +150,10 @@ def test_a_package_of_an_older_format_keeps_its_rules(package):
     seal(package, {**about, "format": 3, "rules": 2})
     found = buckets()
     assert found[0] == found[3] and len(set(found)) > 1
+    # Older still: 1 and 1.0 are two ids, and a float may stand for either.
+    seal(package, {**about, "format": 3, "rules": 1})
+    with pytest.raises(ValueError, match="column city: holds ids as floats; write them as text"):
+        loaded(package)._encoder.rows({"city": [1.0]}, ["city"])
 
 
 def test_links_out_of_the_package_are_not_followed(package, tmp_path):
@@ -236,7 +240,7 @@ GOOD = {
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"slot": [12]}, "column slot: found '12'; write whole numbers from 0 to 11"),
+        ({"slot": [12]}, "column slot: found 12; write whole numbers from 0 to 11"),
         ({"slot": ["a"]}, "column slot: found 'a'; write whole numbers"),
         ({"age": ["old"]}, "column age: found 'old'; write a finite number"),
         ({"age": [float("inf")]}, "column age: found inf; write a finite number"),
