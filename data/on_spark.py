@@ -22,7 +22,8 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import EncodedBag, Learned, Learner, Measured, load
+from stampede.data.learning.learned import EncodedBag, Learned, load
+from stampede.data.learning.learner import Learner, Measured
 from stampede.data.learning.unknown_shares import UnknownIds
 from stampede.data.learning.vocabulary import COUNT, VALUE
 from stampede.data.options import PreparationOptions

@@ -14,7 +14,8 @@ import polars as pl
 from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import EncodedBag, Growth, Learned
+from stampede.data.learning.learned import EncodedBag, Learned
+from stampede.data.learning.learner import Growth
 from stampede.data.learning.unknown_shares import Shares, UnknownIds
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.missing import missing_marks_sentence

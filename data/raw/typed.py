@@ -34,7 +34,6 @@ from stampede.data.schema.schema import (
     TimePart,
     column_of_weights,
     number_as_text,
-    weights_column,
 )
 
 LABEL, WEIGHT, TIME, SPLIT = "#label", "#weight", "#time", "#split"
@@ -58,7 +57,7 @@ def typed_columns(schema: Schema, split_column: str | None, types: pl.Schema) ->
         columns[name] = _number(field.column or name, types, rules)
     for name, field in schema.ids.items():
         columns[name] = _ids(name, field, schema, types)
-        if weights_column(field) is not None:
+        if field.weights is not None:
             columns[column_of_weights(name)] = _weights(name, field, schema, types)
     if schema.weight is not None:
         value = _float(schema.weight, types, rules)

@@ -165,19 +165,19 @@ def described_model(
 
 
 def _described(meanings: RowMeanings) -> dict[str, Any]:
-    entry, field = meanings.entry, meanings.field
+    entry = meanings.entry
+    # Without a schema, ids are rows already.
+    field = meanings.field or Integers(size=entry.rows, separator="," if entry.multi else None)
     about = {
         **entry.model_dump(),
-        "column": getattr(field, "column", "") or entry.name,
-        "separator": getattr(field, "separator", None),
-        "max_ids": getattr(field, "max_ids", None),
-        "keep": getattr(field, "keep", "first"),
-        "weights": getattr(field, "weights", None),
+        "column": field.column or entry.name,
+        "separator": field.separator,
+        "max_ids": field.max_ids,
+        "keep": field.keep,
+        "weights": field.weights,
         "encode": meanings.encode,
     }
-    if field is None:
-        about |= {"separator": "," if entry.multi else None, "size": entry.rows}
-    elif isinstance(field, TimePart):
+    if isinstance(field, TimePart):
         about["column"] = None
     elif isinstance(field, Hashed):
         about |= {"buckets": field.buckets, "seed": field.seed}
