@@ -58,14 +58,13 @@ def stripped(column: str, kind: pl.DataType) -> pl.Expr:
     return pl.when(text != "").then(text)
 
 
-def number_of(column: str, kind: pl.DataType, rules: int) -> pl.Expr:
+def number_of(column: str, kind: pl.DataType) -> pl.Expr:
     """A column as Float64, null where it is no number, rounded to the nearest float32.
 
-    So 9.99 is the same number as text, as a float of any width and as a decimal. With `rules` 1,
-    of older versions, numbers are not rounded.
+    So 9.99 is the same number as text, as a float of any width and as a decimal.
     """
     value = stripped(column, kind).cast(pl.Float64, strict=False)
-    return value if rules == 1 else value.cast(pl.Float32).cast(pl.Float64)
+    return value.cast(pl.Float32).cast(pl.Float64)
 
 
 class Typed(NamedTuple):
@@ -90,9 +89,9 @@ class Typed(NamedTuple):
         return self.remedy(value, *[beside] * (self.beside is not None))
 
 
-def typed_number(column: str, kind: pl.DataType, rules: int) -> Typed:
+def typed_number(column: str, kind: pl.DataType) -> Typed:
     """A number, see `number_of`; null also where the cell is empty."""
-    value = number_of(column, kind, rules)
+    value = number_of(column, kind)
     bad = _is_bad(column, kind, value.abs() <= LARGEST)
     remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
     return Typed(column, pl.when(~bad).then(value), bad, remedy)
@@ -138,10 +137,10 @@ def bucket_rows(numbers: pl.Series, edges: Sequence[float]) -> np.ndarray:
     return rows
 
 
-def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> pl.Expr:
+def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
     """A column of times as seconds since 1970, UTC: Int64, null where bad.
 
-    Times outside 1990 to 2099 are bad, as those of another format; not with `rules` 1.
+    Times outside 1990 to 2099 are bad, as those of another format.
 
     Args:
         format: one of `UNITS`, `iso8601`, or a format of strptime; dates and datetimes need none.
@@ -166,8 +165,6 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> 
         if "%H" in format and "%M" not in format:
             text, format = text + ":00", format + ":%M"
         found = text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
-    if rules == 1:
-        return found
     is_time = found.is_between(FIRST_TIME, LAST_TIME)
     if format == "seconds" and not kind.is_temporal():
         # 2026030112 is noon in March 2026; as seconds it would be in 2034.
@@ -177,9 +174,9 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> 
     return pl.when(is_time).then(found)
 
 
-def typed_time(column: str, kind: pl.DataType, format: str, rules: int) -> Typed:
+def typed_time(column: str, kind: pl.DataType, format: str) -> Typed:
     """A time, see `seconds_of_time`; an empty cell is bad."""
-    seconds = seconds_of_time(column, kind, format, rules)
+    seconds = seconds_of_time(column, kind, format)
     remedy = partial(remedy_of_time, column=column, format="" if kind.is_temporal() else format)
     return Typed(column, seconds, seconds.is_null(), remedy)
 
@@ -208,7 +205,7 @@ def fitting_format(times: pl.Series) -> str | None:
             continue
         # Floats are no dates.
         if format in UNITS or kind == pl.String or kind.is_integer():
-            found = seconds_of_time(times.name, kind, format, 2)
+            found = seconds_of_time(times.name, kind, format)
             if not times.to_frame().select(found.is_null().any()).item():
                 return format
     return None
@@ -233,13 +230,12 @@ def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
     return ((seconds // DAY) + THURSDAY).mod(WEEK)
 
 
-def written_alike(ids: pl.Series, rules: int) -> tuple[pl.Series, int]:
+def written_alike(ids: pl.Series) -> tuple[pl.Series, int]:
     """Ids, or lists of them, as text that does not depend on their type.
 
     A whole number has no fraction: 45 for the float 45.0, the decimal 45.00 and the text `45.0`,
     which pandas writes for whole numbers with missing values. Other numbers are the shortest text
-    that gives their value, such as 45.5. `BOOLEANS` and typed booleans are true and false, but with
-    `rules` 2, of older versions, the former stay as they are, like all other texts.
+    that gives their value, such as 45.5. `BOOLEANS` and typed booleans are true and false.
 
     Returns:
         The ids, and the number of single texts that became whole numbers.
@@ -247,23 +243,22 @@ def written_alike(ids: pl.Series, rules: int) -> tuple[pl.Series, int]:
     kind = ids.dtype
     if isinstance(kind, pl.List | pl.Array):
         ids = ids.arr.to_list() if isinstance(kind, pl.Array) else ids
-        return ids.list.eval(_written_alike(pl.element(), kind.inner, rules)), 0
+        return ids.list.eval(_written_alike(pl.element(), kind.inner)), 0
     changed = 0
     if kind == pl.String:
         # Few ids end in 0; this is much faster than to match all of them.
         ends = ids.filter(ids.str.ends_with("0").fill_null(False))
         changed = int(ends.str.contains(_WHOLE).sum())
-        if not changed and (rules < 3 or not ids.is_in(list(BOOLEANS)).any()):
+        if not changed and not ids.is_in(list(BOOLEANS)).any():
             return ids, 0
-    value = _written_alike(pl.col(ids.name), kind, rules)
+    value = _written_alike(pl.col(ids.name), kind)
     return ids.to_frame().select(value).to_series(), changed
 
 
-def _written_alike(value: pl.Expr, kind: pl.DataType, rules: int) -> pl.Expr:
+def _written_alike(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
     text = value.cast(pl.String)
     if kind == pl.String:
-        text = text.str.replace(_WHOLE, "${1}")
-        return text if rules < 3 else text.replace(BOOLEANS)
+        return text.str.replace(_WHOLE, "${1}").replace(BOOLEANS)
     if kind.is_float():
         is_whole = (value % 1 == 0) & (value.abs() < 2**63)
         whole = value.cast(pl.Int64, strict=False).cast(pl.String)
@@ -321,7 +316,7 @@ def split(cells: pl.Expr, separator: str) -> pl.Expr:
     # A number is its value, as in a list of a Parquet file: 100 for 1e2.
     is_float = ~is_text & item.str.contains(r"[.eE]\d|^-0$|[eE][+-]")
     number = pl.when(is_float).then(item).cast(pl.Float64)
-    number = _written_alike(number, pl.Float64(), 3)
+    number = _written_alike(number, pl.Float64())
     known = pl.when(is_text).then(text).when(is_float).then(number)
     return items.list.eval(known.when(item != "null").then(item))
 
@@ -340,7 +335,6 @@ class Ids(NamedTuple):
     column: str
     separator: str | None
     missing: Sequence[str]
-    rules: int
     max_ids: int | None = None
     keep: str = "first"
     size: int | None = None
@@ -380,8 +374,8 @@ def _id_texts(ids: Ids, kind: pl.DataType) -> pl.Expr:
     if ids.separator is None:
         return pl.col(ids.column).cast(pl.String)
     texts = pl.element().filter(~pl.element().is_in(["", *ids.missing]))
-    texts = texts if ids.rules == 1 else _written_alike(texts, pl.String(), ids.rules)
-    return _kept(_listed(ids.column, kind, ids.separator).list.eval(texts), ids)
+    cells = _listed(ids.column, kind, ids.separator)
+    return _kept(cells.list.eval(_written_alike(texts, pl.String())), ids)
 
 
 def _kept(cells: pl.Expr, ids: Ids) -> pl.Expr:

@@ -378,7 +378,7 @@ def _label(path: Path, values: pl.Series) -> tuple[str | dict[str, Any], str]:
     if values.dtype.is_nested():
         return name, ""
     label = Label(column=name)
-    typed = typed_label(label, frame.schema, 2)
+    typed = typed_label(label, frame.schema)
     found = frame.select(typed.values.alias(LABEL), bad=typed.is_bad)
     if not found["bad"].any():
         with suppress(DataError):
@@ -417,7 +417,7 @@ def _times(head: pl.DataFrame) -> list[dict[str, str]]:
 def _looks_timed(numbers: pl.Series, format: str) -> bool:
     """Whether numbers that could be times are many, within a few years, and mostly ascend."""
     kind = numbers.dtype
-    seconds = numbers.to_frame().select(seconds_of_time(numbers.name, kind, format, 2)).to_series()
+    seconds = numbers.to_frame().select(seconds_of_time(numbers.name, kind, format)).to_series()
     span = seconds.max() - seconds.min()
     if seconds.n_unique() < _FEWEST_TIMES or span >= _LONGEST_LOG:
         return False

@@ -151,7 +151,6 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
     # The schema of earlier periods with the keys that this period may change.
     was, given = saved.schema_.model_dump(), schema.model_dump()
     was |= {key: given[key] for key in _OF_FILES}
-    given["rules"] = was["rules"]
     for kind, key in (("ids", "min_count"), ("numbers", "transform")):
         for name, field in given[kind].items():
             # What a schema leaves open was settled in the first period.

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, flattened_weights, scaled
@@ -30,6 +30,7 @@ from stampede.data.learning.vocabulary import (
 )
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import (
+    RULES,
     Hashed,
     IdField,
     Integers,
@@ -39,7 +40,7 @@ from stampede.data.schema.schema import (
     Vocabulary,
     column_of_weights,
 )
-from stampede.files import read_file
+from stampede.files import parse_json, read_file
 from stampede.settings import Section, reading
 
 LEARNED = "learned.json"
@@ -101,8 +102,6 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
     if isinstance(field, Vocabulary):
         ids = read_ids(folder, saved, name, remedy)
         encode = RowsOfIds(ids)
-        if saved.schema_.rules == 1 and ids.str.contains(r"^-?\d+$").all():
-            encode = partial(_rows_of_whole_ids, name, encode)
         rows, missing, unseen = FIRST_ROW + len(ids), MISSING_ROW, UNSEEN_ROW
     elif isinstance(field, Quantiles):
         edges = saved.quantiles[name]
@@ -126,19 +125,6 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
 
     entry = FieldEntry(name=name, rows=rows, missing_row=missing, unseen_row=unseen)
     return Encoder(entry, encode)
-
-
-def _rows_of_whole_ids(name: str, rows: RowsOfIds, values: pl.Series) -> np.ndarray:
-    """Rows of ids. Refuses floats, as all known ids are whole numbers: none would be found."""
-    if rows.size:
-        is_float = values.str.ends_with(".0")
-        if is_float.any() and is_float.all():
-            raise DataError(
-                f"field {name}: found ids such as {values.drop_nulls()[0]!r}, where those of the "
-                "training are whole numbers; pandas makes floats of whole numbers with missing "
-                "values: store the column as Int64 or as text"
-            )
-    return rows(values)
 
 
 class EncodedBag(NamedTuple):
@@ -252,17 +238,20 @@ class Saved(Section):
     rows: int = 0  # training rows of all periods
     soft_labels: bool = False  # whether some labels are between 0 and 1
 
-    @field_validator("schema_", mode="before")
-    @classmethod
-    def _of_older_versions(cls, schema: Any) -> Any:
-        return {"rules": 1, **schema} if isinstance(schema, dict) else schema
-
 
 def read_saved(folder: Path, remedy: str = REMEDY) -> Saved:
     """The content of `learned.json`."""
     path = folder / LEARNED
     with reading(path, DataError, remedy):
-        return Saved.model_validate_json(read_file(path))
+        content = read_file(path)
+        rules = parse_json(content)["schema_"].get("rules", 1)
+        if rules != RULES:
+            raise DataError(
+                f"{path}: an older version of stampede prepared it, which read numbers, booleans "
+                f"or times in another way (rules {rules} instead of {RULES}); prepare the log and "
+                "train again, or use that version"
+            )
+        return Saved.model_validate_json(content)
 
 
 def load(folder: Path, remedy: str = REMEDY) -> Learned:

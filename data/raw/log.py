@@ -249,7 +249,7 @@ class RawLog:
         """The rows with each id in one form, whatever its type; see `written_alike`."""
         changed: Counter[str] = Counter()
         # A search of all the text at once is much faster than one of each column.
-        if self.schema.rules == 1 or (raw.text is not None and not _has_forms(raw.text)):
+        if raw.text is not None and not _has_forms(raw.text):
             return raw.frame, changed
         names = self.schema.id_columns() | {self._split_column} - {None}
         columns = []
@@ -265,7 +265,7 @@ class RawLog:
                     f"{kind}, which cannot tell them from their neighbours; store it as whole "
                     "numbers (Int64) or as text"
                 )
-            ids, cells = written_alike(ids, self.schema.rules)
+            ids, cells = written_alike(ids)
             columns.append(ids)
             changed[name] += cells
         return raw.frame.with_columns(columns), +changed

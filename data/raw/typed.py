@@ -50,17 +50,17 @@ def typed_columns(schema: Schema, split_column: str | None, types: pl.Schema) ->
     Raises:
         DataError: a column's type does not serve its purpose.
     """
-    columns, rules = {}, schema.rules
+    columns = {}
     for goal, label in schema.label.items():
-        columns[label_column(goal)] = typed_label(label, types, rules, goal)
+        columns[label_column(goal)] = typed_label(label, types, goal)
     for name, field in schema.numbers.items():
-        columns[name] = _number(field.column or name, types, rules)
+        columns[name] = _number(field.column or name, types)
     for name, field in schema.ids.items():
         columns[name] = _ids(name, field, schema, types)
         if field.weights is not None:
             columns[column_of_weights(name)] = _weights(name, field, schema, types)
     if schema.weight is not None:
-        value = _float(schema.weight, types, rules)
+        value = _float(schema.weight, types)
         bad = ~value.is_between(0, LARGEST).fill_null(False)
         remedy = f"write a number from 0 to {LARGEST:.1e}"
         columns[WEIGHT] = Typed(schema.weight, value.cast(pl.Float32), bad, remedy)
@@ -76,7 +76,7 @@ def typed_columns(schema: Schema, split_column: str | None, types: pl.Schema) ->
 _YES, _NO = ["true", "yes", "t", "y"], ["false", "no", "f", "n"]
 
 
-def typed_label(label: Label, types: pl.Schema, rules: int, goal: str = "") -> Typed:
+def typed_label(label: Label, types: pl.Schema, goal: str = "") -> Typed:
     """A column of labels: 0, 1, a soft label between them, or -1, which `Labels` turns into 0.
 
     An empty cell is bad, but that of one of several goals is null: its label is missing.
@@ -84,18 +84,16 @@ def typed_label(label: Label, types: pl.Schema, rules: int, goal: str = "") -> T
     column, kind = label.column, types[label.column]
     if label.positive:
         _check_type(column, types, "a label", _is_text(kind))
-        text, positive = pl.col(column).cast(pl.String), label.positive
-        if rules > 1:
-            # As the cells are.
-            positive = written_alike(pl.Series(positive, dtype=pl.String), rules)[0].to_list()
+        text = pl.col(column).cast(pl.String)
+        # As the cells are.
+        positive = written_alike(pl.Series(label.positive, dtype=pl.String))[0].to_list()
         value, bad, remedy = text.is_in(positive), text.is_null(), "write a value"
     elif label.at_least is not None:
-        value = _float(column, types, rules)
+        value = _float(column, types)
         bad = ~value.is_finite().fill_null(False)
-        least = label.at_least if rules == 1 else float(np.float32(label.at_least))
-        value, remedy = value >= least, "write a number"
+        value, remedy = value >= float(np.float32(label.at_least)), "write a number"
     else:
-        value = _float(column, types, rules)
+        value = _float(column, types)
         if kind == pl.String:
             word = pl.col(column).str.strip_chars().str.to_lowercase()
             is_word = pl.when(word.is_in(_YES)).then(1.0).when(word.is_in(_NO)).then(0.0)
@@ -153,15 +151,15 @@ class Labels:
             )
 
 
-def _float(column: str, types: pl.Schema, rules: int) -> pl.Expr:
+def _float(column: str, types: pl.Schema) -> pl.Expr:
     """Float64, see `number_of`; null for empty cells and for text that is not a number."""
     _check_type(column, types, "a number", _is_numeric(types[column]))
-    return number_of(column, types[column], rules)
+    return number_of(column, types[column])
 
 
-def _number(column: str, types: pl.Schema, rules: int) -> Typed:
+def _number(column: str, types: pl.Schema) -> Typed:
     _check_type(column, types, "a number", _is_numeric(types[column]))
-    return typed_number(column, types[column], rules)
+    return typed_number(column, types[column])
 
 
 def _time(schema: Schema, types: pl.Schema) -> Typed:
@@ -172,7 +170,7 @@ def _time(schema: Schema, types: pl.Schema) -> Typed:
     if format in UNITS:
         serves |= kind == pl.Float64 or kind.is_decimal()
     _check_type(column, types, "a time", serves)
-    return typed_time(column, kind, format, schema.rules)
+    return typed_time(column, kind, format)
 
 
 def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> Typed:
@@ -182,7 +180,7 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> Typed:
         return Typed(time.column, part_of_time(time.values, field.encode))
     column = field.column or name
     if isinstance(field, Quantiles):
-        return _number(column, types, schema.rules)
+        return _number(column, types)
     kind, purpose = types[column], f"an id (lists need ids.{name}.separator)"
     if field.separator is not None:
         kind, purpose = _of_one(kind), "ids"
@@ -205,7 +203,6 @@ def _ids_of(name: str, field: IdField, schema: Schema) -> Ids:
         column=field.column or name,
         separator=field.separator,
         missing=schema.missing,
-        rules=schema.rules,
         max_ids=field.max_ids,
         keep=field.keep,
         size=size,

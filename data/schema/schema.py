@@ -35,6 +35,9 @@ _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 _LATER_KEYS = {"share", "keep", "pooling", "query", "weights"}
 
 
+# Counts the changes of how values are read.
+RULES = 3
+
 # Poolings of fields whose rows are looked up one by one.
 HISTORIES = ("attention", "none")
 
@@ -323,8 +326,8 @@ class Schema(Section):
     """What the columns of a click log mean; docs/schema.md describes the keys."""
 
     format: Literal["auto", "csv", "parquet"] = "auto"
-    # How values are read: see `stampede.data.formulas`. 1 or 2 in what older versions prepared.
-    rules: Literal[1, 2, 3] = 3
+    # How values are read: see `stampede.data.formulas`. What has other rules is refused.
+    rules: Literal[3] = RULES
     separator: str = "auto"
     quote: str = '"'
     columns: list[str] = Field([])

@@ -20,9 +20,6 @@ _spec.loader.exec_module(formulas)
 # Columns by name, a sequence of samples, or a polars or pandas table.
 Samples = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | pl.DataFrame | Any
 
-# The log may have held 1 or 1.0, which are two ids for models of older versions.
-_AS_TEXT = "write them as text, as they are in the log, or as whole numbers"
-
 _TOO_COARSE = "a float cannot tell ids of this size apart; write it as a whole number or as text"
 
 
@@ -158,7 +155,7 @@ class Encoder:
 
     def _number(self, column: str, frame: pl.DataFrame, bad_values: BadValues) -> pl.Series:
         """Float64, null where missing."""
-        typed = formulas.typed_number(column, frame.schema[column], self._about["rules"])
+        typed = formulas.typed_number(column, frame.schema[column])
         return bad_values.without(frame, frame, typed)
 
     def _ids(
@@ -170,9 +167,8 @@ class Encoder:
             numbers = self._number(column, frame, bad_values)
             return formulas.bucket_rows(numbers, field["edges"]), None
         if encode in ("hour_of_day", "weekday"):
-            time = self._about["time"]
-            column, rules = time["column"], self._about["rules"]
-            typed = formulas.typed_time(column, frame.schema[column], time["format"], rules)
+            column, format = self._about["time"]["column"], self._about["time"]["format"]
+            typed = formulas.typed_time(column, frame.schema[column], format)
             seconds = bad_values.without(frame, frame, typed).to_frame("time")
             part = seconds.select(formulas.part_of_time(pl.col("time"), encode)).to_series()
             return part.cast(pl.Int64).fill_null(field["missing_row"]).to_numpy(), None
@@ -207,9 +203,8 @@ class Encoder:
             column=field["column"],
             separator=field["separator"],
             missing=self._about["missing"],
-            rules=self._about["rules"],
             max_ids=field["max_ids"],
-            keep=field.get("keep", "first"),
+            keep=field["keep"],
             size=None if is_text else field["size"],
         )
 
@@ -217,14 +212,10 @@ class Encoder:
         """The samples with each id of a column in one form, whatever its type."""
         ids = frame[column]
         cells = ids.explode() if isinstance(ids.dtype, pl.List | pl.Array) else ids
-        if self._about["rules"] == 1:
-            if cells.dtype.is_float():
-                raise ValueError(f"column {column}: holds ids as floats; {_AS_TEXT}")
-            return frame
         coarse = formulas.too_coarse(cells)
         if coarse.any():
             raise ValueError(f"column {column}: found {cells.filter(coarse)[0]!r}; {_TOO_COARSE}")
-        return frame.with_columns(formulas.written_alike(ids, self._about["rules"])[0])
+        return frame.with_columns(formulas.written_alike(ids)[0])
 
     def _rows_of(self, field: Mapping[str, Any], texts: pl.Series) -> np.ndarray:
         """Row of each id; null means missing."""

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from encode import Encoded, Samples
 
 HERE = Path(__file__).resolve().parent
-# Packages of format 3 have older `rules`, which say how values are read.
-FORMATS = (3, 4)
+# Of packages, and of how they read values.
+FORMAT, RULES = 4, 3
 
 # Of a description; some 10 million rows of a graph or of shards.
 _MOST_BYTES = 256 << 20
@@ -104,14 +104,15 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         text = read_file(folder / "package.json")
         about = parsed(text)
-        found, digest = about["format"], str(about.get("sha256"))
+        found, digest = (about["format"], about.get("rules")), str(about.get("sha256"))
         files = dict(about.get("files", {}))
     except DAMAGE as failure:
         raise ValueError(f"{folder}: no exported model here ({failure!s:.200})") from None
-    if found not in FORMATS:
+    if found != (FORMAT, RULES):
         raise ValueError(
-            f"{folder}: the package has format {found!r}, but this load.py reads "
-            f"{' and '.join(map(str, FORMATS))}; export it again with: stampede export RUN FOLDER"
+            "{}: the package has format {!r} and rules {!r}, ".format(folder, *found)
+            + f"but this load.py reads {FORMAT} and {RULES}; export it again with: stampede export "
+            "RUN FOLDER"
         )
     # The SHA-256 of the text without its own digest.
     if hashlib.sha256(text.replace(digest.encode(), b"", 1)).hexdigest() != digest:
