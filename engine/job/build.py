@@ -58,7 +58,13 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         model,
         sharders,
         sharding_types(config, processes.world_size),
-        lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
+        lambda: workload(
+            config,
+            planned_data(config, dataset),
+            model,
+            processes.world_size,
+            processes.device.type,
+        ),
         processes,
     )
     move_dense(model, processes.device)

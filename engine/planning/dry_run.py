@@ -112,7 +112,8 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
     )
     model = build_model(config, data)
     optimize_tables(config, scaled_hyperparameters(config).scaled, model.front)
-    work, stats = workload(config, data, model, cluster.world_size), EmbeddingStats()
+    work = workload(config, data, model, cluster.world_size, cluster.device_type)
+    stats = EmbeddingStats()
     types = sharding_types(config, cluster.world_size)
     larger = [round(work.even_bytes() * factor / (1.0 - cluster.reserved)) for factor in _LARGER]
     for memory in (cluster.memory, *(m for m in larger if m > cluster.memory), _ENDLESS):
@@ -248,7 +249,8 @@ class PlanCosts:
     """What a plan costs each rank; every array is `[ranks]` float64.
 
     Attributes:
-        memory: bytes of weights, optimizer state, activations, and their total.
+        memory: bytes of weights, their mean if devices hold one (`train.averaging`), optimizer
+            state, activations, and their total.
         lookups: expected ids that a rank looks up in a step.
     """
 
@@ -268,8 +270,10 @@ def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
     def by_rank(cost: Callable[[PlacedShard], float]) -> np.ndarray:
         return np.bincount(rank_of, [cost(shard) for shard in shards], work.world_size)
 
+    weights = work.dense_weight_bytes() + by_rank(work.weight_bytes)
     memory = {
-        "weights": work.dense_weight_bytes() + by_rank(work.weight_bytes),
+        "weights": weights,
+        **({"mean_of_weights": weights} if work.keeps_mean else {}),
         "optimizer_state": work.dense_state_bytes() + by_rank(work.state_bytes),
         "activations": work.common_activation_bytes() + by_rank(work.activation_bytes),
     }

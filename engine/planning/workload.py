@@ -189,6 +189,7 @@ class Workload:
         dense_bytes_per_sample: activations of the dense layers.
         batch_size: global.
         reproducible: whether the bits may not depend on the number of ranks.
+        keeps_mean: whether the devices hold a copy of all weights, see `EpochMean`.
     """
 
     data: PlannedData
@@ -198,6 +199,7 @@ class Workload:
     batch_size: int
     world_size: int
     reproducible: bool = False
+    keeps_mean: bool = False
 
     @property
     def local_batch_size(self) -> int:
@@ -225,6 +227,10 @@ class Workload:
     def weight_bytes(self, shard: PlacedShard) -> int:
         """Weights of a shard."""
         return shard.rows * shard.columns * FLOAT
+
+    def mean_bytes(self, weights: int) -> int:
+        """Bytes of the mean of so many bytes of weights."""
+        return weights if self.keeps_mean else 0
 
     def state_bytes(self, shard: PlacedShard) -> int:
         """Optimizer state of a shard."""
@@ -266,6 +272,12 @@ class Workload:
             update += shard.rows * states.values_per_row * FLOAT
         return round(received + output + update)
 
+    def shard_bytes(self, shard: PlacedShard) -> int:
+        """All bytes of a shard."""
+        weights = self.weight_bytes(shard)
+        rest = self.state_bytes(shard) + self.activation_bytes(shard)
+        return weights + self.mean_bytes(weights) + rest
+
     def common_activation_bytes(self) -> int:
         """Bytes that a step allocates on every rank, wherever the tables are."""
         batch, data, fields = self.local_batch_size, self.data, len(self.data.vocabulary_sizes)
@@ -296,9 +308,11 @@ class Workload:
         return 2 * self.dense_weight_bytes()
 
     def table_bytes(self) -> int:
-        """Weights and states of all tables together."""
-        states = ((self.states[name], table.rows) for name, table in self.tables.items())
-        return sum(rows * (one.dim * FLOAT + one.per_row(one.dim)) for one, rows in states)
+        """Weights, their mean, and states of all tables together."""
+        states = [(self.states[name], table.rows) for name, table in self.tables.items()]
+        weights = sum(rows * one.dim * FLOAT for one, rows in states)
+        of_states = sum(rows * one.per_row(one.dim) for one, rows in states)
+        return weights + self.mean_bytes(weights) + of_states
 
     def even_bytes(self) -> float:
         """Bytes that a rank needs if the tables are divided evenly."""
@@ -306,14 +320,19 @@ class Workload:
 
     def common_bytes(self) -> int:
         """Bytes that every rank needs under any plan."""
-        return self.dense_weight_bytes() + self.dense_state_bytes() + self.common_activation_bytes()
+        weights = self.dense_weight_bytes()
+        rest = self.dense_state_bytes() + self.common_activation_bytes()
+        return weights + self.mean_bytes(weights) + rest
 
 
-def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int) -> Workload:
+def workload(
+    config: Config, data: PlannedData, model: CTRModel, world_size: int, device_type: str
+) -> Workload:
     """The step that a configuration describes.
 
     Args:
         model: built from it, its tables on `meta`.
+        device_type: `cuda` or `cpu`.
     """
     of_tables = {id(parameter) for parameter in model.front.parameters()}
     return Workload(
@@ -324,6 +343,8 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         config.train.batch_size,
         world_size,
         config.train.reproducible,
+        # On a GPU the mean is in main memory.
+        keeps_mean=device_type == "cpu" and (config.train.averaging or 0) > 1,
     )
 
 

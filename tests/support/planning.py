@@ -18,7 +18,7 @@ def work_of(config, world_size=1):
     """The workload of a configuration."""
     data = planned_data(config)
     model = build_model(config, data)
-    return workload(config, data, model, world_size)
+    return workload(config, data, model, world_size, "cpu")
 
 
 def costs_of(config, plan, world_size):

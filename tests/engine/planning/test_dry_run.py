@@ -86,8 +86,21 @@ def test_a_shortfall_is_named_with_what_would_help():
             "too much",
             Cluster(4, 2, "cpu", 4 * 10**9),
         ),
+        # They hold the mean of the weights, 1.2 GB a rank; a GPU's is in main memory.
+        (
+            planned_config("data.tables={user: 1e8}", "train.averaging=2", world_size=4),
+            Cluster(4, 2, "cpu", 4 * 10**9),
+            "too much",
+            Cluster(4, 2, "cpu", 52 * 10**8),
+        ),
+        (
+            planned_config("data.tables={user: 1e8}", "train.averaging=2", world_size=4),
+            gpus(4, 3.5 / 0.85),
+            "too much",
+            gpus(4, 4 / 0.85),
+        ),
     ],
-    ids=["another optimizer", "another plan", "counters of steps", "cpus"],
+    ids=["another optimizer", "another plan", "counters of steps", "cpus", "mean", "mean aside"],
 )
 def test_what_is_enough_fits_or_is_proposed(config, too_small, proposal, enough):
     with pytest.raises(DoesNotFitError, match=proposal):

@@ -26,7 +26,7 @@ def model_and_work(*overrides, world_size=1):
     config = load_config(ROOT / "configs/plan_10b.yaml", [*TWO_TABLES, *overrides])
     model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
-    return model, workload(config, planned_data(config), model, world_size)
+    return model, workload(config, planned_data(config), model, world_size, "cpu")
 
 
 def types_of(*overrides, world_size=2):
