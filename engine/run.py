@@ -157,10 +157,14 @@ def _begun(
     strength = None if regression is None else regression["C"]
     config, choices = with_recipe(config, known, fields, here.world_size, found.saved, strength)
     with here.heartbeat.slowly("loading"):
-        if is_new and not dataset.period:
-            here.on_main(lambda: check_labels(dataset))
-            if "train.batch_size" not in {choice.key for choice in choices}:
+        found_off = []
+        if not dataset.period:
+            # A period may have few rows, or one class: its model learned from others too.
+            if is_new:
+                here.on_main(lambda: check_labels(dataset))
+            if is_new and "train.batch_size" not in {choice.key for choice in choices}:
                 check_batch_size(config.train.batch_size, rows, here.world_size)
+            found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
         job = build(config, dataset, here)
         progress, lines, report = begin(found, config, job, dataset, here)
         if scored is not None and not progress.last:
@@ -180,10 +184,6 @@ def _begun(
         here.on_main(begin_folder)
         run = TrainingRun(config, here, folder, dataset, job, progress)
         _print_beginning(run, described(choices) if choices else "", lines)
-        found_off = []
-        if not dataset.period:
-            # A period's batch size is chosen by all rows so far.
-            found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
         can_calibrate = config.evaluate.select_on != "test" and config.model.name != "esmm"
         found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
         tell(found_off, progress.step, folder, here)
@@ -195,6 +195,9 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
     """Train a run to its end; its summary."""
     config, here, folder, dataset = run.config, run.processes, run.folder, run.dataset
     Trainer(run).fit()
+    # Measured before the comparison, whose memory and seconds do not count.
+    summary = summarize(run)
+    summary["logistic_regression"] = None
     if not dataset.period:
         # After the last checkpoint: a run that continues with more epochs drops it.
         results = run.progress.selected or run.progress.last
@@ -205,11 +208,9 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
             ]
         )
         tell(found_off, run.progress.step, folder, here)
-    # Measured before the comparison, whose memory and seconds do not count.
-    summary = summarize(run)
-    summary["logistic_regression"] = compare_with_lr(
-        config, dataset, run.progress, folder, here, regression, same_data=not is_new
-    )
+        summary["logistic_regression"] = compare_with_lr(
+            config, dataset, run.progress, folder, here, regression, same_data=not is_new
+        )
     summary["advice"] = here.on_main(lambda: told(folder))
     return summary
 
