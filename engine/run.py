@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stampede.data.prepared.manifest import read_manifest
 from stampede.engine.advice import (
     check_batch_size,
     check_labels,
@@ -23,7 +22,7 @@ from stampede.engine.advice import (
     told,
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
-from stampede.engine.config import Config, goal_weights
+from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run
 from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
@@ -31,21 +30,20 @@ from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import Processes, processes
-from stampede.engine.reading import Reader, data_folder, open_dataset
+from stampede.engine.reading import open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
 from stampede.engine.same_run import check_same_run
-from stampede.engine.training.evaluate import evaluate
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.hang import watched
 
-# File in the run folder of a new model of a log in periods: `Scored.source`.
+# File in the run folder of a new model of a log in periods: `ScoredBefore.source`.
 SCORED = "scored.json"
 
 
-class Scored(NamedTuple):
-    """What the model before says of a period's rows.
+class ScoredBefore(NamedTuple):
+    """What the model of the period before says of a period's rows, see `score_before`.
 
     Attributes:
         period: its number.
@@ -110,7 +108,7 @@ def _refitted(config: Config, here: Processes) -> Config:
     return check_config(saved, Path(config.run.name), here.world_size)
 
 
-def run_here(config: Config, here: Processes, scored: Scored | None = None) -> None:
+def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None) -> None:
     """`run` in processes that are already connected; all must call it.
 
     Args:
@@ -138,7 +136,11 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
 
 
 def _begun(
-    config: Config, folder: RunFolder, continued: bool, here: Processes, scored: Scored | None
+    config: Config,
+    folder: RunFolder,
+    continued: bool,
+    here: Processes,
+    scored: ScoredBefore | None,
 ) -> tuple[TrainingRun, bool, dict[str, Any] | None]:
     """A run before its first step, whether it is a new one, and a logistic regression if made."""
     if here.is_main and config.model.import_file:
@@ -213,29 +215,6 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
         )
     summary["advice"] = here.on_main(lambda: told(folder))
     return summary
-
-
-def score_here(config: Config, here: Processes, period: int) -> Scored:
-    """Score the rows of a period with the weights that it begins with; all ranks must call it.
-
-    Writes nothing but prepared data.
-    """
-    folder = RunFolder(os.path.join(config.run.dir, config.run.name))
-    found = find_beginning(config, folder, False, here)
-    with watched(here, config.run, folder.path):
-        with here.heartbeat.slowly("preparing data"):
-            dataset = open_dataset(config, here)
-        rows = dataset.train.rows + dataset.rows_before
-        config, _ = with_recipe(config, rows, len(dataset.vocabulary_sizes), here.world_size)
-        with here.heartbeat.slowly("loading"):
-            job = build(config, dataset, here)
-            begin(found, config, job, dataset, here)
-        reader = Reader(config, dataset, here)
-        goals = goal_weights(config, dataset.goals)
-        batches = reader.evaluation(reader.dataset.test)
-        given = config.evaluate, None, dataset.unseen_rows, goals
-        metrics = evaluate(job.model, batches, here, *given)
-    return Scored(period, metrics, here.on_main(lambda: read_manifest(data_folder(config)).source))
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:

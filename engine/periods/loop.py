@@ -28,9 +28,10 @@ from stampede.engine.inference.kept import INPUTS
 from stampede.engine.periods.files import LATEST, LogFiles, place
 from stampede.engine.periods.ledger import Ledger, Period
 from stampede.engine.periods.results import PICTURE, Results, timed
+from stampede.engine.periods.scoring import score_before
 from stampede.engine.processes import Processes, processes
 from stampede.engine.results.run_folder import RunFolder, period_folder
-from stampede.engine.run import run_here, score_here
+from stampede.engine.run import run_here
 from stampede.engine.start_up import launched_world_size
 from stampede.engine.watching.stop import Agreement, StopRequestedError
 from stampede.files import append, delete_folder
@@ -217,7 +218,7 @@ class _Periods:
             with redirect_stdout(printed):
                 if again:
                     # By the model before, as a new one is trained on these rows.
-                    scored = score_here(self._config(period), self._here, period.number)
+                    scored = score_before(self._config(period), self._here, period.number)
                 run_here(self._config(period, again), self._here, scored)
         except UnfinishedFileError:
             if not follow:

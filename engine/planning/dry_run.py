@@ -24,13 +24,8 @@ from stampede.engine.errors import DoesNotFitError
 from stampede.engine.job import build_model
 from stampede.engine.job.optimizers import optimize_tables, scaled_hyperparameters
 from stampede.engine.planning.planner import Cluster, describe_plan, search_plan, sharding_types
-from stampede.engine.planning.workload import (
-    PlacedShard,
-    TableStates,
-    Workload,
-    planned_data,
-    workload,
-)
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import PlacedShard, TableStates, Workload, workload
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError

@@ -4,7 +4,8 @@ from stampede.engine.config.load import load_config
 from stampede.engine.job import build_model
 from stampede.engine.planning.dry_run import plan_costs
 from stampede.engine.planning.planner import Cluster
-from stampede.engine.planning.workload import planned_data, workload
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import workload
 from support.paths import ROOT
 
 

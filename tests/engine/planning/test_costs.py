@@ -7,7 +7,8 @@ import torch
 from stampede.data import SyntheticClicks
 from stampede.data.samples import sampled_rows
 from stampede.engine.planning.dry_run import plan_costs
-from stampede.engine.planning.workload import PlacedShard, sampled, zipf
+from stampede.engine.planning.tables import sampled, zipf
+from stampede.engine.planning.workload import PlacedShard
 from support.planning import planned_config, work_of
 
 # 4 ranks, 16 samples of each; 12 columns; ids are int32.
@@ -49,7 +50,7 @@ def test_weights_states_and_lookups():
     larger = found("train.batch_size=128")[1].memory["activations"]
     assert (larger > numbers.memory["activations"]).all()
     # An L2 term that may be clipped itself needs norms of all rows.
-    assert not any(states.needs_all_rows for states in work.states.values())
+    assert not any(states.settings.needs_all_rows for states in work.states.values())
     whole = found("optim.embedding.l2=1", "optim.embedding.clip.ratio=0.01")[1]
     grown = whole.memory["activations"] - numbers.memory["activations"]
     assert grown[1] == pytest.approx(rows[1] * 3 * 4, rel=0.05)
