@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stampede.engine.advice import (
     check_batch_size,
@@ -28,6 +27,7 @@ from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
+from stampede.engine.periods.scored_before import SCORED, ScoredBefore
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import open_dataset
@@ -37,24 +37,6 @@ from stampede.engine.same_run import check_same_run
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.hang import watched
-
-# File in the run folder of a new model of a log in periods: `ScoredBefore.source`.
-SCORED = "scored.json"
-
-
-class ScoredBefore(NamedTuple):
-    """What the model of the period before says of a period's rows, see `score_before`.
-
-    Attributes:
-        period: its number.
-        metrics: see `evaluate`.
-        source: what is known of the file with the ids of that model, see `source` of a prepared
-            manifest.
-    """
-
-    period: int
-    metrics: dict[str, Any]
-    source: Mapping[str, Any]
 
 
 def run(config: Config) -> None:

@@ -235,25 +235,6 @@ class _Run:
         is_open &= self.at("train.averaging") != 0
         return _Kind.UNTIL_NO_BETTER if is_open else _Kind.USUAL
 
-    @property
-    def base_steps(self) -> float:
-        """Steps of batches of the base size; for large batches, those in the usual epochs."""
-        is_large = self.kind is _Kind.LARGE_BATCHES
-        epochs = self.usual_epochs if is_large else self.at("train.epochs")
-        return epochs * self.rows / self.at("optim.scaling.base_batch_size")
-
-    @property
-    def falling_lr(self) -> float:
-        """A rate that falls with the number of steps."""
-        steps = max(self.base_steps, _STEPS_AT_FULL_RATE)
-        return max(_LR * math.sqrt(_STEPS_AT_FULL_RATE / steps), _LEAST_LR)
-
-    @property
-    def for_steps(self) -> str:
-        """The reason for a rate that falls with the number of steps."""
-        base = self.at("optim.scaling.base_batch_size")
-        return f"for {self.base_steps:,.0f} steps of batch size {base:,}"
-
 
 def _base_batch_size(run: _Run) -> tuple[int, str]:
     base = _power_of_two(run.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BASE)
@@ -306,12 +287,21 @@ def _patience(run: _Run) -> tuple[int, str]:
     return patience, "evaluated epochs without a better evaluate.metric end the training"
 
 
+def _falling_lr(run: _Run) -> tuple[float, str]:
+    """A rate that falls with the number of steps; of large batches, those in the usual epochs."""
+    is_large, base = run.kind is _Kind.LARGE_BATCHES, run.at("optim.scaling.base_batch_size")
+    steps = (run.usual_epochs if is_large else run.at("train.epochs")) * run.rows / base
+    falling = _LR * math.sqrt(_STEPS_AT_FULL_RATE / max(steps, _STEPS_AT_FULL_RATE))
+    return max(falling, _LEAST_LR), f"for {steps:,.0f} steps of batch size {base:,}"
+
+
 def _table_lr(run: _Run) -> tuple[float, str]:
+    falling, reason = _falling_lr(run)
     if run.kind is _Kind.LARGE_BATCHES:
-        return run.falling_lr * _TABLES_FASTER, run.for_steps
+        return falling * _TABLES_FASTER, reason
     if run.kind is _Kind.NEXT_PERIOD:
         # Rates are constant within a period, and fall from one to the next.
-        return run.falling_lr, run.for_steps
+        return falling, reason
     lr = _LR
     if run.kind is _Kind.UNTIL_NO_BETTER or (run.kind is _Kind.NEW_PERIOD and run.is_small):
         lr = _LR * _FASTER
@@ -321,8 +311,9 @@ def _table_lr(run: _Run) -> tuple[float, str]:
 
 
 def _dense_lr(run: _Run) -> tuple[float, str]:
+    falling, reason = _falling_lr(run)
     slower = _DENSE_SLOWER if run.kind is _Kind.LARGE_BATCHES else 1
-    return max(run.falling_lr * slower, _LEAST_LR), run.for_steps
+    return max(falling * slower, _LEAST_LR), reason
 
 
 def _betas(run: _Run) -> tuple[list[float], str]:

@@ -9,10 +9,10 @@ from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.config import Config, goal_weights
 from stampede.engine.config.recipe import with_recipe
 from stampede.engine.job.build import build
+from stampede.engine.periods.scored_before import ScoredBefore
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader, data_folder, open_dataset
 from stampede.engine.results.run_folder import RunFolder
-from stampede.engine.run import ScoredBefore
 from stampede.engine.training.evaluate import evaluate
 from stampede.engine.watching.hang import watched
 

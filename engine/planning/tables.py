@@ -9,12 +9,10 @@ import numpy as np
 import torch
 
 from stampede.data import Dataset
-from stampede.data.prepared.reader import open_prepared
 from stampede.data.samples import sampled_rows
 from stampede.data.synthetic import GOALS, NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
-from stampede.engine.reading import data_folder
 from stampede.models.embedding_front import fields_of_tables
 from stampede.settings import SettingsError
 
@@ -84,7 +82,10 @@ class PlannedData:
 
 
 def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
-    """Sizes and frequencies, from the configuration or from prepared data, which may be open.
+    """Sizes and frequencies.
+
+    Args:
+        dataset: if it is open; needed if only prepared data know them.
 
     Raises:
         SettingsError: the sizes of the tables are not given.
@@ -100,7 +101,7 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
         planned = _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
         return replace(planned, goals=GOALS if section.conversions else ())
     if not isinstance(section, SizesSection):
-        return _from_sample(open_prepared(data_folder(config)) if dataset is None else dataset)
+        return _from_sample(dataset)
     if not section.tables:
         raise SettingsError(
             "data.tables is not given; write the rows of each id field's table, such as "

@@ -23,9 +23,9 @@ def work_of(config, world_size=1):
 
 
 def costs_of(config, plan, world_size):
-    """What a plan of TorchRec's takes."""
+    """What a plan of TorchRec's takes: the workload, memory and lookups of each rank."""
     work = work_of(config, world_size)
-    return work, plan_costs(work, list(work.placed_shards(plan)))
+    return work, *plan_costs(work, list(work.placed_shards(plan)))
 
 
 def gpus(world_size, gigabytes):

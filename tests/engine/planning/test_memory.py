@@ -66,7 +66,7 @@ def planned_and_real(folder, overrides, here):
     averaged = (*overrides, "train.averaging=3")
     config = small_config(folder, *averaged, world_size=here.world_size)
     job = build(config, open_dataset(config, here), here)
-    work, found = costs_of(config, job.model.plan, here.world_size)
+    work, memory, _ = costs_of(config, job.model.plan, here.world_size)
     dense = [work.dense_weight_bytes(), work.dense_state_bytes()]
     moments = job.dense_optimizer.state.values()
     assert dense == [
@@ -74,7 +74,7 @@ def planned_and_real(folder, overrides, here):
         sum(s["exp_avg"].nbytes + s["exp_avg_sq"].nbytes for s in moments),
     ]
     kinds = ("weights", "mean_of_weights", "optimizer_state")
-    planned = [found.memory[kind][here.rank] for kind in kinds]
+    planned = [memory[kind][here.rank] for kind in kinds]
     EpochMean(job, steps=8, snapshots=3).after_step(3)
     mean = sum(part.nbytes for one in job.mean.values() for part, _ in local_parts(one))
     weights = states = 0
@@ -119,12 +119,12 @@ def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
     large = ["data.rows=20000", "model.hidden=[200,200]", "train.batch_size=4096"]
     with small_job(tmp_path, f"optim.embedding.optimizer={optimizer}", *large) as made:
         here, job, config, dataset, _ = made
-        _, found = costs_of(config, job.model.plan, 1)
+        _, memory, _ = costs_of(config, job.model.plan, 1)
         first, second, *_ = Reader(config, dataset, here).training()
         first, second = (send(batch, job.front, here.device) for batch in (first, second))
         train_step(job, first, 1, here)
         peak = peak_memory(lambda: train_step(job, second, 2, here))
-    estimate = found.memory["activations"][0]
+    estimate = memory["activations"][0]
     assert 0.05 * estimate < peak < estimate
 
 
