@@ -140,9 +140,10 @@ class CTRModel(nn.Module):
             self._draws = draw_by_sample(self.network)
             self.number_weights: nn.Linear | None = None
             if self.first_order and self.numbers:
-                self.number_weights = linear(self.numbers, 1, generator, bias=False)
+                number_weights = linear(self.numbers, 1, generator, bias=False)
                 with torch.no_grad():
-                    self.number_weights.weight /= self.first_order_scale
+                    number_weights.weight /= self.first_order_scale
+                self.number_weights = number_weights
             unit = unit or AttentionOptions.model_validate({})
             # A field may have the name of a method of ModuleDict.
             self.attention = nn.ModuleDict(
