@@ -1,8 +1,10 @@
 """A whole job whose log, prepared data, run and results are in an object store."""
 
 import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -142,6 +144,50 @@ def test_two_ranks(store, tmp_path):
     run_ranks(2, train_as_ranks, tmp_path, job, 2, ours)
     found = stampede.open_run(f"{BUCKET}/runs/movies")
     assert 0.3 < found.metrics["test"]["auc"] < 0.9
+
+
+def train_as_hosts(folder, overrides, hosts, environment):
+    """As ranks of two hosts that share no folder; what the run says and scores there."""
+    rank = int(os.environ["RANK"])
+    platform.node = lambda: hosts[rank]
+    os.environ.update(environment)
+    # The same path, but not the same place.
+    here = folder / hosts[rank]
+    here.mkdir(exist_ok=True)
+    os.chdir(here)
+    os.environ["STAMPEDE_STORES"] = "stores"
+    (here / "movies.yaml").write_text("")
+    found = stampede.train(load_config(Path("movies.yaml"), overrides, 2).model_dump(mode="json"))
+    return found.metrics["test"], found.score(rows_of_test_part())
+
+
+def test_hosts_without_a_shared_folder(store, tmp_path, monkeypatch):
+    job = [*put_movies(store, tmp_path), "sharding.plan=row_wise", "train.epochs=2"]
+    ours = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    run_ranks(2, train_as_ranks, tmp_path, [*job, "run.name=shared"], 2, {
+        **ours, "STAMPEDE_STORES": str(tmp_path / "stores"),
+    })  # fmt: skip
+    expected = weights(stores.working(f"{BUCKET}/runs/shared"))
+    north, south = ("north", "south"), ("south", "north")
+
+    def train_apart(hosts, *more):
+        given = [*job, "run.name=apart", *more]
+        found = run_ranks(2, train_as_hosts, tmp_path, given, hosts, ours, ranks_per_node=1)
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_equal(one, other)
+        return found[0]
+
+    train_apart(north, "train.epochs=1")
+    # The other one is the host of rank 0 now, and has nothing of the run.
+    train_apart(south, "checkpoint.resume=auto")
+    another_machine(monkeypatch, tmp_path / "other")
+    run_folder = stampede.open_run(f"{BUCKET}/runs/apart").path
+    for name, values in weights(run_folder).items():
+        np.testing.assert_array_equal(values, expected[name])
+    # Weights of another run, which only the host of rank 0 fetches.
+    begun = [f"checkpoint.init_from={BUCKET}/runs/shared", "run.name=begun"]
+    assert train_apart(north, *begun)[0]["auc"] > 0.3
+    assert not [path for path in tmp_path.rglob(".*") if path.suffix == ".copy"]
 
 
 def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import fsspec
 
 BUCKET = "s3://clicks"
 # What users have in their environment.
-_USER = {
+USER = {
     "AWS_ACCESS_KEY_ID": "somebody",
     "AWS_SECRET_ACCESS_KEY": "a-secret",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -48,7 +48,7 @@ def object_store(folder):
 @contextmanager
 def at_port(port):
     """Let all of this process and its children find the store at a port of this machine."""
-    here = {**_USER, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    here = {**USER, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
     with patch.dict(os.environ, here):
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         yield
