@@ -9,13 +9,11 @@ import yaml
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from stampede import open_run
+from stampede import open_run, train
 
 
 def work(config: dict[str, Any]) -> None:
     """What each worker does, once Ray has connected them."""
-    from stampede import train
-
     # Checkpoints and metrics go to run.dir, so there is nothing to report to Ray.
     train(config)
 

@@ -57,11 +57,17 @@ def test_the_page(hosts, tmp_path):
         write_movies(day, table[number * ROWS // 2 : (number + 1) * ROWS // 2])
     new = write_movies(folder / "new.parquet", table[:500])
 
+    # The same path on both hosts, but not the same place.
+    place, of_south = tmp_path / "stores", tmp_path / "of_south"
+    for one in (place, of_south):
+        one.mkdir()
+    given = {
+        **USER, "AWS_ENDPOINT_URL": f"http://{north.address}:5000", "STAMPEDE_STORES": str(place),
+    }  # fmt: skip
+
     def start(host, *command, **more):
-        # Folders that the hosts do not share.
-        own = {"STAMPEDE_STORES": str(tmp_path / host.name), **more}
-        given = {**USER, "AWS_ENDPOINT_URL": f"http://{north.address}:5000", **own}
-        return hosts.start(host, command, environment=given)
+        mounts = {place: of_south} if host == south else {}
+        return hosts.start(host, command, mounts, {**given, **more})
 
     def run(*command):
         """A command on the first host, to its end."""
@@ -75,17 +81,24 @@ def test_the_page(hosts, tmp_path):
     schema, prepared = ["--schema", folder / "schema.yaml"], ["--out", f"{BUCKET}/prepared"]
     run(*STAMPEDE, "prepare", "table", f"{BUCKET}/days/*.csv", *schema, *prepared, "--spark", SPARK)
 
-    path = {"PATH": f"{bin_of_torchrun(tmp_path)}:/usr/sbin:/usr/bin:/bin", "NODES": "1:2"}
+    path = {"PATH": f"{bin_of_torchrun(tmp_path)}:/usr/sbin:/usr/bin:/bin"}
     train = ["sh", ROOT / "examples/cluster/torchrun.sh", north.name]
-    train += [ROOT / "examples/cluster/clicks.yaml", f"train.epochs={EPOCHS}", *SMALL]
-    started = [start(host, *train, **path) for host in hosts]
-    here = tmp_path / "north/runs/s3/clicks/runs/ads"
+    train += [ROOT / "examples/cluster/clicks.yaml", *SMALL]
+    epochs = f"train.epochs={EPOCHS}"
+    started = [start(host, *train, epochs, **path, NODES="1:2") for host in hosts]
+    here = place / "runs/s3/clicks/runs/ads"
     assert wait_for((here / "checkpoints/epoch_0002/manifest.json").exists)
     south.kill()
     (done,) = hosts.end(started[:1])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "continuing after step " in done.stdout
-    assert [one["world_size"] for one in logged(here) if one["event"] == "started"] == [2, 1]
+    # It is back, and gets the checkpoint from the other.
+    for done in hosts.end(
+        [start(host, *train, f"train.epochs={EPOCHS + 1}", **path) for host in hosts]
+    ):
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert [o["world_size"] for o in logged(here) if o["event"] == "started"] == [2, 1, 2]
+    assert not list(of_south.rglob("*.distcp"))
 
     run(*STAMPEDE, "export", run_url, f"{BUCKET}/package")
     scored, expected = tmp_path / "scored.parquet", tmp_path / "expected.parquet"
