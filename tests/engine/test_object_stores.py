@@ -17,12 +17,14 @@ from stampede.data.prepare_command import main as prepare
 from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run
+from stampede.lab.report.__main__ import main as report
 from stampede.lease import Lease
 from support import periods
 from support.jobs import tensors_of
 from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
 from support.object_store import BUCKET, between, object_store
+from support.packages import loaded
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -120,6 +122,28 @@ def test_every_form_of_a_log(store, tmp_path, form):
     there = train(tmp_path / "there", put_movies(store, tmp_path / "there", form))
     for name, values in weights(here).items():
         np.testing.assert_array_equal(weights(there)[name], values)
+
+
+def test_a_package_is_loaded_from_its_url(store, tmp_path):
+    run_folder = train_on_movies(prepare_movies(tmp_path / "here"))
+    package = stampede.open_run(run_folder).export(tmp_path / "package")
+    store.put(str(package), f"{BUCKET}/package", recursive=True)
+    rows = rows_of_test_part()
+    there = loaded(package, f"{BUCKET}/package")
+    np.testing.assert_array_equal(there.score(rows), loaded(package).score(rows))
+    with pytest.raises(ValueError, match=r"^s3://clicks/other: the package cannot be fetched"):
+        loaded(package, f"{BUCKET}/other")
+
+
+def test_a_report_of_runs_there(store, tmp_path, monkeypatch, capsys):
+    train(tmp_path / "job", put_movies(store, tmp_path / "job"))
+    another_machine(monkeypatch, tmp_path / "other")
+    given = [f"{BUCKET}/runs/movies", "--out", f"{BUCKET}/report"]
+    for _ in range(2):
+        assert report([*given, "--baseline", f"{BUCKET}/runs/movies"]) == 0
+    assert f"  1 runs: {BUCKET}/report/report.html" in capsys.readouterr().out
+    page = store.cat_file(f"{BUCKET}/report/report.html").decode()
+    assert "movies" in page and "test AUC" in page
 
 
 def test_a_run_goes_on_on_another_machine(store, tmp_path, monkeypatch):
