@@ -53,7 +53,7 @@ def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **se
             whole configuration.
 
     Returns:
-        The run, with its results.
+        The run, with its results. Hosts that share no folder fetch it from its store.
 
     Raises:
         SettingsError, DataError, RunFolderError: what is wrong, and what to write instead.
@@ -63,8 +63,9 @@ def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **se
 
     checked = configuration(config, **sections)
     with libraries_quiet():
-        run(checked)
-    return Run(RunFolder(os.path.join(checked.run.dir, checked.run.name)).path)
+        folder = run(checked)
+    # A host without a folder that it shares with that of rank 0 has no file of the run.
+    return Run(folder.path) if folder.config_file.is_file() else open_run(folder.url)
 
 
 def configuration(

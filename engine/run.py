@@ -39,8 +39,11 @@ from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.hang import watched
 
 
-def run(config: Config) -> None:
+def run(config: Config) -> RunFolder:
     """Train, evaluate, write the run folder and print the result.
+
+    Returns:
+        The run folder; empty on a host that is `apart` from that of rank 0.
 
     Raises:
         SettingsError, DataError, RunFolderError: a user's mistake.
@@ -52,7 +55,7 @@ def run(config: Config) -> None:
             with RunFolder(os.path.join(config.run.dir, config.run.name)) as folder:
                 here.on_main(lambda: folder.reserve(config))
             config = _refitted(config, here)
-        run_here(config, here)
+        return run_here(config, here)
 
 
 def _refitted(config: Config, here: Processes) -> Config:
@@ -90,7 +93,7 @@ def _refitted(config: Config, here: Processes) -> Config:
     return check_config(saved, Path(config.run.name), here.world_size)
 
 
-def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None) -> None:
+def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None) -> RunFolder:
     """`run` in processes that are already connected; all must call it.
 
     Args:
@@ -115,6 +118,7 @@ def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None
         here.on_main(lambda: folder.write_results(summary, title))
         if here.is_main:
             print(describe(summary, folder, describe_plan(run.job.model.plan)))
+    return folder
 
 
 def _begun(
