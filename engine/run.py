@@ -37,7 +37,7 @@ from stampede.engine.results.summary import describe, summarize
 from stampede.engine.same_run import check_same_run
 from stampede.engine.training.evaluate import evaluate
 from stampede.engine.training.trainer import Trainer
-from stampede.engine.training.training_run import TrainingRun
+from stampede.engine.training.training_run import AfterEpoch, TrainingRun
 from stampede.engine.watching.hang import watched
 
 # File in the run folder of a new model of a log in periods: `Scored.source`.
@@ -59,8 +59,11 @@ class Scored(NamedTuple):
     source: Mapping[str, Any]
 
 
-def run(config: Config) -> None:
+def run(config: Config, after_epoch: AfterEpoch | None = None) -> None:
     """Train, evaluate, write the run folder and print the result.
+
+    Args:
+        after_epoch: see `stampede.train`; with `train.refit` of the run that chooses the epochs.
 
     Raises:
         SettingsError, DataError, RunFolderError: a user's mistake.
@@ -71,11 +74,11 @@ def run(config: Config) -> None:
             # Refuse a folder in use before the first of the two trainings.
             with RunFolder(os.path.join(config.run.dir, config.run.name)) as folder:
                 here.on_main(lambda: folder.reserve(config))
-            config = _refitted(config, here)
-        run_here(config, here)
+            config, after_epoch = _refitted(config, here, after_epoch), None
+        run_here(config, here, after_epoch=after_epoch)
 
 
-def _refitted(config: Config, here: Processes) -> Config:
+def _refitted(config: Config, here: Processes, after_epoch: AfterEpoch | None) -> Config:
     """Let a run with a validation part choose the epochs; returns the run on all rows with them.
 
     That has every setting of the first one. Rates that fall end at 0 after the chosen epochs.
@@ -84,7 +87,8 @@ def _refitted(config: Config, here: Processes) -> Config:
     given = config.model_dump(mode="json")
     given["train"]["refit"] = False
     given["run"]["name"] = name
-    run_here(check_config(given, Path(name), here.world_size), here)
+    chooses = check_config(given, Path(name), here.world_size)
+    run_here(chooses, here, after_epoch=after_epoch)
     chose = RunFolder(os.path.join(config.run.dir, name))
     saved = here.on_main(lambda: load_config_of_run(chose.config_file).model_dump(mode="json"))
     epochs = here.on_main(lambda: chose.read_summary()["best_epoch"]) or saved["train"]["epochs"]
@@ -110,11 +114,17 @@ def _refitted(config: Config, here: Processes) -> Config:
     return check_config(saved, Path(config.run.name), here.world_size)
 
 
-def run_here(config: Config, here: Processes, scored: Scored | None = None) -> None:
+def run_here(
+    config: Config,
+    here: Processes,
+    scored: Scored | None = None,
+    after_epoch: AfterEpoch | None = None,
+) -> None:
     """`run` in processes that are already connected; all must call it.
 
     Args:
         scored: of a period whose rows another model than the run's own scores.
+        after_epoch: see `run`.
     """
     check_same_run(config, here)
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
@@ -123,6 +133,7 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
         folder.check_shared(here)
         with watched(here, config.run, folder.path):
             run, is_new, regression = _begun(config, folder, continued, here, scored)
+            run.after_epoch = after_epoch
             summary = _trained(run, is_new, regression)
             if scored is not None:
                 # The data are those of a first period.
