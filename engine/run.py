@@ -35,12 +35,15 @@ from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
 from stampede.engine.same_run import check_same_run
 from stampede.engine.training.trainer import Trainer
-from stampede.engine.training.training_run import TrainingRun
+from stampede.engine.training.training_run import AfterEpoch, TrainingRun
 from stampede.engine.watching.hang import watched
 
 
-def run(config: Config) -> RunFolder:
+def run(config: Config, after_epoch: AfterEpoch | None = None) -> RunFolder:
     """Train, evaluate, write the run folder and print the result.
+
+    Args:
+        after_epoch: see `stampede.train`; with `train.refit` of the run that chooses the epochs.
 
     Returns:
         The run folder; empty on a host that is `apart` from that of rank 0.
@@ -54,11 +57,11 @@ def run(config: Config) -> RunFolder:
             # Refuse a folder in use before the first of the two trainings.
             with RunFolder(os.path.join(config.run.dir, config.run.name)) as folder:
                 here.on_main(lambda: folder.reserve(config))
-            config = _refitted(config, here)
-        return run_here(config, here)
+            config, after_epoch = _refitted(config, here, after_epoch), None
+        return run_here(config, here, after_epoch=after_epoch)
 
 
-def _refitted(config: Config, here: Processes) -> Config:
+def _refitted(config: Config, here: Processes, after_epoch: AfterEpoch | None) -> Config:
     """Let a run with a validation part choose the epochs; returns the run on all rows with them.
 
     That has every setting of the first one. Rates that fall end at 0 after the chosen epochs.
@@ -67,7 +70,8 @@ def _refitted(config: Config, here: Processes) -> Config:
     given = config.model_dump(mode="json")
     given["train"]["refit"] = False
     given["run"]["name"] = name
-    run_here(check_config(given, Path(name), here.world_size), here)
+    chooses = check_config(given, Path(name), here.world_size)
+    run_here(chooses, here, after_epoch=after_epoch)
     chose = RunFolder(os.path.join(config.run.dir, name))
     saved = here.on_main(lambda: load_config_of_run(chose.config_file).model_dump(mode="json"))
     epochs = here.on_main(lambda: chose.read_summary()["best_epoch"]) or saved["train"]["epochs"]
@@ -93,11 +97,17 @@ def _refitted(config: Config, here: Processes) -> Config:
     return check_config(saved, Path(config.run.name), here.world_size)
 
 
-def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None) -> RunFolder:
+def run_here(
+    config: Config,
+    here: Processes,
+    scored: ScoredBefore | None = None,
+    after_epoch: AfterEpoch | None = None,
+) -> RunFolder:
     """`run` in processes that are already connected; all must call it.
 
     Args:
         scored: of a period whose rows another model than the run's own scores.
+        after_epoch: see `run`.
     """
     check_same_run(config, here)
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
@@ -106,6 +116,7 @@ def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None
         folder.check_shared(here)
         with watched(here, config.run, folder.path):
             run, is_new, regression = _begun(config, folder, continued, here, scored)
+            run.after_epoch = after_epoch
             summary = _trained(run, is_new, regression)
             if scored is not None:
                 # The data are those of a first period.

@@ -106,6 +106,8 @@ class Trainer:
             else:
                 finish_epoch(self._run, epoch + 1, self._evaluate)
             self._save()
+            if self._run.is_enough():
+                break
         if not progress.last:
             # A continued run with fewer epochs than already trained has not evaluated yet.
             self._evaluate()
