@@ -2,10 +2,10 @@
 
 `stampede synthetic --criteo SHARE` writes a part of a log like Criteo Kaggle's, whose attainable
 AUC is known; `stampede prepare` prepares it once. launch.py trains DeepFM with two layers of 128
-units and the recipe; only the batch size differs. Plain PyTorch (peers/plain_pytorch.py) trains the same
-network on the same rows with SparseAdam, torch's usual rate of 1e-3 at every batch size and as many
-epochs; of its epochs the best by the test AUC counts. Each has one core; as many run at a time as
-there are cores.
+units and the recipe; only the batch size differs. Plain PyTorch (peers/plain_pytorch.py) trains the
+same network on the same rows with SparseAdam, torch's usual rate of 1e-3 at every batch size and as
+many epochs; of its epochs the best by the test AUC counts. Each has one core; as many run at a time
+as there are cores.
 
     python benchmarks/time_and_auc.py
 """
