@@ -26,8 +26,8 @@ from stampede.data.options import OnBadRow, Split
 from stampede.data.prepared.manifest import BAD_ROWS, PARTS
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
-from stampede.data.raw.log import LABEL, TIME, label_column
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import LABEL, TIME, label_column
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.data.sources import TEST, TRAIN, Kind, Source, open_source
 from stampede.data.split import Assignment

@@ -9,7 +9,8 @@ from __future__ import annotations
 import decimal
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -57,14 +58,48 @@ def stripped(column: str, kind: pl.DataType) -> pl.Expr:
     return pl.when(text != "").then(text)
 
 
-def number_of(column: str, kind: pl.DataType, rules: int) -> pl.Expr:
+def number_of(column: str, kind: pl.DataType) -> pl.Expr:
     """A column as Float64, null where it is no number, rounded to the nearest float32.
 
-    So 9.99 is the same number as text, as a float of any width and as a decimal. With `rules` 1,
-    of older versions, numbers are not rounded.
+    So 9.99 is the same number as text, as a float of any width and as a decimal.
     """
     value = stripped(column, kind).cast(pl.Float64, strict=False)
-    return value if rules == 1 else value.cast(pl.Float32).cast(pl.Float64)
+    return value.cast(pl.Float32).cast(pl.Float64)
+
+
+class Typed(NamedTuple):
+    """An input made of a column.
+
+    Attributes:
+        values: null where a value is bad; in lists, bad ids are left out.
+        is_bad: whether a cell has a bad value; null counts as good. None: no cell can.
+        remedy: what to write, or a function of the bad value and of that in the column `beside`.
+    """
+
+    column: str
+    values: pl.Expr
+    is_bad: pl.Expr | None = None
+    remedy: str | Callable[..., str] = ""
+    beside: str | None = None
+
+    def remedy_of(self, value: Any, beside: Any = None) -> str:
+        """What to write instead of a bad value; `beside` is that in the other column."""
+        if isinstance(self.remedy, str):
+            return self.remedy
+        return self.remedy(value, *[beside] * (self.beside is not None))
+
+
+def typed_number(column: str, kind: pl.DataType) -> Typed:
+    """A number, see `number_of`; null also where the cell is empty."""
+    value = number_of(column, kind)
+    bad = _is_bad(column, kind, value.abs() <= LARGEST)
+    remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
+    return Typed(column, pl.when(~bad).then(value), bad, remedy)
+
+
+def _is_bad(column: str, kind: pl.DataType, is_good: pl.Expr) -> pl.Expr:
+    """Whether a cell has a value, and a bad one."""
+    return stripped(column, kind).is_not_null() & ~is_good.fill_null(False)
 
 
 def filled(value: pl.Expr, fill: float, transform: Sequence[str]) -> pl.Expr:
@@ -102,10 +137,10 @@ def bucket_rows(numbers: pl.Series, edges: Sequence[float]) -> np.ndarray:
     return rows
 
 
-def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> pl.Expr:
+def seconds_of_time(column: str, kind: pl.DataType, format: str) -> pl.Expr:
     """A column of times as seconds since 1970, UTC: Int64, null where bad.
 
-    Times outside 1990 to 2099 are bad, as those of another format; not with `rules` 1.
+    Times outside 1990 to 2099 are bad, as those of another format.
 
     Args:
         format: one of `UNITS`, `iso8601`, or a format of strptime; dates and datetimes need none.
@@ -130,8 +165,6 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> 
         if "%H" in format and "%M" not in format:
             text, format = text + ":00", format + ":%M"
         found = text.str.strptime(pl.Datetime("us"), format, strict=False).dt.epoch("s")
-    if rules == 1:
-        return found
     is_time = found.is_between(FIRST_TIME, LAST_TIME)
     if format == "seconds" and not kind.is_temporal():
         # 2026030112 is noon in March 2026; as seconds it would be in 2034.
@@ -139,6 +172,13 @@ def seconds_of_time(column: str, kind: pl.DataType, format: str, rules: int) -> 
         is_date = found.is_between(1_990_010_100, 2_099_123_123) & month.is_between(1, 12)
         is_time &= ~(is_date & day.is_between(1, 31) & (hour <= 23))
     return pl.when(is_time).then(found)
+
+
+def typed_time(column: str, kind: pl.DataType, format: str) -> Typed:
+    """A time, see `seconds_of_time`; an empty cell is bad."""
+    seconds = seconds_of_time(column, kind, format)
+    remedy = partial(remedy_of_time, column=column, format="" if kind.is_temporal() else format)
+    return Typed(column, seconds, seconds.is_null(), remedy)
 
 
 # Date, time of day, seconds, and hours and minutes east of Greenwich; UTC without the latter.
@@ -165,7 +205,7 @@ def fitting_format(times: pl.Series) -> str | None:
             continue
         # Floats are no dates.
         if format in UNITS or kind == pl.String or kind.is_integer():
-            found = seconds_of_time(times.name, kind, format, 2)
+            found = seconds_of_time(times.name, kind, format)
             if not times.to_frame().select(found.is_null().any()).item():
                 return format
     return None
@@ -190,13 +230,12 @@ def part_of_time(seconds: pl.Expr, part: str) -> pl.Expr:
     return ((seconds // DAY) + THURSDAY).mod(WEEK)
 
 
-def written_alike(ids: pl.Series, rules: int) -> tuple[pl.Series, int]:
+def written_alike(ids: pl.Series) -> tuple[pl.Series, int]:
     """Ids, or lists of them, as text that does not depend on their type.
 
     A whole number has no fraction: 45 for the float 45.0, the decimal 45.00 and the text `45.0`,
     which pandas writes for whole numbers with missing values. Other numbers are the shortest text
-    that gives their value, such as 45.5. `BOOLEANS` and typed booleans are true and false, but with
-    `rules` 2, of older versions, the former stay as they are, like all other texts.
+    that gives their value, such as 45.5. `BOOLEANS` and typed booleans are true and false.
 
     Returns:
         The ids, and the number of single texts that became whole numbers.
@@ -204,23 +243,22 @@ def written_alike(ids: pl.Series, rules: int) -> tuple[pl.Series, int]:
     kind = ids.dtype
     if isinstance(kind, pl.List | pl.Array):
         ids = ids.arr.to_list() if isinstance(kind, pl.Array) else ids
-        return ids.list.eval(_written_alike(pl.element(), kind.inner, rules)), 0
+        return ids.list.eval(_written_alike(pl.element(), kind.inner)), 0
     changed = 0
     if kind == pl.String:
         # Few ids end in 0; this is much faster than to match all of them.
         ends = ids.filter(ids.str.ends_with("0").fill_null(False))
         changed = int(ends.str.contains(_WHOLE).sum())
-        if not changed and (rules < 3 or not ids.is_in(list(BOOLEANS)).any()):
+        if not changed and not ids.is_in(list(BOOLEANS)).any():
             return ids, 0
-    value = _written_alike(pl.col(ids.name), kind, rules)
+    value = _written_alike(pl.col(ids.name), kind)
     return ids.to_frame().select(value).to_series(), changed
 
 
-def _written_alike(value: pl.Expr, kind: pl.DataType, rules: int) -> pl.Expr:
+def _written_alike(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
     text = value.cast(pl.String)
     if kind == pl.String:
-        text = text.str.replace(_WHOLE, "${1}")
-        return text if rules < 3 else text.replace(BOOLEANS)
+        return text.str.replace(_WHOLE, "${1}").replace(BOOLEANS)
     if kind.is_float():
         is_whole = (value % 1 == 0) & (value.abs() < 2**63)
         whole = value.cast(pl.Int64, strict=False).cast(pl.String)
@@ -278,74 +316,97 @@ def split(cells: pl.Expr, separator: str) -> pl.Expr:
     # A number is its value, as in a list of a Parquet file: 100 for 1e2.
     is_float = ~is_text & item.str.contains(r"[.eE]\d|^-0$|[eE][+-]")
     number = pl.when(is_float).then(item).cast(pl.Float64)
-    number = _written_alike(number, pl.Float64(), 3)
+    number = _written_alike(number, pl.Float64())
     known = pl.when(is_text).then(text).when(is_float).then(number)
     return items.list.eval(known.when(item != "null").then(item))
 
 
-def id_texts(
-    column: str,
-    kind: pl.DataType,
-    separator: str | None,
-    max_ids: int | None,
-    missing: Sequence[str],
-    rules: int,
-    keep: str = "first",
-) -> pl.Expr:
-    """Ids as text; lists of them for multi-valued fields.
+class Ids(NamedTuple):
+    """How a field's ids stand in a column, after `written_alike`.
 
-    Args:
-        column: with ids as `written_alike` gives them.
+    Attributes:
+        separator: between the ids of a cell; None: one id.
         max_ids, keep: how many ids of a cell are kept, and whether the `first` or the `last`.
         missing: texts to leave out of lists; single cells with such a text are already null.
+        size: ids are whole numbers from 0 to `size - 1`; None: any texts.
+        size_key: where the user writes that size.
     """
-    if separator is None:
-        return pl.col(column).cast(pl.String)
-    cells = _listed(column, kind, separator)
-    texts = pl.element().filter(~pl.element().is_in(["", *missing]))
-    cells = cells.list.eval(texts if rules == 1 else _written_alike(texts, pl.String, rules))
-    if max_ids is None:
+
+    column: str
+    separator: str | None
+    missing: Sequence[str]
+    max_ids: int | None = None
+    keep: str = "first"
+    size: int | None = None
+    size_key: str = ""
+
+
+def typed_ids(ids: Ids, kind: pl.DataType) -> Typed:
+    """Ids as text, or Int64 if they have a size; lists of them for multi-valued fields."""
+    cells = _id_texts(ids, kind)
+    no_list = None
+    if ids.separator == JSON and kind == pl.String:
+        no_list = _is_bad(ids.column, kind, cells.is_not_null())
+    if ids.size is None:
+        return Typed(ids.column, cells, no_list, REMEDY_OF_JSON)
+    remedy = f"write whole numbers from 0 to {ids.size - 1}{ids.size_key}"
+    if ids.separator is None:
+        number = _whole(cells)
+        bad = _is_bad(ids.column, kind, _is_row(number, ids.size))
+        return Typed(ids.column, pl.when(~bad).then(number), bad, remedy)
+    numbers, is_good = cells.list.eval(_whole(pl.element())), _is_row(pl.element(), ids.size)
+    bad = numbers.list.eval(~is_good).list.any().fill_null(False)
+    if no_list is not None:
+        bad, remedy = bad | no_list, f"{remedy}, as a JSON list"
+    return Typed(ids.column, numbers.list.eval(pl.element().filter(is_good)), bad, remedy)
+
+
+def _whole(text: pl.Expr) -> pl.Expr:
+    return text.str.strip_chars().cast(pl.Int64, strict=False)
+
+
+def _is_row(number: pl.Expr, size: int) -> pl.Expr:
+    return number.is_between(0, size - 1).fill_null(False)
+
+
+def _id_texts(ids: Ids, kind: pl.DataType) -> pl.Expr:
+    """Ids, or lists of those that are kept, as text."""
+    if ids.separator is None:
+        return pl.col(ids.column).cast(pl.String)
+    texts = pl.element().filter(~pl.element().is_in(["", *ids.missing]))
+    cells = _listed(ids.column, kind, ids.separator)
+    return _kept(cells.list.eval(_written_alike(texts, pl.String())), ids)
+
+
+def _kept(cells: pl.Expr, ids: Ids) -> pl.Expr:
+    if ids.max_ids is None:
         return cells
-    return cells.list.tail(max_ids) if keep == "last" else cells.list.head(max_ids)
+    return cells.list.tail(ids.max_ids) if ids.keep == "last" else cells.list.head(ids.max_ids)
 
 
-def weights_of_ids(
-    column: str,
-    kind: pl.DataType,
-    ids: str,
-    kind_of_ids: pl.DataType,
-    separator: str,
-    max_ids: int | None,
-    missing: Sequence[str],
-    rules: int,
-    keep: str = "first",
-    is_id: Callable[[pl.Expr], pl.Expr] | None = None,
-) -> tuple[pl.Expr, pl.Expr]:
-    """The weights of the ids that `id_texts` keeps, lists of Float64; and which cells are bad.
+def typed_weights(column: str, kind: pl.DataType, ids: Ids, kind_of_ids: pl.DataType) -> Typed:
+    """The weights of the ids that `typed_ids` keeps, lists of Float64.
 
-    These have another number of weights than ids, or a weight that is no finite float32.
+    A cell is bad if it has another number of weights than ids, or a weight that is no finite
+    float32.
 
     Args:
-        column: of the weights, lists or texts with the same separator.
-        ids: the column of the ids, as `written_alike` gives them.
-        is_id: which of the texts that `id_texts` keeps are ids, if not all.
+        column: of the weights, lists or texts with the separator of the ids.
     """
-    texts = _listed(ids, kind_of_ids, separator)
+    texts = _listed(ids.column, kind_of_ids, ids.separator)
     number = pl.element().str.strip_chars().cast(pl.Float64, strict=False)
-    numbers = _listed(column, kind, separator).list.eval(number)
-    is_kept = ~pl.element().is_in(["", *missing]).fill_null(True)
-    places = texts.list.eval(pl.arg_where(is_kept))
-    if max_ids is not None:
-        places = places.list.tail(max_ids) if keep == "last" else places.list.head(max_ids)
+    numbers = _listed(column, kind, ids.separator).list.eval(number)
+    is_text = ~pl.element().is_in(["", *ids.missing]).fill_null(True)
+    places = _kept(texts.list.eval(pl.arg_where(is_text)), ids)
     kept = numbers.list.gather(places, null_on_oob=True)
-    if is_id is not None:
-        of_ids = id_texts(ids, kind_of_ids, separator, max_ids, missing, rules, keep)
-        places = of_ids.list.eval(pl.arg_where(is_id(pl.element())))
-        kept = kept.list.gather(places, null_on_oob=True)
+    if ids.size is not None:
+        places = pl.arg_where(_is_row(_whole(pl.element()), ids.size))
+        kept = kept.list.gather(_id_texts(ids, kind_of_ids).list.eval(places), null_on_oob=True)
     is_good = (pl.element().abs() <= LARGEST).fill_null(False)
     counts = (each.list.len().fill_null(0) for each in (numbers, texts))
     bad = operator.ne(*counts) | kept.list.eval(~is_good).list.any().fill_null(False)
-    return pl.when(~bad).then(kept), bad
+    remedy = partial(remedy_of_weights, separator=ids.separator, column=ids.column)
+    return Typed(column, pl.when(~bad).then(kept), bad, remedy, beside=ids.column)
 
 
 def remedy_of_weights(weights: Any, ids: Any, separator: str, column: str) -> str:

@@ -25,8 +25,9 @@ from stampede.data.guess_columns import (
 )
 from stampede.data.raw.files import read_blocks
 from stampede.data.raw.formats import is_parquet, open_parquet
-from stampede.data.raw.log import LABEL, SPLIT, Labels, RawLog, typed_label
+from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import LABEL, SPLIT, Labels, typed_label
 from stampede.data.schema.schema import CRITEO, MISSING, Label, Schema
 from stampede.data.sources import Kind
 from stampede.settings import counted, cut, shown, yaml_value
@@ -215,6 +216,7 @@ def _table(
             f"{path}: found no column of ids (texts or whole numbers) besides the label {label!r}; "
             "write a schema file and give it with --schema"
         )
+    weighted = _weighted(head, schema["ids"])
     shared = _shared(head, schema["ids"])
     another = "" if given else "; --label COLUMN names another"
     reason = [f"guessed a table: label {label!r}, {why_label}{another}"]
@@ -232,6 +234,10 @@ def _table(
         reason.append(f"left out: {_listed(left_out)}")
     if parts:
         reason.append(f"split by {parts!r}: {why_parts}")
+    reason += [
+        f"{column} has a fraction for each id of {name}, so it holds their weights"
+        for name, column in weighted.items()
+    ]
     reason += [
         f"{name} has ids of {options['share']}, so it uses that table; correct it if they only "
         "look alike"
@@ -279,6 +285,36 @@ def _mark(series: pl.Series, of_columns: str | None) -> str | None:
     return next((one for one in marks if present.str.contains(one, literal=True).any()), None)
 
 
+def _cells(head: pl.DataFrame, name: str, options: dict[str, Any]) -> pl.Series:
+    """The cells of a field of several ids as lists."""
+    cells = head[options.get("column", name)]
+    if cells.dtype != pl.String:
+        return cells
+    return cells.to_frame().select(split(pl.col(cells.name), options["separator"])).to_series()
+
+
+def _weighted(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, str]:
+    """Make lists of fractions the weights of the field that has as many ids in each cell.
+
+    Returns:
+        The columns of weights, by these fields; they are no fields of their own any more.
+    """
+    cells = {name: _cells(head, name, given) for name, given in ids.items() if "separator" in given}
+    counts = {name: one.list.len().fill_null(0) for name, one in cells.items()}
+    fractions, found = [], {}
+    for name, one in cells.items():
+        numbers = one.explode().drop_nulls().cast(pl.Float64, strict=False)
+        if not numbers.null_count() and (numbers % 1 != 0).any():
+            fractions.append(name)
+    for name in fractions:
+        for other in cells:
+            alike = other not in fractions and ids[other]["separator"] == ids[name]["separator"]
+            if alike and other not in found and (counts[other] == counts[name]).all():
+                ids[other]["weights"] = found[other] = ids.pop(name).get("column", name)
+                break
+    return found
+
+
 def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
     """Let fields share the table of a field of one id that has their ids; returns these fields.
 
@@ -306,10 +342,7 @@ def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
     for name, given in ids.items():
         if "separator" not in given or not single:
             continue
-        cells = values[name]
-        if cells.dtype == pl.String:
-            cells = cells.to_frame().select(split(pl.col(cells.name), given["separator"]))
-            cells = cells.to_series()
+        cells = _cells(head, name, given)
         known = set(cells.explode().drop_nulls().cast(pl.String)) - {"", *MISSING}
         owner = max(single, key=lambda other: len(single[other] & known))
         if len(known) >= _FEWEST_SHARED and len(single[owner] & known) >= _SHARED * len(known):
@@ -345,7 +378,7 @@ def _label(path: Path, values: pl.Series) -> tuple[str | dict[str, Any], str]:
     if values.dtype.is_nested():
         return name, ""
     label = Label(column=name)
-    typed = typed_label(label, frame.schema, 2)
+    typed = typed_label(label, frame.schema)
     found = frame.select(typed.values.alias(LABEL), bad=typed.is_bad)
     if not found["bad"].any():
         with suppress(DataError):
@@ -384,7 +417,7 @@ def _times(head: pl.DataFrame) -> list[dict[str, str]]:
 def _looks_timed(numbers: pl.Series, format: str) -> bool:
     """Whether numbers that could be times are many, within a few years, and mostly ascend."""
     kind = numbers.dtype
-    seconds = numbers.to_frame().select(seconds_of_time(numbers.name, kind, format, 2)).to_series()
+    seconds = numbers.to_frame().select(seconds_of_time(numbers.name, kind, format)).to_series()
     span = seconds.max() - seconds.min()
     if seconds.n_unique() < _FEWEST_TIMES or span >= _LONGEST_LOG:
         return False

@@ -14,7 +14,7 @@ import polars as pl
 
 from stampede.data.formulas import split
 from stampede.data.raw.rows import Marks
-from stampede.data.schema.schema import Schema, is_multi
+from stampede.data.schema.schema import Schema
 from stampede.settings import counted
 
 
@@ -55,7 +55,7 @@ def marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
     """Ids of multi-valued cells that are missing because of their text."""
     marks, found = [mark for mark in schema.missing if mark], Counter()
     for name, field in schema.ids.items():
-        if not is_multi(field) or not marks:
+        if field.separator is None or not marks:
             continue
         cells = frame[field.column or name]
         if cells.dtype == pl.String:

@@ -22,15 +22,17 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import EncodedBag, Learned, Learner, Measured, load
+from stampede.data.learning.learned import EncodedBag, Learned, load
+from stampede.data.learning.learner import Learner, Measured
 from stampede.data.learning.unknown_shares import UnknownIds
 from stampede.data.learning.vocabulary import COUNT, VALUE
 from stampede.data.options import PreparationOptions
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS, PartName, ShardEntry
 from stampede.data.prepared.writer import PartWriter, RowsOfParts, Written, write_rows
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import Labels, has_soft_labels
+from stampede.data.raw.log import has_soft_labels
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import Labels
 from stampede.data.sources import Source
 from stampede.data.split import Assignment, divided
 from stampede.settings import SettingsError

@@ -17,7 +17,8 @@ import polars as pl
 import pyarrow
 
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import Learned, Learner, rows_of_new_ids
+from stampede.data.learning.learned import Learned, rows_of_new_ids
+from stampede.data.learning.learner import Learner
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
@@ -36,7 +37,8 @@ from stampede.data.prepared.writer import (
 from stampede.data.progress import RowProgress
 from stampede.data.raw.log import Chunk, RawLog, has_soft_labels
 from stampede.data.raw.rows import BadRows
-from stampede.data.schema.schema import Quantiles, Schema, described
+from stampede.data.schema.features import described
+from stampede.data.schema.schema import Quantiles, Schema
 from stampede.data.sources import Source
 from stampede.data.split import Assignment, divided
 from stampede.files import make_folder

@@ -11,20 +11,14 @@ from typing import Any, Literal
 
 from stampede import stores
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import Growth, read_saved
+from stampede.data.learning.learned import read_saved
+from stampede.data.learning.learner import Growth
 from stampede.data.options import GrowthOptions, Split
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import RawLog
-from stampede.data.schema.schema import (
-    CRITEO,
-    Features,
-    Schema,
-    Vocabulary,
-    avazu,
-    load_schema,
-    with_features,
-)
+from stampede.data.schema.features import Features, with_features
+from stampede.data.schema.schema import CRITEO, Schema, Vocabulary, avazu, load_schema
 from stampede.settings import SettingsError
 
 Kind = Literal["criteo_kaggle", "criteo_1tb", "avazu", "table"]
@@ -157,7 +151,6 @@ def _growth(options: GrowthOptions, folder: str, schema: Schema) -> Growth:
     # The schema of earlier periods with the keys that this period may change.
     was, given = saved.schema_.model_dump(), schema.model_dump()
     was |= {key: given[key] for key in _OF_FILES}
-    given["rules"] = was["rules"]
     for kind, key in (("ids", "min_count"), ("numbers", "transform")):
         for name, field in given[kind].items():
             # What a schema leaves open was settled in the first period.

@@ -12,7 +12,8 @@ import polars as pl
 from stampede.data.formulas import written_alike
 from stampede.data.learning.vocabulary import Distinct, distinct_ids
 from stampede.data.order import Permutation
-from stampede.data.raw.log import SPLIT, Chunk
+from stampede.data.raw.log import Chunk
+from stampede.data.raw.typed import SPLIT
 from stampede.data.schema.schema import Schema
 from stampede.data.sources import LAST_FILE, TEST, TRAIN, VALIDATION, Source
 
@@ -40,11 +41,10 @@ class Assignment:
             parts = np.full(len(chunk.numbers), self.source.file_parts[chunk.file], dtype=np.int8)
         else:
             values = chunk.frame[SPLIT]
-            rules = self.source.log.schema.rules
-            test = values.is_in(_as_in_cells(split.test_values, rules)).fill_null(False)
+            test = values.is_in(_as_in_cells(split.test_values)).fill_null(False)
             if split.test_from is not None:
                 test = test | _is_from(values.fill_null(""), split.test_from)
-            named = values.is_in(_as_in_cells(split.validation_values, rules)).fill_null(False)
+            named = values.is_in(_as_in_cells(split.validation_values)).fill_null(False)
             parts = np.where(test.to_numpy(), TEST, np.where(named.to_numpy(), VALIDATION, TRAIN))
             parts = parts.astype(np.int8)
         if split.needs_counts():
@@ -116,6 +116,6 @@ def _is_from(values: pl.Series, first: str) -> pl.Series:
     return by_text.zip_with(number.is_null(), number >= least)
 
 
-def _as_in_cells(values: Sequence[str], rules: int) -> list[str]:
+def _as_in_cells(values: Sequence[str]) -> list[str]:
     """Values as they are given, and as preparation writes them: 7 for 7.0."""
-    return [*values, *written_alike(pl.Series(values, dtype=pl.String), rules)[0]]
+    return [*values, *written_alike(pl.Series(values, dtype=pl.String))[0]]

@@ -20,7 +20,6 @@ from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import ShardedPart, open_prepared
 from stampede.data.prepared.verify import check_unchanged
 from stampede.data.residence import Readahead, choose_residence, make_order, place
-from stampede.data.schema.schema import is_multi
 from stampede.data.sources import Source, fingerprint, open_source
 from stampede.engine.config import Config, check_goals, goal_weights
 from stampede.engine.config.data import (
@@ -275,7 +274,7 @@ def _check_groups(group_by: str, multi: Mapping[str, bool]) -> None:
 def _check_source(config: Config, source: Source) -> None:
     """Check what is said of the columns of a log, before it is prepared."""
     schema = source.log.schema
-    multi = {name: is_multi(field) for name, field in schema.ids.items()}
+    multi = {name: field.separator is not None for name, field in schema.ids.items()}
     _check_groups(config.evaluate.group_by, multi)
     check_goals(config, schema.goals)
 

@@ -11,8 +11,6 @@ from typing import Any
 from stampede.engine.advice import (
     check_batch_size,
     check_labels,
-    compare_with_lr,
-    fit_lr,
     on_batch_size,
     on_calibration,
     on_data,
@@ -21,6 +19,7 @@ from stampede.engine.advice import (
     told,
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
+from stampede.engine.comparison import BASELINES, compare, fit_baseline
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run
 from stampede.engine.config.recipe import described, takes_strength, with_recipe
@@ -35,12 +34,18 @@ from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
 from stampede.engine.same_run import check_same_run
 from stampede.engine.training.trainer import Trainer
-from stampede.engine.training.training_run import TrainingRun
+from stampede.engine.training.training_run import AfterEpoch, TrainingRun
 from stampede.engine.watching.hang import watched
 
 
-def run(config: Config) -> None:
+def run(config: Config, after_epoch: AfterEpoch | None = None) -> RunFolder:
     """Train, evaluate, write the run folder and print the result.
+
+    Args:
+        after_epoch: see `stampede.train`; with `train.refit` of the run that chooses the epochs.
+
+    Returns:
+        The run folder; empty on a host that is `apart` from that of rank 0.
 
     Raises:
         SettingsError, DataError, RunFolderError: a user's mistake.
@@ -51,11 +56,11 @@ def run(config: Config) -> None:
             # Refuse a folder in use before the first of the two trainings.
             with RunFolder(os.path.join(config.run.dir, config.run.name)) as folder:
                 here.on_main(lambda: folder.reserve(config))
-            config = _refitted(config, here)
-        run_here(config, here)
+            config, after_epoch = _refitted(config, here, after_epoch), None
+        return run_here(config, here, after_epoch=after_epoch)
 
 
-def _refitted(config: Config, here: Processes) -> Config:
+def _refitted(config: Config, here: Processes, after_epoch: AfterEpoch | None) -> Config:
     """Let a run with a validation part choose the epochs; returns the run on all rows with them.
 
     That has every setting of the first one. Rates that fall end at 0 after the chosen epochs.
@@ -64,14 +69,16 @@ def _refitted(config: Config, here: Processes) -> Config:
     given = config.model_dump(mode="json")
     given["train"]["refit"] = False
     given["run"]["name"] = name
-    run_here(check_config(given, Path(name), here.world_size), here)
+    chooses = check_config(given, Path(name), here.world_size)
+    run_here(chooses, here, after_epoch=after_epoch)
     chose = RunFolder(os.path.join(config.run.dir, name))
     saved = here.on_main(lambda: load_config_of_run(chose.config_file).model_dump(mode="json"))
     epochs = here.on_main(lambda: chose.read_summary()["best_epoch"]) or saved["train"]["epochs"]
     saved["run"]["name"] = config.run.name
     saved["train"]["epochs"] = saved["evaluate"]["every_epochs"] = epochs
     # Only the last epoch is evaluated, so nothing is chosen by the test part.
-    saved["evaluate"] |= {"select_on": "test", "patience": 0, "compare_with_lr": False, "every": 0}
+    saved["evaluate"] |= {"select_on": "test", "patience": 0, "every": 0}
+    saved["evaluate"] |= {"compare_with_lr": False, "compare_with_trees": False}
     data = saved["data"]
     if data.get("validation_path"):
         paths = [data["path"], data["validation_path"]]
@@ -90,11 +97,17 @@ def _refitted(config: Config, here: Processes) -> Config:
     return check_config(saved, Path(config.run.name), here.world_size)
 
 
-def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None) -> None:
+def run_here(
+    config: Config,
+    here: Processes,
+    scored: ScoredBefore | None = None,
+    after_epoch: AfterEpoch | None = None,
+) -> RunFolder:
     """`run` in processes that are already connected; all must call it.
 
     Args:
         scored: of a period whose rows another model than the run's own scores.
+        after_epoch: see `run`.
     """
     check_same_run(config, here)
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
@@ -103,6 +116,7 @@ def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None
         folder.check_shared(here)
         with watched(here, config.run, folder.path):
             run, is_new, regression = _begun(config, folder, continued, here, scored)
+            run.after_epoch = after_epoch
             summary = _trained(run, is_new, regression)
             if scored is not None:
                 # The data are those of a first period.
@@ -115,6 +129,7 @@ def run_here(config: Config, here: Processes, scored: ScoredBefore | None = None
         here.on_main(lambda: folder.write_results(summary, title))
         if here.is_main:
             print(describe(summary, folder, describe_plan(run.job.model.plan)))
+    return folder
 
 
 def _begun(
@@ -137,7 +152,7 @@ def _begun(
     regression = None
     if is_new and dataset.validation is not None and takes_strength(config, rows):
         # The network is the same model, so the comparison comes first and chooses its L2.
-        regression = fit_lr(dataset, here)
+        regression = fit_baseline("logistic_regression", dataset, here)
     strength = None if regression is None else regression["C"]
     config, choices = with_recipe(config, known, fields, here.world_size, found.saved, strength)
     with here.heartbeat.slowly("loading"):
@@ -181,7 +196,7 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
     Trainer(run).fit()
     # Measured before the comparison, whose memory and seconds do not count.
     summary = summarize(run)
-    summary["logistic_regression"] = None
+    summary |= dict.fromkeys(BASELINES)
     if not dataset.period:
         # After the last checkpoint: a run that continues with more epochs drops it.
         results = run.progress.selected or run.progress.last
@@ -192,9 +207,8 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
             ]
         )
         tell(found_off, run.progress.step, folder, here)
-        summary["logistic_regression"] = compare_with_lr(
-            config, dataset, run.progress, folder, here, regression, same_data=not is_new
-        )
+        given = config, dataset, run.progress, folder, here, {"logistic_regression": regression}
+        summary |= compare(*given, same_data=not is_new)
     summary["advice"] = here.on_main(lambda: told(folder))
     return summary
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class SettingsError(Exception):

@@ -1,4 +1,4 @@
-"""Learns ids, ranges and quantiles from the training part, saves them, and encodes rows.
+"""What was learned from the training part: saves and loads it, and encodes rows by it.
 
 Functions that read a folder raise a `DataError` with `remedy` if it is damaged.
 """
@@ -6,43 +6,31 @@ Functions that read a folder raise a `DataError` with `remedy` if it is damaged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, flattened_weights, scaled
 from stampede.data.learning.vocabulary import (
-    COUNT,
     FIRST_ROW,
-    KEPT,
     MISSING_ROW,
     ROW_SINCE,
     UNSEEN_ROW,
     VALUE,
-    WAITING,
     Distinct,
-    Grown,
     RowsOfIds,
-    ValueCounts,
-    alike,
     distinct_ids,
-    grown,
-    nothing_known,
     read_vocabulary,
-    vocabulary,
 )
-from stampede.data.options import GrowthOptions
-from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import (
-    FEW_RARE,
+    RULES,
     Hashed,
     IdField,
     Integers,
@@ -51,18 +39,13 @@ from stampede.data.schema.schema import (
     Schema,
     Vocabulary,
     column_of_weights,
-    is_history,
-    is_multi,
-    settled,
-    table_of,
-    weights_column,
 )
-from stampede.files import read_file, sha256
+from stampede.files import parse_json, read_file
 from stampede.settings import Section, reading
 
 LEARNED = "learned.json"
 
-_REMEDY = "prepare the data again"
+REMEDY = "prepare the data again"
 
 _PARTS_OF_TIME = {"hour_of_day": 24, "weekday": 7}
 
@@ -96,69 +79,15 @@ class NumberRange(Section):
         )
 
 
-def ranges(chunk: pl.DataFrame, fields: Mapping[str, NumberField]) -> dict[str, NumberRange]:
-    """Statistics of the numbers in some rows."""
-    if not len(chunk) or not fields:
-        return {name: NumberRange() for name in fields}
-    found = chunk.lazy().select(
-        pl.struct(
-            low=_filled(name, field).min(),
-            high=_filled(name, field).max(),
-            mean=_filled(name, field).mean(),
-            squares=_filled(name, field).var(ddof=0) * len(chunk),
-        ).alias(name)
-        for name, field in fields.items()
-    )
-    row = found.collect().row(0, named=True)
-    return {name: NumberRange(rows=len(chunk), **row[name]) for name in fields}
-
-
-def _filled(name: str, field: NumberField) -> pl.Expr:
+def filled_number(name: str, field: NumberField) -> pl.Expr:
+    """A number before its statistics are taken or applied, see `filled`."""
     return filled(pl.col(name), field.fill, field.transform or ())
 
 
 def transformed(name: str, field: NumberField, seen: NumberRange) -> pl.Expr:
     """A column as an input of the network: Float32."""
     statistics = seen.low, seen.high, seen.mean, seen.deviation
-    return scaled(_filled(name, field), field.transform, *statistics).alias(name)
-
-
-def _frequent(rows: np.ndarray, buckets: int) -> tuple[list[int], set[int]]:
-    """The places of values that are more than a bucket of the others, and of the edges around them.
-
-    `rows`: `[n]`, in how many rows each value occurs, in the order of the values.
-    """
-    frequent, edges, left = [], set(), int(rows.sum())
-    for place in np.argsort(-rows, kind="stable")[:buckets].tolist():
-        around = edges | {place, place - 1}
-        if rows[place] * (buckets - len(edges)) <= left or len(around - {-1}) >= buckets:
-            break
-        frequent.append(place)
-        edges, left = around - {-1}, left - int(rows[place])
-    return frequent, edges
-
-
-def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
-    """The largest value of each bucket but the last, of at most `buckets`.
-
-    Up to `buckets` distinct values have a bucket each. Of more, a value that is too frequent for a
-    bucket has its own, and the others are divided by their quantiles: exact, equal ones merged. Of
-    k, the j-th is the smallest value v such that a share of at least j / k of them is at most v.
-    """
-    tables = [table for table in counts if len(table)]
-    if not tables:
-        return []
-    table = pl.concat(tables).sort(VALUE)
-    values, rows = table[VALUE].to_numpy(), table[COUNT].to_numpy().astype(np.int64)
-    if len(values) <= buckets:
-        return [float(edge) for edge in values[:-1]]
-    frequent, own = _frequent(rows, buckets)
-    others, cumulative = np.delete(values, frequent), np.cumsum(np.delete(rows, frequent))
-    k = buckets - len(own)
-    # ceil(j * total / k), in integers.
-    needed = np.array([-(-j * int(cumulative[-1]) // k) for j in range(1, k)], dtype=np.int64)
-    found = np.union1d(others[np.searchsorted(cumulative, needed)], values[list(own)])
-    return [float(edge) for edge in found if edge < values[-1]]
+    return scaled(filled_number(name, field), field.transform, *statistics).alias(name)
 
 
 class Encoder(NamedTuple):
@@ -173,8 +102,6 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
     if isinstance(field, Vocabulary):
         ids = read_ids(folder, saved, name, remedy)
         encode = RowsOfIds(ids)
-        if saved.schema_.rules == 1 and ids.str.contains(r"^-?\d+$").all():
-            encode = partial(_rows_of_whole_ids, name, encode)
         rows, missing, unseen = FIRST_ROW + len(ids), MISSING_ROW, UNSEEN_ROW
     elif isinstance(field, Quantiles):
         edges = saved.quantiles[name]
@@ -198,19 +125,6 @@ def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str)
 
     entry = FieldEntry(name=name, rows=rows, missing_row=missing, unseen_row=unseen)
     return Encoder(entry, encode)
-
-
-def _rows_of_whole_ids(name: str, rows: RowsOfIds, values: pl.Series) -> np.ndarray:
-    """Rows of ids. Refuses floats, as all known ids are whole numbers: none would be found."""
-    if rows.size:
-        is_float = values.str.ends_with(".0")
-        if is_float.any() and is_float.all():
-            raise DataError(
-                f"field {name}: found ids such as {values.drop_nulls()[0]!r}, where those of the "
-                "training are whole numbers; pandas makes floats of whole numbers with missing "
-                "values: store the column as Int64 or as text"
-            )
-    return rows(values)
 
 
 class EncodedBag(NamedTuple):
@@ -311,173 +225,6 @@ class Learned:
         return {"ids": np.ascontiguousarray(ids.T), "numbers": narrowed}, bags
 
 
-@dataclass(frozen=True)
-class Growth:
-    """How the vocabularies of a log grow from period to period."""
-
-    options: GrowthOptions
-    folder: Path | None = None  # what was learned up to the previous period
-    before: Saved | None = None  # content of its `learned.json`
-
-    @property
-    def period(self) -> int:
-        """Number of this period, from 1."""
-        return 1 if self.before is None else self.before.period + 1
-
-    @property
-    def rows_before(self) -> int:
-        """Training rows of earlier periods."""
-        return 0 if self.before is None else self.before.rows
-
-    def described(self) -> dict[str, Any]:
-        """All that the vocabularies depend on besides the rows of this period."""
-        files = [] if self.folder is None else sorted(self.folder.iterdir())
-        return {
-            **{name: getattr(self.options, name) for name in GrowthOptions.model_fields},
-            "before": [[file.name, sha256(file)] for file in files],
-        }
-
-    def ids_before(self, field: str) -> Grown:
-        """A field's ids after the previous period."""
-        if self.before is None:
-            return nothing_known()
-        with reading(self.folder / LEARNED, DataError, _REMEDY):
-            return Grown(
-                read_vocabulary(self.folder / self.before.vocabularies[field], KEPT),
-                read_vocabulary(self.folder / self.before.waiting[field], WAITING),
-            )
-
-
-class Measured(NamedTuple):
-    """What `Learner` takes of the numbers of some rows."""
-
-    rows: int
-    ranges: Mapping[str, NumberRange]
-    ranges_of_log1p: Mapping[str, NumberRange]
-
-
-class Learner:
-    """Counts ids and measures numbers.
-
-    Args:
-        budget: bytes of counts in memory; more go to the folder `spill`.
-        growth: for a log in periods; ranges, quantiles and the settled schema are those of the
-            first period.
-
-    Attributes:
-        rows: of the training part so far.
-        soft_labels: whether some labels are between 0 and 1; set it before saving.
-        notes: sentences for the user, once it has saved.
-    """
-
-    def __init__(
-        self, schema: Schema, budget: int, spill: Path, growth: Growth | None = None
-    ) -> None:
-        self._schema = schema
-        self._growth = growth
-        self._before = None if growth is None else growth.before
-        kinds = Vocabulary | Quantiles if self._before is None else Vocabulary
-        counted = {
-            name: table_of(name, f) for name, f in schema.ids.items() if isinstance(f, kinds)
-        }
-        self.counts = ValueCounts(counted, budget, spill)
-        self.rows = 0
-        self.soft_labels = False
-        self.notes: list[str] = []
-        self._numbers = schema.numbers if self._before is None else {}
-        # Whether these numbers become logarithms is decided when all values are known.
-        self._log1p = {
-            name: field.model_copy(update={"transform": ["log1p"]})
-            for name, field in self._numbers.items()
-            if field.transform is None
-        }
-        self._ranges = {name: NumberRange() for name in self._numbers}
-        self._ranges_of_log1p = {name: NumberRange() for name in self._log1p}
-
-    def add(self, frame: pl.DataFrame, distinct: Mapping[str, Distinct]) -> None:
-        """Learn from typed rows of the training part, and their other `distinct` columns."""
-        self.counts.add(frame, distinct)
-        self.merge(self.measured(frame))
-
-    def measured(self, frame: pl.DataFrame) -> Measured:
-        """The numbers of some typed rows of the training part."""
-        return Measured(len(frame), ranges(frame, self._numbers), ranges(frame, self._log1p))
-
-    def merge(self, found: Measured) -> None:
-        """Learn the numbers of the next rows; their order decides the last bits of a mean."""
-        self.rows += found.rows
-        for seen, new in (
-            (self._ranges, found.ranges),
-            (self._ranges_of_log1p, found.ranges_of_log1p),
-        ):
-            for name, one in new.items():
-                seen[name] = seen[name].merged(one)
-
-    def save(self, folder: Path) -> Learned:
-        """Write what was learned into a new folder, and load it."""
-        folder.mkdir(parents=True)
-        saved = self._before
-        if saved is None:
-            # Everything learned except the vocabularies.
-            seen = self._ranges
-            tails = {n: (seen[n].low, seen[n].high, seen[n].mean) for n in self._log1p}
-            schema = settled(self._schema, self.rows, tails)
-            chosen = {
-                name: found
-                for name, found in self._ranges_of_log1p.items()
-                if "log1p" in schema.numbers[name].transform
-            }
-            quantiles = {
-                name: edges_of_quantiles(self.counts.tables(name), field.buckets)
-                for name, field in schema.ids.items()
-                if isinstance(field, Quantiles)
-            }
-            saved = Saved(
-                schema_=schema, ranges={**seen, **chosen}, quantiles=quantiles, vocabularies={}
-            )
-        ids = saved.schema_.ids
-        tables = {
-            n: table_of(n, field) for n, field in ids.items() if isinstance(field, Vocabulary)
-        }
-        files = {name: f"{table}.parquet" for name, table in tables.items()}
-        waiting = {name: f"{table}.waiting.parquet" for name, table in tables.items()}
-        with_rare_ids: set[str] = set()
-
-        def write_vocabulary(name: str) -> list[str]:
-            field, counts = ids[name], self.counts.tables(name)
-            if self._growth is None:
-                few = FEW_RARE * self.rows if self._schema.ids[name].min_count is None else 0.0
-                table = vocabulary(counts, field, few)
-                if len(table) and table[COUNT].min() < field.min_count:
-                    with_rare_ids.add(name)
-            else:
-                growth = self._growth
-                limits = (field.min_count, growth.options, field.max_size)
-                after = grown(growth.ids_before(name), counts, growth.period, *limits)
-                table = after.vocabulary
-                after.waiting.write_parquet(folder / waiting[name])
-            table.write_parquet(folder / files[name])
-            return alike(table, name)
-
-        for notes in computed_ahead(write_vocabulary, dict.fromkeys(tables.values()), 2, threads=2):
-            self.notes += notes
-        ids = {
-            name: field.model_copy(update={"min_count": 1})
-            if tables.get(name) in with_rare_ids
-            else field
-            for name, field in ids.items()
-        }
-        update = {"vocabularies": files, "rows": self.rows, "soft_labels": self.soft_labels}
-        update["schema_"] = saved.schema_.model_copy(update={"ids": ids})
-        if self._growth is not None:
-            update["waiting"] = waiting
-            update["period"] = self._growth.period
-            update["rows"] += self._growth.rows_before
-        text = saved.model_copy(update=update).model_dump_json(indent=1)
-        (folder / LEARNED).write_text(text, encoding="utf-8")
-        return load(folder)
-
-
 class Saved(Section):
     """The content of `learned.json`."""
 
@@ -491,39 +238,42 @@ class Saved(Section):
     rows: int = 0  # training rows of all periods
     soft_labels: bool = False  # whether some labels are between 0 and 1
 
-    @field_validator("schema_", mode="before")
-    @classmethod
-    def _of_older_versions(cls, schema: Any) -> Any:
-        return {"rules": 1, **schema} if isinstance(schema, dict) else schema
 
-
-def read_saved(folder: Path, remedy: str = _REMEDY) -> Saved:
+def read_saved(folder: Path, remedy: str = REMEDY) -> Saved:
     """The content of `learned.json`."""
     path = folder / LEARNED
     with reading(path, DataError, remedy):
-        return Saved.model_validate_json(read_file(path))
+        content = read_file(path)
+        rules = parse_json(content)["schema_"].get("rules", 1)
+        if rules != RULES:
+            raise DataError(
+                f"{path}: an older version of stampede prepared it, which read numbers, booleans "
+                f"or times in another way (rules {rules} instead of {RULES}); prepare the log and "
+                "train again, or use that version"
+            )
+        return Saved.model_validate_json(content)
 
 
-def load(folder: Path, remedy: str = _REMEDY) -> Learned:
+def load(folder: Path, remedy: str = REMEDY) -> Learned:
     """Load what `Learner.save` wrote."""
     saved = read_saved(folder, remedy)
     with reading(folder / LEARNED, DataError, remedy):
         ids = saved.schema_.ids.items()
         encoders: dict[str, Encoder] = {}
         # First those of fields with tables of their own.
-        for name, field in sorted(ids, key=lambda one: table_of(*one) != one[0]):
-            table = table_of(name, field)
+        for name, field in sorted(ids, key=lambda one: one[1].share is not None):
+            table = field.share or name
             if table == name:
                 encoders[name] = _encoder(name, field, saved, folder, remedy)
             update = {
                 "name": name,
-                "multi": is_multi(field),
-                "table": None if table == name else table,
-                "pooling": getattr(field, "pooling", "sum"),
-                "weighted": weights_column(field) is not None,
-                "query": getattr(field, "query", None),
+                "multi": field.separator is not None,
+                "table": field.share,
+                "pooling": field.pooling,
+                "weighted": field.weights is not None,
+                "query": field.query,
             }
-            if is_history(field):
+            if field.query is not None:
                 # Cells without ids stay empty.
                 update["missing_row"] = None
             entry = encoders[table].entry.model_copy(update=update)
@@ -531,13 +281,13 @@ def load(folder: Path, remedy: str = _REMEDY) -> Learned:
         return Learned(saved.schema_, encoders, saved.ranges, saved.soft_labels)
 
 
-def read_ids(folder: Path, saved: Saved, field: str, remedy: str = _REMEDY) -> pl.Series:
+def read_ids(folder: Path, saved: Saved, field: str, remedy: str = REMEDY) -> pl.Series:
     """The ids of a field's vocabulary, String, in the order of their rows."""
     with reading(folder / LEARNED, DataError, remedy):
         return read_vocabulary(folder / saved.vocabularies[field])[VALUE]
 
 
-def rows_of_new_ids(folder: Path, remedy: str = _REMEDY) -> dict[str, np.ndarray]:
+def rows_of_new_ids(folder: Path, remedy: str = REMEDY) -> dict[str, np.ndarray]:
     """Rows that went to new ids in the newest period of a log, by field of a vocabulary."""
     saved, found = read_saved(folder, remedy), {}
     with reading(folder / LEARNED, DataError, remedy):

@@ -14,7 +14,8 @@ import polars as pl
 from tqdm.auto import tqdm
 
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import EncodedBag, Growth, Learned
+from stampede.data.learning.learned import EncodedBag, Learned
+from stampede.data.learning.learner import Growth
 from stampede.data.learning.unknown_shares import Shares, UnknownIds
 from stampede.data.learning.vocabulary import Distinct
 from stampede.data.missing import missing_marks_sentence
@@ -33,8 +34,9 @@ from stampede.data.prepared.manifest import (
 )
 from stampede.data.prepared.verify import record_verified
 from stampede.data.progress import RowProgress
-from stampede.data.raw.log import TIME, WEIGHT, RawLog, labels_of
+from stampede.data.raw.log import RawLog, labels_of
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import TIME, WEIGHT
 from stampede.files import FileEntry, file_entry
 from stampede.settings import counted
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -36,6 +34,9 @@ _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 # Keys of `_ManyIds` that are younger than its prepared folders.
 _LATER_KEYS = {"share", "keep", "pooling", "query", "weights"}
 
+
+# Counts the changes of how values are read.
+RULES = 3
 
 # Poolings of fields whose rows are looked up one by one.
 HISTORIES = ("attention", "none")
@@ -116,7 +117,19 @@ class Integers(_ManyIds):
     size: _Rows
 
 
-class Quantiles(Section):
+class _OneId(Section):
+    """Fields with one id in a cell, without the keys of `_ManyIds`."""
+
+    separator: ClassVar[None] = None
+    max_ids: ClassVar[None] = None
+    keep: ClassVar[str] = "first"
+    pooling: ClassVar[str] = "sum"
+    query: ClassVar[None] = None
+    weights: ClassVar[None] = None
+    share: ClassVar[None] = None
+
+
+class Quantiles(_OneId):
     """A number cut into buckets with equal shares of the training part."""
 
     encode: Literal["quantiles"] = "quantiles"
@@ -124,38 +137,19 @@ class Quantiles(Section):
     buckets: int = Field(ge=2, le=1_000_000)
 
 
-class TimePart(Section):
+class TimePart(_OneId):
     """Hour of the day or weekday of the schema's time column, UTC."""
 
+    column: ClassVar[str] = ""
     encode: Literal["hour_of_day", "weekday"]
 
 
 IdField = Vocabulary | Hashed | Integers | Quantiles | TimePart
 
 
-def is_multi(field: IdField) -> bool:
-    """Whether a sample may have several ids of a field."""
-    return not isinstance(field, Quantiles | TimePart) and field.separator is not None
-
-
-def weights_column(field: IdField) -> str | None:
-    """The column with the weights of a field's ids, if it has any."""
-    return getattr(field, "weights", None)
-
-
 def column_of_weights(field: str) -> str:
     """Name of the typed column with the weights of a field's ids."""
     return f"#weights:{field}"
-
-
-def is_history(field: IdField) -> bool:
-    """Whether the rows of a field's ids stay apart, for a query."""
-    return getattr(field, "query", None) is not None
-
-
-def table_of(name: str, field: IdField) -> str:
-    """The field whose table and vocabulary the field `name` uses."""
-    return getattr(field, "share", None) or name
 
 
 Transform = Literal["log1p", "minmax", "standard"]
@@ -332,8 +326,8 @@ class Schema(Section):
     """What the columns of a click log mean; docs/schema.md describes the keys."""
 
     format: Literal["auto", "csv", "parquet"] = "auto"
-    # How values are read: see `stampede.data.formulas`. 1 or 2 in what older versions prepared.
-    rules: Literal[1, 2, 3] = 3
+    # How values are read: see `stampede.data.formulas`. What has other rules is refused.
+    rules: Literal[3] = RULES
     separator: str = "auto"
     quote: str = '"'
     columns: list[str] = Field([])
@@ -385,12 +379,11 @@ class Schema(Section):
         return self
 
     def _check_queries(self) -> None:
-        queries = [name for name, field in self.ids.items() if not is_history(field)]
+        queries = [name for name, field in self.ids.items() if field.query is None]
         for name, field in self.ids.items():
-            if is_history(field) and field.query not in queries:
-                what = (
-                    "itself a history" if field.query in self.ids else "no id field of the schema"
-                )
+            if field.query not in (None, *queries):
+                is_field = field.query in self.ids
+                what = "itself a history" if is_field else "no id field of the schema"
                 instead = f"write one of {', '.join(queries)}" if queries else "add a field"
                 raise ValueError(
                     f"ids.{name}: found query: {field.query}, which is {what}; {instead}"
@@ -400,14 +393,14 @@ class Schema(Section):
         """Columns of the file that are read."""
         labels = [label.column for label in self.label.values()]
         others = [self.weight, self.time and self.time.column]
-        others += map(weights_column, self.ids.values())
+        others += [field.weights for field in self.ids.values()]
         return {*self.sources().values(), *labels, *filter(None, others)}
 
     def numeric_columns(self) -> set[str]:
         """Columns of the file that are read as numbers only."""
         columns = self.sources()
         numbers = {columns[name] for name in self.numbers}
-        lists = set(map(weights_column, self.ids.values()))
+        lists = {field.weights for field in self.ids.values()}
         texts = {columns[name] for name in columns if name in self.ids}
         texts |= self._labels_of_texts()
         numbers |= {label.column for label in self.label.values()} | {self.weight}
@@ -502,109 +495,3 @@ def avazu(split_hour: bool) -> Schema:
             "time": {"column": "hour", "format": "%y%m%d%H"},
         }
     )
-
-
-# How to fill in what a schema leaves open: `auto` by the training part; `paper` as the CowClip
-# paper's code (arXiv 2204.06240): every id gets a row, numbers are scaled to [0, 1].
-Features = Literal["auto", "paper"]
-
-# 20 to 100 bins gave the same AUC within 0.0005 on 137 thousand rows of Criteo.
-BINS = 40
-_BIN = "_bin"
-
-# `min_count` for fewer training rows than this. A row of its own for an id that is seen once
-# overfits: 0.01 AUC less on 16 thousand rows of Avazu; with fewer rows most ids are seen once.
-# BARS uses 2 for Avazu_x4 and 10 for Criteo_x4 (36.7 million training rows).
-_MIN_COUNTS = ((10_000, 1), (10_000_000, 2), (math.inf, 10))
-
-# Of ids that are rarer than the chosen `min_count`, at this share of the training rows and more,
-# one row is learned. Of fewer it would be learned from too few rows for all the ids that come
-# later, and would save no memory: 0.003 AUC less on 16 thousand rows of Avazu.
-FEW_RARE = 0.03
-
-# A number is skewed, and gets a logarithm, if its right tail is this many times its left one.
-_SKEWED = 4.0
-
-
-def with_features(schema: Schema, features: Features) -> Schema:
-    """The schema with the fields that `features` adds, before any row is read.
-
-    `auto` adds the quantile bin of each number as an id, and hour of the day and weekday if the
-    schema names a time and no part of it. `min_count` and `transform` may stay open until `settled`
-    knows the training part. Raises a `SettingsError` if the name of an added field is taken.
-    """
-    numbers, ids = {}, dict(schema.ids)
-    for name, field in schema.numbers.items():
-        bins = field.bins
-        if bins is None:
-            bins = BINS if features == "auto" else 0
-        if bins:
-            bin = name + _BIN
-            if bin in ids or bin in schema.numbers:
-                raise SettingsError(
-                    f"numbers.{name}: its bins would be the field {bin!r}, which the schema "
-                    "already has; rename that one (with `column:`), or write "
-                    f"numbers.{name}.bins: 0"
-                )
-            ids[bin] = Quantiles(column=field.column or name, buckets=bins)
-        update: dict[str, Any] = {"bins": 0}
-        if features == "paper" and field.transform is None:
-            update["transform"] = ["minmax"]
-        numbers[name] = field.model_copy(update=update)
-    if features == "paper":
-        ids = {name: _with_min_count(field, 1) for name, field in ids.items()}
-    elif schema.time and not any(isinstance(field, TimePart) for field in ids.values()):
-        for part in ("hour_of_day", "weekday"):
-            if part not in ids and part not in schema.numbers:
-                ids[part] = TimePart(encode=part)
-    return schema.model_copy(update={"ids": ids, "numbers": numbers})
-
-
-def settled(schema: Schema, rows: int, tails: dict[str, tuple[float, float, float]]) -> Schema:
-    """The schema with everything that was open decided by the training part.
-
-    It has `rows`; `tails` are minimum, maximum and mean of each number whose transform is open.
-    """
-    least = next(count for most, count in _MIN_COUNTS if rows < most)
-    ids = {name: _with_min_count(field, least) for name, field in schema.ids.items()}
-    numbers = dict(schema.numbers)
-    for name, field in numbers.items():
-        if field.transform is None:
-            low, high, mean = tails[name]
-            # log1p maps negative numbers to 0, so they must be small compared with the rest.
-            is_skewed = mean > 0 and low > -mean and high - mean > _SKEWED * (mean - low)
-            transform = ["log1p", "standard"] if is_skewed else ["standard"]
-            numbers[name] = field.model_copy(update={"transform": transform})
-    return schema.model_copy(update={"ids": ids, "numbers": numbers})
-
-
-def described(schema: Schema) -> str:
-    """How a settled schema encodes ids and numbers, in one sentence."""
-    parts = []
-    counts = sorted({f.min_count for f in schema.ids.values() if isinstance(f, Vocabulary)})
-    if counts and counts != [1]:
-        least = " or ".join(f"{count:,}" for count in counts if count > 1)
-        few = ", except in some fields" if 1 in counts else ""
-        parts.append(f"ids seen fewer than {least} times share a row{few}")
-    by_transform: dict[tuple[str, ...], list[str]] = {}
-    for name, field in schema.numbers.items():
-        by_transform.setdefault(tuple(field.transform or ()), []).append(name)
-    for transform, names in by_transform.items():
-        parts.append(f"{_shortened(names)} by {', '.join(transform) or 'no transform'}")
-    bins = [name for name, field in schema.ids.items() if isinstance(field, Quantiles)]
-    if bins:
-        parts.append(f"quantile bins as ids: {_shortened(bins)}")
-    times = [name for name, field in schema.ids.items() if isinstance(field, TimePart)]
-    if times:
-        parts.append(f"of the time: {', '.join(times)}")
-    return "; ".join(parts) or "every id has a row"
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} .. {names[-1]}"
-
-
-def _with_min_count(field: IdField, least: int) -> IdField:
-    if not isinstance(field, Vocabulary) or field.min_count is not None:
-        return field
-    return field.model_copy(update={"min_count": least})

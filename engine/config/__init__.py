@@ -251,6 +251,11 @@ class EvaluateSection(Section):
         description="fit logistic regression to the same features after training, on rank 0's CPU, "
         "and say if it is better; auto: up to a million training rows",
     )
+    compare_with_trees: Literal["auto", True, False] = Field(
+        "auto",
+        description="the same with LightGBM, if it is installed and there is a validation part; "
+        "auto: where logistic regression is fitted",
+    )
 
     @model_validator(mode="after")
     def _check_groups(self) -> EvaluateSection:
@@ -367,19 +372,11 @@ class Config(Section):
                 "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "
                 "fraction above 0, or evaluate.select_on: test"
             )
-        if self.evaluate.calibrate:
-            if self.evaluate.select_on == "test" or getattr(self.data, "split", "") == "periods":
-                raise ValueError(
-                    "evaluate.calibrate sets the bias by the validation part, which this run does "
-                    "not have; write evaluate.calibrate: false, or another select_on or split"
-                )
-            if self.model.name == "esmm":
-                raise ValueError(
-                    "evaluate.calibrate sets the bias of each score, but the second score of esmm "
-                    "is a product of two; write evaluate.calibrate: false"
-                )
-        if self.train.refit:
-            self._check_refit()
+        if self.evaluate.calibrate and self.model.name == "esmm":
+            raise ValueError(
+                "evaluate.calibrate sets the bias of each score, but the second score of esmm is a "
+                "product of two; write evaluate.calibrate: false"
+            )
         if self.run.overwrite and self.checkpoint.resume == "auto":
             raise ValueError(
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto "
@@ -415,28 +412,35 @@ class Config(Section):
                 )
         return self
 
-    def _check_refit(self) -> None:
-        if self.evaluate.select_on == "test" or getattr(self.data, "split", "") == "periods":
-            raise ValueError(
-                "train.refit trains on the validation part too, which this run does not have; "
-                "write train.refit: false, or another select_on or split"
-            )
+    @model_validator(mode="after")
+    def _check_uses_of_the_validation_part(self) -> Config:
+        refits, calibrates = self.train.refit, self.evaluate.calibrate
+        is_chosen_on_test = self.evaluate.select_on == "test"
+        if is_chosen_on_test or getattr(self.data, "split", "") == "periods":
+            for key, uses in {"train.refit": refits, "evaluate.calibrate": calibrates}.items():
+                if uses:
+                    raise ValueError(
+                        f"{key} needs the validation part, which this run does not have; write "
+                        f"{key}: false, or another select_on or split"
+                    )
+        if not refits:
+            return self
         if self.data.kind == "prepared":
             raise ValueError(
                 "train.refit prepares the log again without a validation part, but data.kind is "
                 "'prepared'; write the kind and the path of the raw log, or train.refit: false"
             )
-        for section in ("embedding", "dense"):
-            if getattr(self.optim, section).plateau.factor < 1:
+        # Settings that go by the validation part.
+        others = {"evaluate.calibrate": calibrates}
+        for part in ("embedding", "dense"):
+            others[f"optim.{part}.plateau"] = getattr(self.optim, part).plateau.factor < 1
+        for key, uses in others.items():
+            if uses:
                 raise ValueError(
-                    f"optim.{section}.plateau lowers rates by the validation part, which "
-                    "train.refit trains on; write only one of them"
+                    f"{key} goes by the validation part, which train.refit trains on; write only "
+                    "one of them"
                 )
-        if self.evaluate.calibrate:
-            raise ValueError(
-                "evaluate.calibrate sets the bias by the validation part, which train.refit trains "
-                "on; write only one of them"
-            )
+        return self
 
 
 def config_type() -> type[Config]:
@@ -478,11 +482,12 @@ def check_goals(config: Config, goals: Collection[str]) -> None:
             f"train.goal_weighting: found {config.train.goal_weighting!r}, but the data have one "
             "label; leave it out"
         )
-    if goals and config.evaluate.compare_with_lr is True:
-        raise SettingsError(
-            "evaluate.compare_with_lr: found true, but logistic regression is fitted to a single "
-            f"label, and the data have the goals {', '.join(goals)}; leave it out"
-        )
+    for key in ("compare_with_lr", "compare_with_trees"):
+        if goals and getattr(config.evaluate, key) is True:
+            raise SettingsError(
+                f"evaluate.{key}: found true, but that model is fitted to a single label, and the "
+                f"data have the goals {', '.join(goals)}; leave it out"
+            )
 
 
 def goal_weights(config: Config, goals: Sequence[str]) -> dict[str, float]:

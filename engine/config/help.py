@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from pathlib import Path
 
 from stampede.engine.config import config_type
-from stampede.settings import SettingsError, all_keys, key_lines, shown, yaml_value
+from stampede.settings import Key, SettingsError, all_keys, key_lines, shown, yaml_value
 
 WIDTH = 100
 
-# Of the keys, those that the short help shows, in its order, with what they are for.
-_USED = {
-    "preset": "auto: by the recipe; paper: as in the CowClip paper",
-    "data.path": "files, plain, .gz or .zst, or globs of them",
-    "data.schema_file": "what the columns mean; `stampede describe` writes one",
-    "data.split": "sequential, random, by_column, files, ...",
-    "model.name": "the network: deepfm, dcnv2, din, mmoe, ...",
-    "model.dim": "width of the embeddings",
-    "model.hidden": "widths of the MLP's hidden layers",
-    "optim.embedding.lr": "learning rate of the tables",
-    "optim.embedding.l2": "L2 of the tables",
-    "optim.embedding.clip.granularity": "none, row or cowclip",
-    "optim.dense.lr": "learning rate of the dense layers",
-    "train.batch_size": "global batch size, over all ranks",
-    "train.epochs": "passes over the training rows",
-    "train.precision": "of the dense layers: fp32, tf32, bf16, auto",
-    "evaluate.every": "steps between evaluations within an epoch; 0: none",
-    "evaluate.patience": "evaluations without a better metric until it stops",
-    "checkpoint.resume": "auto: continue from the newest checkpoint",
-    "checkpoint.init_from": "run folder whose weights a new run starts from",
-    "run.name": "name of the run folder; default: the file's name",
-    "run.dir": "folder of the run folders",
-    "run.overwrite": "delete the run folder of that name first",
-}
+# Of the keys, those that the short help shows, in its order.
+_USED = (
+    "preset", "data.path", "data.schema_file", "data.split", "model.name", "model.dim",
+    "model.hidden", "optim.embedding.lr", "optim.embedding.l2",
+    "optim.embedding.clip.granularity", "optim.dense.lr", "train.batch_size", "train.epochs",
+    "train.precision", "evaluate.every", "evaluate.patience", "checkpoint.resume",
+    "checkpoint.init_from", "run.name", "run.dir", "run.overwrite",
+)  # fmt: skip
 
 
 def short_help() -> str:
@@ -46,19 +31,22 @@ def short_help() -> str:
         lines.append("shipped configurations:")
         for path in sorted(configs.glob("*.yaml")):
             first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-            named = f"  {configs.name}/{path.name:<20} "
-            lines.append(named + textwrap.shorten(first, WIDTH - len(named), placeholder=" ..."))
+            lines.append(_on_one_line(f"  {configs.name}/{path.name:<20} ", first))
         lines.append("")
-    defaults = {}
+    keys: dict[str, Key] = {}
     for key in all_keys(config_type()):
-        defaults.setdefault(key.path, key.default)
+        keys.setdefault(key.path, key)
     lines.append("keys that people use, with defaults (null: by the recipe, which prints it):")
-    for path, meaning in _USED.items():
-        lines.append(f"  {f'{path} = {yaml_value(defaults[path])}':<44} {meaning}")
-    lines.append(
-        f"and {len(defaults) - len(_USED)} more: --help all, or of a section: --help optim"
-    )
+    for path in _USED:
+        shown_key = f"  {f'{path} = {yaml_value(keys[path].default)}':<44} "
+        lines.append(_on_one_line(shown_key, keys[path].description))
+    lines.append(f"and {len(keys) - len(_USED)} more: --help all, or of a section: --help optim")
     return "\n".join(lines)
+
+
+def _on_one_line(name: str, meaning: str) -> str:
+    first = re.split("[;.] ", meaning)[0]
+    return name + textwrap.shorten(first, WIDTH - len(name), placeholder=" ...")
 
 
 def help_on(topic: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from stampede.optim.clip import Clip
 from stampede.optim.registry import CLIPS, RULES
 from stampede.optim.rules import Adam, RowWiseAdam, Rule
 from stampede.optim.scaling import ScalingRule
-from stampede.optim.schedules import Decay, Schedule
+from stampede.optim.schedules import Schedule
 from stampede.optim.update_settings import UpdateSettings
 from stampede.settings import Section
 
@@ -32,51 +31,6 @@ SHARDING_TYPES = (
     "table_column_wise",
     "grid_shard",
 )
-
-
-class ScheduleSection(Section):
-    """How the learning rate changes during training."""
-
-    warmup: float | None = Field(
-        None,
-        ge=0,
-        description="length of the linear warm-up from 1e-8, in units; 0: none; null: by the "
-        "recipe, else none",
-    )
-    decay: Decay | None = Field(
-        None, description="decay after the warm-up; null: by the recipe, else constant"
-    )
-    unit: Literal["epochs", "steps"] = Field(
-        "epochs", description="unit of warmup, length and every"
-    )
-    length: float | None = Field(
-        None,
-        gt=0,
-        description="polynomial, cosine: length of the decay after the warm-up, in units; null: "
-        "up to the end of training",
-    )
-    final: float = Field(
-        0.0, ge=0, le=1, description="polynomial, cosine: rate at the end, as a fraction of lr"
-    )
-    power: float = Field(1.0, gt=0, description="polynomial: exponent; 1 is a straight line")
-    every: float = Field(
-        1.0, gt=0, description="step: units between drops, counted from the end of the warm-up"
-    )
-    factor: float = Field(0.1, ge=0, le=1, description="step: factor of each drop")
-
-    @model_validator(mode="after")
-    def _check_keys_together(self) -> ScheduleSection:
-        try:
-            _ = self.as_schedule
-        except ValueError as failure:
-            raise ValueError(str(failure).removeprefix("Schedule: ")) from None
-        return self
-
-    @functools.cached_property
-    def as_schedule(self) -> Schedule:
-        """The schedule for the rate formulas; null becomes no warm-up and a constant rate."""
-        null = {"warmup": self.warmup or 0.0, "decay": self.decay or "constant"}
-        return Schedule(**self.model_dump() | null)
 
 
 class PlateauSection(Section):
@@ -154,7 +108,8 @@ def _settings(kind: type) -> dict[str, _Key]:
     for base in reversed(kind.__mro__):
         arguments = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
         for name, text in re.findall(r"^    (\w+): (?!see )(.*(?:\n     .*)*)", arguments, re.M):
-            told[name] = " ".join(text.split()).removesuffix(".").replace("`", "")
+            text = text.replace("`None`", "null").replace("`", "")
+            told[name] = " ".join(text.split()).removesuffix(".")
     hints, found = get_type_hints(kind), {}
     for name, default in vars(kind()).items():
         if name != "columns":
@@ -163,6 +118,9 @@ def _settings(kind: type) -> dict[str, _Key]:
             told_of = {"default": default, "description": told.get(name, ""), "strict": strict}
             found[name] = hints[name], told_of
     return found
+
+
+ScheduleSection: Any = settings_section(Schedule, by_recipe=("warmup", "decay"))
 
 
 class TableSection(SettingsSection):

@@ -120,7 +120,7 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
             stored = stored_rows(read_stored_field(trained.checkpoint, table), rows, table)
             tables[table] = _buffers(stored)
             size += sum(tensor.nbytes for tensor in tables[table].values())
-        fields.append(Field(field, kind, tables[table], about["rules"]))
+        fields.append(Field(field, kind, tables[table]))
         # Before the next table is read.
         if size > MOST_BYTES:
             raise RunFolderError(
@@ -222,11 +222,9 @@ def _label_encoder(
     missing = about["missing"]
     missing_row = -1 if field["multi"] else field["missing_row"]
     rows = dict(zip(texts, range(FIRST_ROW, FIRST_ROW + len(texts)), strict=True))
-    if about["rules"] > 1:
-        # As pandas writes whole numbers with missing values; see `written_alike`.
-        rows |= {f"{text}.0": row for text, row in rows.items() if _WHOLE.fullmatch(text)}
-    if about["rules"] > 2:
-        rows |= {text: rows[word] for text, word in BOOLEANS.items() if word in rows}
+    # As pandas writes whole numbers with missing values; see `written_alike`.
+    rows |= {f"{text}.0": row for text, row in rows.items() if _WHOLE.fullmatch(text)}
+    rows |= {text: rows[word] for text, word in BOOLEANS.items() if word in rows}
     rows |= dict.fromkeys([*missing, ""] if field["multi"] else missing, missing_row)
     return {
         "domain": _LABEL_ENCODERS_DOMAIN,
@@ -246,7 +244,7 @@ class Scoring(nn.Module):
         super().__init__()
         self.fields = nn.ModuleList(fields)
         dtype = getattr(torch, about["numbers_dtype"])
-        self.numbers = Numbers(about["numbers"], dtype, about["rules"])
+        self.numbers = Numbers(about["numbers"], dtype)
         self.dense = DensePart(model)
 
     def forward(
@@ -293,9 +291,9 @@ class Scoring(nn.Module):
 class Numbers(nn.Module):
     """The network's numbers, see `described_model`; for training they were stored in `dtype`."""
 
-    def __init__(self, about: list[dict[str, Any]], dtype: torch.dtype, rules: int) -> None:
+    def __init__(self, about: list[dict[str, Any]], dtype: torch.dtype) -> None:
         super().__init__()
-        self.about, self.dtype, self.rules = about, dtype, rules
+        self.about, self.dtype = about, dtype
         self.register_buffer("logged", torch.tensor(["log1p" in one["transform"] for one in about]))
         scales = [(one["fill"], *_scale(one)) for one in about]
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float64).view(-1, 5).T)
@@ -305,16 +303,16 @@ class Numbers(nn.Module):
         if not values:
             return torch.zeros(samples, 0)
         fill, offset, divisor, low, high = self.scales
-        value = _rounded(torch.stack(values, 1), self.rules)
+        value = _rounded(torch.stack(values, 1))
         value = torch.where(_is_number(value), value, fill)
         value = torch.where(self.logged, value.clamp_min(0.0).log1p(), value)
         value = torch.minimum(torch.maximum((value - offset) / divisor, low), high)
         return value.to(self.dtype).float()
 
 
-def _rounded(value: Tensor, rules: int) -> Tensor:
+def _rounded(value: Tensor) -> Tensor:
     """A number as the formulas read it from a log."""
-    return value if rules == 1 else value.float().double()
+    return value.float().double()
 
 
 def _is_number(value: Tensor) -> Tensor:
@@ -346,11 +344,9 @@ def _buffers(stored: dict[str, Tensor]) -> dict[str, Tensor]:
 class Field(nn.Module):
     """A field's table, see `_buffers`, and how values of an input of its `kind` become rows."""
 
-    def __init__(
-        self, about: dict[str, Any], kind: str, table: dict[str, Tensor], rules: int
-    ) -> None:
+    def __init__(self, about: dict[str, Any], kind: str, table: dict[str, Tensor]) -> None:
         super().__init__()
-        self.about, self.kind, self.rules = about, kind, rules
+        self.about, self.kind = about, kind
         for name in ("table", "first_order", "scale"):
             self.register_buffer(name, table.get(name))
         if kind == "number":
@@ -399,7 +395,7 @@ class Field(nn.Module):
         if self.kind == "text":
             return value
         if self.kind == "number":
-            value = _rounded(value, self.rules)
+            value = _rounded(value)
             # The row for missing numbers comes before the buckets.
             row = (self.edges < value.unsqueeze(1)).sum(1) + missing + 1
             return torch.where(_is_number(value), row, missing)
@@ -415,8 +411,7 @@ class Field(nn.Module):
     def _is_row(self, value: Tensor) -> Tensor:
         """Whether a whole number is a row of the table, an id of the log, or a time."""
         if self.kind == "seconds":
-            first, last = (0, 2**62) if self.rules == 1 else (FIRST_TIME, LAST_TIME)
-            return (value >= first) & (value <= last)
+            return (value >= FIRST_TIME) & (value <= LAST_TIME)
         limit = self.about["size"] if self.kind == "integer" else self.about["rows"]
         return (value >= 0) & (value < limit)
 

@@ -26,7 +26,7 @@ from stampede.data.learning.learned import NumberRange, read_saved
 from stampede.data.learning.row_meanings import RowMeanings
 from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.prepared.manifest import LEARNED_FOLDER
-from stampede.data.schema.schema import Hashed, Integers, NumberField, TimePart
+from stampede.data.schema.schema import RULES, Hashed, Integers, NumberField, TimePart
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import (
     check_trained_with,
@@ -121,7 +121,7 @@ def described_model(
     data, kept = trained.data, inputs_folder(trained.config, trained.run)
     # Without a schema, ids are rows and numbers are transformed already.
     numbers = {f"I{i + 1}": NumberField(transform=[]) for i in range(data.numbers)}
-    dtype, ranges, missing, time, rules = "float32", {}, [""], None, 3
+    dtype, ranges, missing, time = "float32", {}, [""], None
     if kept is not None:
         manifest = check_trained_with(kept, data, trained.checkpoint, remedy(kept))
         numbers = {name: NumberField(transform=[]) for name in manifest.numbers}
@@ -129,7 +129,7 @@ def described_model(
         if (kept / LEARNED_FOLDER).is_dir():
             saved = read_saved(kept / LEARNED_FOLDER, remedy(kept))
             schema, ranges = saved.schema_, saved.ranges
-            numbers, missing, rules = schema.numbers, schema.missing, schema.rules
+            numbers, missing = schema.numbers, schema.missing
             if any(isinstance(field, TimePart) for field in schema.ids.values()):
                 time = schema.time.model_dump()
     meanings = meanings_of_rows(kept, data.vocabulary_sizes)
@@ -158,26 +158,26 @@ def described_model(
         ],
         "numbers_dtype": dtype,
         "missing": missing,
-        "rules": rules,
+        "rules": RULES,
         "time": time,
     }
     return about, meanings
 
 
 def _described(meanings: RowMeanings) -> dict[str, Any]:
-    entry, field = meanings.entry, meanings.field
+    entry = meanings.entry
+    # Without a schema, ids are rows already.
+    field = meanings.field or Integers(size=entry.rows, separator="," if entry.multi else None)
     about = {
         **entry.model_dump(),
-        "column": getattr(field, "column", "") or entry.name,
-        "separator": getattr(field, "separator", None),
-        "max_ids": getattr(field, "max_ids", None),
-        "keep": getattr(field, "keep", "first"),
-        "weights": getattr(field, "weights", None),
+        "column": field.column or entry.name,
+        "separator": field.separator,
+        "max_ids": field.max_ids,
+        "keep": field.keep,
+        "weights": field.weights,
         "encode": meanings.encode,
     }
-    if field is None:
-        about |= {"separator": "," if entry.multi else None, "size": entry.rows}
-    elif isinstance(field, TimePart):
+    if isinstance(field, TimePart):
         about["column"] = None
     elif isinstance(field, Hashed):
         about |= {"buckets": field.buckets, "seed": field.seed}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
@@ -28,10 +27,10 @@ from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, 
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
-from stampede.data.raw.log import LABEL, WEIGHT, Chunk, labels_of, scoring_log
+from stampede.data.raw.log import Chunk, labels_of, scoring_log
 from stampede.data.raw.rows import BadRows
+from stampede.data.raw.typed import LABEL, WEIGHT
 from stampede.data.samples import Slice
-from stampede.data.schema.schema import Quantiles, Schema, TimePart
 from stampede.engine.config import goal_weights
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
@@ -256,8 +255,6 @@ def _score_frame(
     """Score a frame by way of a Parquet file, so that its values are read like a log's."""
     learned, manifest = _learned(trained, "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
-    if isinstance(frame, pd.DataFrame) and schema.rules == 1:
-        _check_ids(frame, schema)
     if not len(frame):
         return _no_scores(model), None
     with tempfile.TemporaryDirectory(prefix="stampede-") as folder:
@@ -269,19 +266,6 @@ def _score_frame(
         except DataError as failure:
             said = str(failure).replace(f"{file}: line", "the frame: row")
             raise DataError(said.replace(str(file), "the frame")) from None
-
-
-def _check_ids(frame: pd.DataFrame, schema: Schema) -> None:
-    """Refuse whole numbers that pandas turned into floats: an id may have been 3 or 3.0."""
-    for name, field in schema.ids.items():
-        column = getattr(field, "column", "") or name
-        is_cut = isinstance(field, Quantiles | TimePart)
-        if column in frame and not is_cut and pd.api.types.is_float_dtype(frame[column]):
-            raise DataError(
-                f"the frame: column {column!r} holds ids but is stored as {frame[column].dtype}, "
-                "as pandas stores whole numbers with missing values; read it with "
-                f"dtype={{{column!r}: str}}, or write frame[{column!r}].astype('Int64')"
-            )
 
 
 class Piece(NamedTuple):

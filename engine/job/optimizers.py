@@ -104,8 +104,8 @@ class LearningRates:
         self, config: Config, full: Hyperparameters, steps_per_epoch: float, total_steps: int
     ) -> None:
         optim = config.optim
-        self._tables = optim.embedding.schedule.as_schedule, full.embedding_lr
-        self._dense = optim.dense.schedule.as_schedule, full.dense_lr
+        self._tables = optim.embedding.schedule.built(), full.embedding_lr
+        self._dense = optim.dense.schedule.built(), full.dense_lr
         self._epoch, self._total = steps_per_epoch, total_steps
 
     def after(self, step: int) -> tuple[float, float]:

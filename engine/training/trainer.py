@@ -50,8 +50,15 @@ class Trainer:
         self._agreement = Agreement(processes)
         self._due = CheckpointDue(config.checkpoint, self._agreement)
         self._monitor = Monitor(config, processes, run.folder.path, progress.step)
+        folder = run.folder
         self._checkpoints = Checkpoints(
-            run.folder.checkpoints, run.job, config, run.dataset, processes, run.folder.publish
+            folder.checkpoints,
+            run.job,
+            config,
+            run.dataset,
+            processes,
+            folder.publish,
+            folder.apart,
         )
         # The newest loss, if not yet compared with earlier ones.
         self._unchecked: Tensor | None = None
@@ -99,6 +106,8 @@ class Trainer:
             else:
                 finish_epoch(self._run, epoch + 1, self._evaluate)
             self._save()
+            if self._run.is_enough():
+                break
         if not progress.last:
             # A continued run with fewer epochs than already trained has not evaluated yet.
             self._evaluate()

@@ -1,7 +1,7 @@
 """Ends a run that hangs, and names the stuck rank.
 
-On every rank a thread watches the heartbeat with a clock of its own, and another one exchanges the
-ranks' statuses through the store of the process group. A rank that makes no progress for too long
+On every rank a thread watches the heartbeat with a clock of its own, and exchanges the ranks'
+statuses through the store of the process group. A rank that makes no progress for too long
 looks at the others' statuses. If none makes progress, or one is not heard of, it names those that
 it waits for, writes the stacks of its threads into the run folder, and ends with status 3.
 """
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -75,76 +75,22 @@ class RankStatus:
     """Where a rank is, as published to the other ranks, see `Heartbeat`.
 
     Attributes:
-        published: number of this message.
         still_seconds: since its last beat, without time while the process was stopped.
         hangs: whether that is too long.
         waits: whether it waits for other ranks.
+        published: number of this message, by which others see that the process is there.
     """
 
-    published: int
     beats: int
     step: int
     stage: str
     still_seconds: float = 0.0
     hangs: bool = False
     waits: bool = False
+    published: int = 0
 
     def __str__(self) -> str:
         return f"step {self.step}, {self.stage}"
-
-
-class Exchange:
-    """Publishes this rank's status in the store and reads those of the others, in a thread.
-
-    A call of the store may wait for a quarter of an hour if the network or the store's host is
-    gone, so nobody else calls it.
-
-    Attributes:
-        statuses: what each rank has published last, as far as it was read.
-        answers: how often the store has answered.
-    """
-
-    def __init__(self, processes: Processes, store: dist.Store, interval: float) -> None:
-        self._rank, self._store, self._interval = processes.rank, store, interval
-        self._ranks = [str(rank) for rank in range(processes.world_size)]
-        self.statuses: dict[int, RankStatus] = {}
-        self.answers = 0
-        self._status: RankStatus | None = None
-        self._reads = False
-        self._end = threading.Event()
-        threading.Thread(target=self._run, name="stampede-exchange", daemon=True).start()
-
-    def offer(self, status: RankStatus, reads: bool) -> None:
-        """What to publish next; `reads` says whether to read the others too."""
-        self._status, self._reads = status, reads
-
-    def is_first_to(self, ask: str) -> bool:
-        """Whether no other rank has asked this before; True if the store does not answer."""
-        found = _within(self._interval, lambda: self._store.add(ask, 1))
-        return found in (None, 1)
-
-    def close(self) -> None:
-        """Exchange nothing more."""
-        self._end.set()
-
-    def once(self) -> None:
-        """Publish, and read if asked to."""
-        status = self._status
-        if status is None:
-            return
-        # The store may be gone; others see that this rank is silent, and this one that they are.
-        with suppress(RuntimeError):
-            self._store.set(str(self._rank), json.dumps(asdict(status)))
-            if not self._reads:
-                return
-            if self._store.check(self._ranks):
-                read = map(json.loads, self._store.multi_get(self._ranks))
-                self.statuses = {rank: RankStatus(**one) for rank, one in enumerate(read)}
-            self.answers += 1
-
-    def _run(self) -> None:
-        while not self._end.wait(self._interval):
-            self.once()
 
 
 class Watchdog:
@@ -156,17 +102,19 @@ class Watchdog:
         self._processes = processes
         self._rank, self._world_size = processes.rank, processes.world_size
         self._heartbeat = processes.heartbeat
-        self._settings, self._folder = settings, folder
+        self._settings, self._folder, self._store = settings, folder, store
         self._interval = min(5.0, settings.hang_seconds / 20)
         self._main = threading.get_ident()
         self._beats = self._start = self._heartbeat.beats
         self._is_first_step, self._is_slow = True, False
         self._still = 0.0
-        self._published = 0
-        # Of each other rank, and of the store as None: the last sign of life, and seconds since.
-        self._signs: dict[int | None, int] = {}
-        self._silence: dict[int | None, float] = {}
-        self._exchange = Exchange(processes, store, self._interval)
+        # What each rank has published last, as far as it was read.
+        self._statuses: dict[int, RankStatus] = {}
+        # Own statuses, and answers of the store.
+        self._published = self._answers = 0
+        # Of each other rank, and of the store as None: the last sign of life, and the seconds that
+        # this rank had been still by then.
+        self._signs: dict[int | None, tuple[int, float]] = {}
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stampede-watchdog", daemon=True)
         self._thread.start()
@@ -174,16 +122,19 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching."""
         self._end.set()
-        self._exchange.close()
         self._thread.join(2 * self._interval)
 
     def _run(self) -> None:
-        before = time.monotonic()
+        before, call = time.monotonic(), None
         while not self._end.wait(self._interval):
             now = time.monotonic()
             # Time while the process was stopped does not count.
             self._count(min(now - before, 2 * self._interval))
             before = now
+            # It may wait for a quarter of an hour if the network or the store's host is gone.
+            if call is None or not call.is_alive():
+                call = threading.Thread(target=self._exchange, daemon=True)
+                call.start()
             reason = self._judge()
             if reason and not self._end.is_set():
                 self._end_process(reason)
@@ -200,23 +151,35 @@ class Watchdog:
             # Both are 0 in the evaluation at the start of a resumed run.
             self._is_first_step = self._heartbeat.step == self._heartbeat.first_step
         self._is_slow = is_slow
-        self._listen(seconds)
-        self._exchange.offer(self._status(), reads=self._still > 0)
+        self._listen()
 
-    def _listen(self, seconds: float) -> None:
-        """Count how long other ranks and the store have been silent while this rank is still."""
+    def _exchange(self) -> None:
+        """Publish this rank's status, and read the others' if it makes no progress."""
+        self._published += 1
+        status = replace(self._status(), published=self._published)
+        ranks = [str(rank) for rank in range(self._world_size)]
+        # The store may be gone; others see that this rank is silent, and this one that they are.
+        with suppress(RuntimeError):
+            self._store.set(str(self._rank), json.dumps(asdict(status)))
+            if not status.still_seconds:
+                return
+            if self._store.check(ranks):
+                read = map(json.loads, self._store.multi_get(ranks))
+                self._statuses = {rank: RankStatus(**one) for rank, one in enumerate(read)}
+            self._answers += 1
+
+    def _listen(self) -> None:
+        """Note new signs of life of the other ranks and the store, while this rank is still."""
         if not self._still:
-            self._silence.clear()
+            self._signs.clear()
             return
-        statuses = self._exchange.statuses
-        signs: dict[int | None, int] = {None: self._exchange.answers}
-        for rank in range(self._world_size):
-            if rank != self._rank:
-                signs[rank] = statuses[rank].published if rank in statuses else 0
+        statuses = self._statuses
+        signs: dict[int | None, int] = {None: self._answers}
+        for rank in {*range(self._world_size)} - {self._rank}:
+            signs[rank] = statuses[rank].published if rank in statuses else 0
         for who, sign in signs.items():
-            is_new = sign != self._signs.get(who)
-            self._silence[who] = 0.0 if is_new else self._silence.get(who, 0.0) + seconds
-        self._signs = signs
+            if who not in self._signs or sign != self._signs[who][0]:
+                self._signs[who] = sign, self._still
 
     def _left(self) -> float:
         """Seconds until this rank has been still for too long."""
@@ -228,9 +191,7 @@ class Watchdog:
 
     def _status(self) -> RankStatus:
         heartbeat = self._heartbeat
-        self._published += 1
         return RankStatus(
-            published=self._published,
             beats=heartbeat.beats,
             step=heartbeat.step,
             stage=heartbeat.stage,
@@ -248,7 +209,7 @@ class Watchdog:
         silent = lost or self._silent_for(_SILENT_ROUNDS * self._interval)
         if None in silent:
             return self._without_store()
-        ranks = {**self._exchange.statuses, self._rank: self._status()}
+        ranks = {**self._statuses, self._rank: self._status()}
         named = self._processes.named
         heard = {rank: at for rank, at in ranks.items() if rank not in silent}
         if lost or (silent and all(at.hangs for at in heard.values())):
@@ -256,7 +217,7 @@ class Watchdog:
         return stuck_ranks(heard, named)
 
     def _silent_for(self, seconds: float) -> set[int | None]:
-        return {who for who, silence in self._silence.items() if silence >= seconds}
+        return {who for who, (_, at) in self._signs.items() if self._still - at >= seconds}
 
     def _without_store(self) -> str:
         """What this rank waits for if it cannot hear of the others."""
@@ -283,7 +244,8 @@ class Watchdog:
         # The disk may be full, on a host that is gone, or the folder not made yet.
         if _within(self._interval, lambda: self._write_stacks(said)):
             sentence += f"; stacks are in {self._folder / 'hang_rank_*.txt'}"
-        if self._exchange.is_first_to("say"):
+        # All ranks say the same; True also if the store does not answer.
+        if _within(self._interval, lambda: self._store.add("say", 1)) in (None, 1):
             # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"\nerror: {sentence}\n".encode())
         # In another thread, for the same reason.

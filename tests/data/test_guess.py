@@ -1,5 +1,7 @@
 """What `stampede describe` makes of columns: ids or numbers, the label, the split, the times."""
 
+import json
+
 import numpy as np
 import polars as pl
 import pytest
@@ -153,6 +155,32 @@ def test_a_key_of_the_configuration_in_a_schema_is_told_where_it_belongs(tmp_pat
     path.write_text(f"label: y\nids: [user]\n{line}\n")
     with pytest.raises(SettingsError, match=said):
         load_schema(path)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "parquet"])
+def test_fractions_beside_ids_are_their_weights(tmp_path, form):
+    """Those of another number in some row are ids, as are whole numbers."""
+    tags = [[f"t{tag}" for tag in draw(row).integers(0, 9, row % 4)] for row in range(400)]
+    of_tags = [[0.5 + 0.25 * at for at in range(len(cell))] for cell in tags]
+    counts = [[2] * len(cell) for cell in tags]
+    columns = {"tags": tags, "tag_scores": of_tags, "counts": counts,
+               "others": [*of_tags[1:], [0.5]]}  # fmt: skip
+    joined = {"text": lambda cell: "|".join(map(str, cell)), "json": json.dumps}
+    if form != "parquet":
+        columns = {name: list(map(joined[form], cells)) for name, cells in columns.items()}
+    frame = pl.DataFrame({"click": [0, 1] * 200, **columns})
+    path = tmp_path / f"log.{'parquet' if form == 'parquet' else 'csv'}"
+    (frame.write_parquet if form == "parquet" else frame.write_csv)(path)
+    found = guess([path])
+    ids = found.schema["ids"]
+    assert ids["tags"]["weights"] == "tag_scores" and "weights" not in ids["others"]
+    assert set(ids) == {"tags", "counts", "others"}
+    assert "tag_scores has a fraction for each id of tags, so it holds their weights" in (
+        found.reason
+    )
+    # The log is read with it.
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    assert load_schema(tmp_path / "out/schema.yaml").ids["tags"].weights == "tag_scores"
 
 
 def test_columns_with_the_same_texts_share_a_table(tmp_path):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from stampede.data.formulas import bucket, bucket_rows
 from stampede.data.learning import learned
-from stampede.data.learning.learned import Learner, NumberRange, ranges, transformed
+from stampede.data.learning.learned import NumberRange, transformed
+from stampede.data.learning.learner import Learner, edges_of_quantiles, ranges
 from stampede.data.learning.vocabulary import (
     RowsOfIds,
     ValueCounts,
@@ -172,7 +173,7 @@ def test_edges_of_quantiles_against_python(values, frequent, buckets):
         pl.DataFrame(part, schema={"value": pl.Float64, "count": pl.Int64}, orient="row")
         for part in (half[::2], half[1::2])
     ]
-    edges = learned.edges_of_quantiles(tables, buckets)
+    edges = edges_of_quantiles(tables, buckets)
     assert len(edges) < buckets
     assert edges == edges_by_hand(list(map(float, values)), buckets)
     rows = bucket_rows(pl.Series([None, *map(float, values)], dtype=pl.Float64), edges)

@@ -249,33 +249,15 @@ def test_booleans_as_labels_and_parts(tmp_path, written):
         assert len(found["test"]["label"]) == expected.sum()
 
 
-def test_booleans_of_older_versions_keep_their_rows(tmp_path):
-    """With `rules: 2` True and true are two ids."""
-    frame = pd.concat([booleans("True"), booleans("true"), booleans("bool")])
-    frame["y"] = np.arange(len(frame)) % 2
-    frame.to_csv(tmp_path / "log.csv", index=False)
-    arrays(tmp_path, [tmp_path / "log.csv"], "rules: 2\nlabel: y\nids: {member: {min_count: 1}}")
-    row_of = vocabulary_of(tmp_path / "out", "member")
-    assert set(row_of) == {"True", "False", "true", "false"}
-    learned = load(tmp_path / "out/learned")
-    booleans("True").assign(y=1).to_csv(tmp_path / "new.csv", index=False)
-    chunk = next(RawLog(learned.schema, [tmp_path / "new.csv"]).chunks(BadRows("error")))
-    ids = learned.encode(chunk.frame, "float32")[0]["ids"][:, 0]
-    assert ids.tolist() == [row_of[word] for word in booleans("True")["member"]]
-
-
-def test_what_older_versions_prepared_is_read_as_before(tmp_path):
-    """A folder without `rules`: numbers are float64, and the text of an id depends on its type."""
+@pytest.mark.parametrize("older, rules", [('"rules": 2,', 2), ("", 1)])
+def test_what_older_versions_prepared_is_refused(tmp_path, older, rules):
+    """They read values in another way, see `rules` of the schema; the first had no such key."""
     drawn().to_csv(tmp_path / "log.csv", index=False)
     arrays(tmp_path, [tmp_path / "log.csv"])
     path = tmp_path / "out/learned/learned.json"
     text = path.read_text()
     assert text.count('"rules": 3,') == 1
-    path.write_text(text.replace('"rules": 3,', ""))
-    schema = load(path.parent).schema
-    assert schema.rules == 1
-    drawn().astype({"user": "float64"}).to_parquet(tmp_path / "log.parquet")
-    chunk = next(RawLog(schema, [tmp_path / "log.parquet"]).chunks(BadRows("error")))
-    assert chunk.frame["price"].to_list() == drawn()["price"].to_list()
-    with pytest.raises(DataError, match="field user: found ids such as"):
-        load(path.parent).encode(chunk.frame, "float32")
+    path.write_text(text.replace('"rules": 3,', older))
+    said = rf"learned.json: an older version .* \(rules {rules} instead of 3\); prepare the log and"
+    with pytest.raises(DataError, match=said):
+        load(path.parent)

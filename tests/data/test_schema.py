@@ -4,14 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stampede.data.schema.schema import (
-    Schema,
-    Vocabulary,
-    described,
-    load_schema,
-    settled,
-    with_features,
-)
+from stampede.data.schema.features import described, settled, with_features
+from stampede.data.schema.schema import Schema, Vocabulary, load_schema
 from stampede.settings import SettingsError
 from support.prepared_arrays import arrays_of, manifest_of
 from support.preparing import table

@@ -18,7 +18,7 @@ from stampede.data.formulas import (
     too_coarse,
     written_alike,
 )
-from stampede.data.raw.log import typed_label
+from stampede.data.raw.typed import typed_label
 from stampede.data.schema.schema import Label
 from stampede.data.split import _as_in_cells
 from stampede.engine.inference.frames import _of_objects
@@ -30,12 +30,12 @@ def test_positive_labels_of_any_form(given):
     label = Label(column="stars", positive=given)
     # As preparation writes cells such as 3.0.
     cells = pl.Series("stars", ["1234567", "3", "4"])
-    typed = typed_label(label, pl.Schema({"stars": pl.String}), 2)
+    typed = typed_label(label, pl.Schema({"stars": pl.String}))
     assert cells.to_frame().select(typed.values).to_series().to_list() == [1, 1, 0]
 
 
 def test_values_of_a_split_column():
-    assert "7" in _as_in_cells(["7.0", "8.5"], 3) and "8.5" in _as_in_cells(["7.0", "8.5"], 3)
+    assert "7" in _as_in_cells(["7.0", "8.5"]) and "8.5" in _as_in_cells(["7.0", "8.5"])
 
 
 def test_decimals_of_a_frame_are_those_of_a_file(tmp_path):
@@ -43,7 +43,7 @@ def test_decimals_of_a_frame_are_those_of_a_file(tmp_path):
         shutil.copy(ROOT / file, tmp_path)
     alike = runpy.run_path(str(tmp_path / "encode.py"))["_alike"]
     values = [Decimal("45.50"), Decimal("45.00"), Decimal("100"), Decimal("0.10")]
-    file, _ = written_alike(pl.Series("id", values, dtype=pl.Decimal(9, 2)), 3)
+    file, _ = written_alike(pl.Series("id", values, dtype=pl.Decimal(9, 2)))
     assert file.to_list() == ["45.5", "45", "100", "0.1"]
     assert _of_objects("id", values).to_list() == file.to_list()
     mixed = pl.Series("id", alike("id", [*values, "x"]), strict=False).cast(pl.String)
@@ -53,10 +53,10 @@ def test_decimals_of_a_frame_are_those_of_a_file(tmp_path):
 def test_hours_as_digits_are_no_seconds():
     hours = pl.Series("t", [2026030112, 2026123123])
     assert fitting_format(hours) == "%Y%m%d%H"
-    found = hours.to_frame().select(seconds_of_time("t", pl.Int64, "%Y%m%d%H", 2)).to_series()
+    found = hours.to_frame().select(seconds_of_time("t", pl.Int64, "%Y%m%d%H")).to_series()
     expected = pd.to_datetime(hours.to_list(), format="%Y%m%d%H")
     assert found.to_list() == [int(time.timestamp()) for time in expected]
-    as_seconds = hours.to_frame().select(seconds_of_time("t", pl.Int64, "seconds", 2)).to_series()
+    as_seconds = hours.to_frame().select(seconds_of_time("t", pl.Int64, "seconds")).to_series()
     assert as_seconds.to_list() == [None, None]
     now = pl.Series("t", [1772668806, 1800000000])
     assert fitting_format(now) == "seconds"
@@ -66,7 +66,7 @@ def test_fractions_of_seconds_are_cut_off_whatever_the_type():
     for values in ([Decimal("1772668799.6")], [1772668799.6], ["1772668799.6"]):
         frame = pl.DataFrame({"t": values})
         kind = frame.schema["t"]
-        assert frame.select(seconds_of_time("t", kind, "seconds", 2)).item() == 1772668799
+        assert frame.select(seconds_of_time("t", kind, "seconds")).item() == 1772668799
 
 
 def test_floats_of_an_object_column_stay_floats():

@@ -123,9 +123,12 @@ def test_an_interrupted_refit_continues_with_the_same_bits(trained, monkeypatch)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["evaluate.select_on=test"], "train.refit trains on the validation part too"),
-        (["data.split=periods"], "train.refit trains on the validation part too"),
-        (["optim.dense.plateau.factor=0.5"], "lowers rates by the validation part, which train"),
+        (["evaluate.select_on=test"], "train.refit needs the validation part, which this run"),
+        (["data.split=periods"], "train.refit needs the validation part, which this run"),
+        (
+            ["optim.dense.plateau.factor=0.5"],
+            "plateau goes by the validation part, which train.refit",
+        ),
         (["evaluate.calibrate=true"], "which train.refit trains on; write only one"),
     ],
 )

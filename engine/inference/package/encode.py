@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-
-# Larger numbers become infinite as float32.
-LARGEST = 3.4e38
-
-# Up to here a float64 represents every whole number.
-_LARGEST_WHOLE = 2.0**53
-
 
 # The `formulas.py` beside this file, whatever sys.path says.
 _path = Path(__file__).resolve().with_name("formulas.py")
@@ -28,8 +21,6 @@ _spec.loader.exec_module(formulas)
 Samples = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | pl.DataFrame | Any
 
 _TOO_COARSE = "a float cannot tell ids of this size apart; write it as a whole number or as text"
-
-_NO_ID = "write an id as text or as a whole number, or None if it is missing"
 
 
 class Encoded(NamedTuple):
@@ -60,17 +51,29 @@ class BadValues:
         self.are_missing = policy == "missing"
         self.counts: dict[str, int] = {}
 
-    def found(self, bad: pl.Series, values: pl.Series, column: str, remedy: str) -> None:
-        """Count or refuse the values where `bad` is true; the caller makes them null."""
-        if not bad.any():
-            return
-        if not self.are_missing:
+    def without(self, given: pl.DataFrame, frame: pl.DataFrame, typed: Any) -> pl.Series:
+        """The values of an input, see `formulas.Typed`, after a count or refusal of bad ones.
+
+        Args:
+            given: the samples, for the message.
+            frame: the same with each id in one form.
+        """
+        if typed.is_bad is None:
+            return frame.select(typed.values).to_series()
+        columns = frame.select(values=typed.values, bad=typed.is_bad.fill_null(False))
+        values, bad = columns.get_columns()
+        column = typed.column
+        if bad.any() and not self.are_missing:
+            first = given.filter(bad).row(0, named=True)
+            remedy = typed.remedy_of(first[column], first[typed.beside or column])
             raise ValueError(
-                f"column {column}: found {values.filter(bad)[0]!r}; {remedy} "
+                f"column {column}: found {first[column]!r}; {remedy} "
                 '(or on_bad_value="missing" to treat it as missing)'
             )
-        # A column used by several inputs counts once.
-        self.counts[column] = max(self.counts.get(column, 0), int(bad.sum()))
+        if bad.any():
+            # A column used by several inputs counts once.
+            self.counts[column] = max(self.counts.get(column, 0), int(bad.sum()))
+        return values
 
 
 class Encoder:
@@ -103,7 +106,7 @@ class Encoder:
         wanted = self._about["numbers"]
         numbers = np.empty((len(frame), len(wanted)), dtype=np.float32)
         for i, number in enumerate(wanted):
-            values = _numbers(frame, number["column"], self._about["rules"], bad_values)
+            values = self._number(number["column"], frame, bad_values)
             numbers[:, i] = _scaled(values, number)
         numbers = numbers.astype(self._about["numbers_dtype"]).astype(np.float32)
         # Polars' memory is read-only, which torch warns about.
@@ -150,36 +153,30 @@ class Encoder:
             frame = frame.with_columns(pl.col(pl.Float32, pl.Float64).fill_nan(None))
         return frame.with_columns(pl.when(~text.is_in(missing)).then(text))
 
+    def _number(self, column: str, frame: pl.DataFrame, bad_values: BadValues) -> pl.Series:
+        """Float64, null where missing."""
+        typed = formulas.typed_number(column, frame.schema[column])
+        return bad_values.without(frame, frame, typed)
+
     def _ids(
         self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Rows of the field's table; for fields with several ids, also their number per sample."""
         encode, column = field["encode"], field["column"]
         if encode == "quantiles":
-            numbers = _numbers(frame, column, self._about["rules"], bad_values)
+            numbers = self._number(column, frame, bad_values)
             return formulas.bucket_rows(numbers, field["edges"]), None
         if encode in ("hour_of_day", "weekday"):
-            return self._part_of_time(field, frame, bad_values), None
-        if frame.schema[column] == pl.Null:
-            frame = frame.with_columns(pl.col(column).cast(pl.String))
+            column, format = self._about["time"]["column"], self._about["time"]["format"]
+            typed = formulas.typed_time(column, frame.schema[column], format)
+            seconds = bad_values.without(frame, frame, typed).to_frame("time")
+            part = seconds.select(formulas.part_of_time(pl.col("time"), encode)).to_series()
+            return part.cast(pl.Int64).fill_null(field["missing_row"]).to_numpy(), None
         if isinstance(frame.schema[column], pl.List | pl.Array) and not field["multi"]:
             raise ValueError(f"column {column}: found lists; write one id per sample")
-        ids = self._alike(field, frame[column], bad_values)
-        texts = formulas.id_texts(
-            column,
-            ids.dtype,
-            field["separator"],
-            field["max_ids"],
-            self._about["missing"],
-            self._about["rules"],
-            field.get("keep", "first"),
-        )
-        cells = ids.to_frame().select(texts).to_series()
-        if field["separator"] == formulas.JSON:
-            bad = ids.is_not_null() & cells.is_null()
-            bad_values.found(bad, ids, column, formulas.REMEDY_OF_JSON)
-        if encode not in ("vocabulary", "hash"):
-            cells = _whole_numbers(cells, field, bad_values)
+        alike = self._alike(column, frame)
+        typed = formulas.typed_ids(self._described(field), alike.schema[column])
+        cells = bad_values.without(frame, alike, typed)
         if not field["multi"]:
             return self._rows_of(field, cells), None
         lengths, cells = formulas.flattened(cells, field.get("query") is None)
@@ -193,63 +190,38 @@ class Encoder:
         bad_values: BadValues,
     ) -> np.ndarray:
         """Weights of a field's ids, float32."""
-        column, ids, separator = field["weights"], field["column"], field["separator"]
-        frame = frame.with_columns(pl.col(pl.Null).cast(pl.String))
-        is_id = None
-        if field["encode"] not in ("vocabulary", "hash"):
+        column, ids = field["weights"], self._described(field)
+        alike = self._alike(ids.column, frame)
+        kinds = alike.schema
+        typed = formulas.typed_weights(column, kinds[column], ids, kinds[ids.column])
+        return formulas.flattened_weights(bad_values.without(frame, alike, typed), lengths)
 
-            def is_id(text: pl.Expr) -> pl.Expr:
-                number = text.str.strip_chars().cast(pl.Int64, strict=False)
-                return number.is_between(0, field["size"] - 1).fill_null(False)
+    def _described(self, field: Mapping[str, Any]) -> Any:
+        """How the field's ids stand in their column."""
+        is_text = field["encode"] in ("vocabulary", "hash")
+        return formulas.Ids(
+            column=field["column"],
+            separator=field["separator"],
+            missing=self._about["missing"],
+            max_ids=field["max_ids"],
+            keep=field["keep"],
+            size=None if is_text else field["size"],
+        )
 
-        # Those that `_ids` has counted.
-        frame = frame.with_columns(self._alike(field, frame[ids], bad_values))
-        kept = field["max_ids"], self._about["missing"], self._about["rules"], field["keep"]
-        of_ids = ids, frame.schema[ids], separator, *kept, is_id
-        found = formulas.weights_of_ids(column, frame.schema[column], *of_ids)
-        weights, bad = frame.select(one.alias(str(n)) for n, one in enumerate(found))
-        given = (frame[name].filter(bad).first() for name in (column, ids))
-        remedy = formulas.remedy_of_weights(*given, separator, ids)
-        bad_values.found(bad, frame[column], column, remedy)
-        return formulas.flattened_weights(weights, lengths)
-
-    def _alike(self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues) -> pl.Series:
-        """Ids in one form, whatever their type."""
-        if self._about["rules"] == 1:
-            return self._without_fractions(field, ids, bad_values)
+    def _alike(self, column: str, frame: pl.DataFrame) -> pl.DataFrame:
+        """The samples with each id of a column in one form, whatever its type."""
+        ids = frame[column]
         cells = ids.explode() if isinstance(ids.dtype, pl.List | pl.Array) else ids
         coarse = formulas.too_coarse(cells)
         if coarse.any():
-            found = cells.filter(coarse)[0]
-            raise ValueError(f"column {field['column']}: found {found!r}; {_TOO_COARSE}")
-        return formulas.written_alike(ids, self._about["rules"])[0]
-
-    def _without_fractions(
-        self, field: Mapping[str, Any], ids: pl.Series, bad_values: BadValues
-    ) -> pl.Series:
-        """Turn float ids, which arise from missing values, back into whole numbers."""
-        if isinstance(ids.dtype, pl.Array):
-            ids = ids.arr.to_list()
-        is_list = isinstance(ids.dtype, pl.List)
-        if not (ids.dtype.inner if is_list else ids.dtype).is_float():
-            return ids
-        if field["encode"] == "vocabulary" and self._vocabulary(field).is_of_floats:
-            return ids
-        is_good, remedy = _is_whole, _NO_ID
-        if field["encode"] == "hash":
-            # The log may have held 1 or 1.0, which have different hashes.
-            is_good, remedy = pl.Expr.is_null, "write ids as text, as they are in the log"
-        ids = _good_alone(ids, is_good, field["column"], remedy, bad_values)
-        return ids.cast(pl.List(pl.Int64) if is_list else pl.Int64)
-
-    def _vocabulary(self, field: Mapping[str, Any]) -> _Vocabulary:
-        """The field's own, or that of the field whose table it uses."""
-        return self._vocabularies[field.get("table") or field["name"]]
+            raise ValueError(f"column {column}: found {cells.filter(coarse)[0]!r}; {_TOO_COARSE}")
+        return frame.with_columns(formulas.written_alike(ids)[0])
 
     def _rows_of(self, field: Mapping[str, Any], texts: pl.Series) -> np.ndarray:
         """Row of each id; null means missing."""
         if field["encode"] == "vocabulary":
-            rows = self._vocabulary(field).rows(texts)
+            # Perhaps that of the field whose table it uses.
+            rows = self._vocabularies[field.get("table") or field["name"]].rows(texts)
         elif field["encode"] == "hash":
             rows = formulas.bucket(texts, field["buckets"], field["seed"])
         else:
@@ -260,18 +232,6 @@ class Encoder:
             rows[texts.is_null().to_numpy()] = field["missing_row"]
         return rows
 
-    def _part_of_time(
-        self, field: Mapping[str, Any], frame: pl.DataFrame, bad_values: BadValues
-    ) -> np.ndarray:
-        column, format = self._about["time"]["column"], self._about["time"]["format"]
-        kind = frame.schema[column]
-        seconds = formulas.seconds_of_time(column, kind, format, self._about["rules"])
-        found = frame.select(formulas.part_of_time(seconds, field["encode"])).to_series()
-        bad, form = found.is_null(), "" if kind.is_temporal() else format
-        remedy = formulas.remedy_of_time(frame[column].filter(bad).first(), column, form)
-        bad_values.found(bad, frame[column], column, remedy)
-        return found.cast(pl.Int64).fill_null(field["missing_row"]).to_numpy()
-
 
 class _Vocabulary:
     """Finds rows of ids by a 64-bit hash, which is unique within the vocabulary.
@@ -281,8 +241,6 @@ class _Vocabulary:
 
     def __init__(self, path: Path, field: Mapping[str, Any]) -> None:
         values = pl.read_parquet(path, glob=False).to_series()
-        # As in some Parquet files.
-        self.is_of_floats = bool(values.str.contains(r"^-?\d+\.\d+(e-?\d+)?$").any())
         self._unseen_row, self._seed = field["unseen_row"], 0
         while values.hash(self._seed).n_unique() < len(values):
             self._seed += 1
@@ -301,69 +259,12 @@ class _Vocabulary:
         return rows[place]
 
 
-def _numbers(frame: pl.DataFrame, column: str, rules: int, bad_values: BadValues) -> pl.Series:
-    """Float64, null where missing."""
-    kind = frame.schema[column]
-    given = frame.select(formulas.stripped(column, kind)).to_series()
-    found = frame.select(formulas.number_of(column, kind, rules)).to_series()
-    bad = given.is_not_null() & ~(found.abs() <= LARGEST).fill_null(False)
-    remedy = "write a finite number, or None if it is missing"
-    bad_values.found(bad, frame[column], column, remedy)
-    return _without(found, bad)
-
-
 def _scaled(values: pl.Series, number: Mapping[str, Any]) -> np.ndarray:
     """The network's input, `[n]` float32."""
     value = formulas.filled(pl.col("x"), number["fill"], number["transform"])
     seen = (number[name] for name in ("low", "high", "mean", "deviation"))
     scaled = formulas.scaled(value, number["transform"], *seen)
     return values.alias("x").to_frame().select(scaled).to_series().to_numpy()
-
-
-def _whole_numbers(texts: pl.Series, field: Mapping[str, Any], bad_values: BadValues) -> pl.Series:
-    """Ids that are already rows, as text or lists of text, without blanks."""
-    last = field["size"] - 1
-
-    def is_row(value: pl.Expr) -> pl.Expr:
-        return value.str.strip_chars().cast(pl.Int64, strict=False).is_between(0, last)
-
-    remedy = f"write whole numbers from 0 to {last}"
-    texts = _good_alone(texts, is_row, field["column"], remedy, bad_values)
-    if isinstance(texts.dtype, pl.List):
-        return texts.list.eval(pl.element().str.strip_chars())
-    return texts.str.strip_chars()
-
-
-def _is_whole(value: pl.Expr) -> pl.Expr:
-    return (value % 1 == 0) & (value.abs() <= _LARGEST_WHOLE)
-
-
-def _good_alone(
-    ids: pl.Series,
-    is_good: Callable[[pl.Expr], pl.Expr],
-    column: str,
-    remedy: str,
-    bad_values: BadValues,
-) -> pl.Series:
-    """Replace bad ids by null, or leave them out of their lists."""
-
-    def is_bad(value: pl.Expr) -> pl.Expr:
-        return value.is_not_null() & ~is_good(value).fill_null(False)
-
-    is_list = isinstance(ids.dtype, pl.List)
-    values = ids.explode() if is_list else ids
-    bad = values.to_frame("id").select(is_bad(pl.col("id"))).to_series()
-    bad_values.found(bad, values, column, remedy)
-    if not bad.any():
-        return ids
-    if is_list:
-        return ids.list.eval(pl.element().filter(~is_bad(pl.element())))
-    return _without(ids, bad)
-
-
-def _without(values: pl.Series, bad: pl.Series) -> pl.Series:
-    """The values with null where they are bad."""
-    return values.zip_with(~bad, pl.Series(values.name, [None], dtype=values.dtype))
 
 
 def _table_of(samples: Samples, columns: list[str]) -> pl.DataFrame:

@@ -27,6 +27,7 @@ import json
 import math
 import re
 import stat
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from encode import Encoded, Samples
 
 HERE = Path(__file__).resolve().parent
-# Packages of format 3 have older `rules`, which say how values are read.
-FORMATS = (3, 4)
+# Of packages, and of how they read values.
+FORMAT, RULES = 4, 3
 
 # Of a description; some 10 million rows of a graph or of shards.
 _MOST_BYTES = 256 << 20
@@ -62,15 +63,35 @@ _CHANGED = "its content has changed (SHA-256 differs)"
 def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     """Load the model of a package, by default this file's, onto a device.
 
+    Args:
+        folder: its path, or its URL, such as s3://bucket/package, which needs fsspec and the
+            package of that store, such as s3fs.
+
     Raises:
         ValueError: it is not a package, has another format, or is damaged.
     """
+    if "://" in str(folder):
+        with tempfile.TemporaryDirectory() as copy:
+            _fetch(str(folder), copy)
+            return load(copy, device)
     folder = Path(folder)
     about = checked(folder)
     try:
         return Model(folder, about, torch.device(device))
     except DAMAGE as failure:
         raise ValueError(f"{folder}: the package cannot be used ({failure!s:.200})") from None
+
+
+def _fetch(url: str, folder: str) -> None:
+    """Copy a package from an object store."""
+    try:
+        import fsspec
+
+        store, key = fsspec.core.url_to_fs(url)
+        store.get(f"{key.rstrip('/')}/", f"{folder}/", recursive=True)
+    # The errors of the stores have no common type.
+    except Exception as failure:
+        raise ValueError(f"{url}: the package cannot be fetched ({failure!s:.200})") from None
 
 
 def checked(folder: Path) -> dict[str, Any]:
@@ -104,14 +125,15 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         text = read_file(folder / "package.json")
         about = parsed(text)
-        found, digest = about["format"], str(about.get("sha256"))
+        found, digest = (about["format"], about.get("rules")), str(about.get("sha256"))
         files = dict(about.get("files", {}))
     except DAMAGE as failure:
         raise ValueError(f"{folder}: no exported model here ({failure!s:.200})") from None
-    if found not in FORMATS:
+    if found != (FORMAT, RULES):
         raise ValueError(
-            f"{folder}: the package has format {found!r}, but this load.py reads "
-            f"{' and '.join(map(str, FORMATS))}; export it again with: stampede export RUN FOLDER"
+            "{}: the package has format {!r} and rules {!r}, ".format(folder, *found)
+            + f"but this load.py reads {FORMAT} and {RULES}; export it again with: stampede export "
+            "RUN FOLDER"
         )
     # The SHA-256 of the text without its own digest.
     if hashlib.sha256(text.replace(digest.encode(), b"", 1)).hexdigest() != digest:

@@ -296,12 +296,12 @@ def about(rows=10**6, **field):
 def test_a_bag_without_a_row_of_missing_values_is_a_sum():
     rows = torch.arange(15.0).reshape(3, 5)
     field = about(rows=3, multi=True)["fields"][0]
-    field = Field(field, "row", {"table": rows}, 2)
+    field = Field(field, "row", {"table": rows})
     bags = torch.tensor([[2, 1, 2], [-1, -1, 3], [-1, 1, -7]])
     assert torch.equal(field(bags), torch.stack([rows[1] + 2 * rows[2], rows[0] * 0, rows[1]]))
     assert not field(bags[:, :0]).any()
     kept = about(rows=3, multi=True, max_ids=2, keep="last", pooling="mean")["fields"][0]
-    found = Field(kept, "row", {"table": rows}, 2)(bags)
+    found = Field(kept, "row", {"table": rows})(bags)
     assert torch.equal(found, torch.stack([(rows[1] + rows[2]) / 2, rows[0] * 0, rows[1]]))
 
 

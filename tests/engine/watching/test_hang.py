@@ -110,8 +110,8 @@ def wait_for_a_lost_host(folder, port, slow):
     watchdog = Watchdog(here, RunSection(hang_seconds=4.0), folder, connection())
     here.heartbeat.beat("computing", 1)
     # The other rank is as far.
-    watchdog._exchange._store.set("0", json.dumps(asdict(RankStatus(1, 1, 1, "computing"))))
-    assert wait_for(lambda: watchdog._exchange.statuses)
+    watchdog._store.set("0", json.dumps(asdict(RankStatus(1, 1, "computing", published=1))))
+    assert wait_for(lambda: watchdog._statuses)
     with here.heartbeat.slowly("saving") if slow else nullcontext():
         (folder / "waits").touch()
         time.sleep(36000)
@@ -201,7 +201,7 @@ def test_a_lost_rank_is_a_sentence_on_the_others(capsys, monkeypatch):
         exit_status(lambda: fail("a mistake of ours"))
 
 
-AHEAD = RankStatus(9, beats=31, step=5, stage="adding up the loss", still_seconds=60.0, hangs=True)
+AHEAD = RankStatus(beats=31, step=5, stage="adding up the loss", still_seconds=60.0, hangs=True)
 BEHIND = replace(AHEAD, beats=30, stage="computing")
 WAITING = replace(BEHIND, waits=True)
 STUCK = "makes no progress: at step 5, computing, for 60 s"
@@ -276,7 +276,7 @@ def test_ranks_tell_each_other_where_they_are(tmp_path):
                 other._heartbeat.beat("computing")
             # A round.
             watchdog._count(0.4)
-            watchdog._exchange.once()
+            watchdog._exchange()
         return mine._judge()
 
     # The first call sees the newest beat.
@@ -307,12 +307,12 @@ def test_a_rank_that_is_silent_is_lost_also_where_much_time_is_left(tmp_path):
         for _ in range(100):
             for watchdog in (other, mine):
                 watchdog._count(0.4)
-                watchdog._exchange.once()
+                watchdog._exchange()
             assert mine._judge() == ""
         said = []
         while not (said and said[-1]):
             mine._count(0.4)
-            mine._exchange.once()
+            mine._exchange()
             said.append(mine._judge())
     # Eight seconds, and a round until the newest status is read.
     assert 20 <= len(said) <= 22 and "rank 1 is stopped, dead or out of reach" in said[-1]
