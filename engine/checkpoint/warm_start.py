@@ -207,7 +207,7 @@ def draw_rows_of_new_ids(
         drawn = torch.from_numpy(drawn_by_id(found, inits[name], table=name, dim=dim))
         order = torch.full((table.size()[0],), -1, dtype=torch.int64)
         order[torch.from_numpy(places)] = torch.arange(len(places))
-        _copy_rows_(table, drawn, order)
+        copy_rows_(table, drawn, order)
     job.model.load_state_dict(state)
 
 
@@ -278,14 +278,14 @@ class _Load:
         then = weights_name(self.table_then(field), self.manifest.tensors, _MODEL)
         whole = self._read(then)
         whole[:, slice(*self._front.columns_of(field).names["first_order"])] *= self._ratio
-        _copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
+        copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
         begin, now = (f"{_OF_TABLES}{one.removeprefix(_MODEL)}." for one in (then, name))
         for state in self.manifest.tensors if self.takes_all else ():
             target = self._targets.get(state.replace(begin, now))
             if state.startswith(begin) and target is not None:
                 whole = self._read(state)
                 if whole.dim():
-                    _copy_rows_(target, whole, torch.from_numpy(rows))
+                    copy_rows_(target, whole, torch.from_numpy(rows))
                 else:
                     target.copy_(whole)
 
@@ -323,23 +323,24 @@ class _Load:
 
 
 @torch.no_grad()
-def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> None:
-    """Copy rows into this process's parts of a table.
+def copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> None:
+    """Copy rows into this process's parts of a table, from its first column on.
 
     Args:
         table: `[n]` or `[n, columns]`, on any device.
-        whole: `[m]` or `[m, columns]`, on the CPU.
+        whole: `[m]` or `[m, these columns or fewer]`, on the CPU.
         rows: `[n]` int64, the row of `whole` for each row of the table; -1: unchanged.
     """
     for part, (first_row, *first_column) in local_parts(table):
         mine = rows[first_row : first_row + len(part)]
         columns = [
-            slice(first, first + size)
-            for first, size in zip(first_column, part.shape[1:], strict=True)
+            slice(first, min(first + size, most))
+            for first, size, most in zip(first_column, part.shape[1:], whole.shape[1:], strict=True)
         ]
         for places in (mine >= 0).nonzero().squeeze(1).split(_PIECE):
             values = whole[(mine[places], *columns)]
-            part[places.to(part.device)] = values.to(part)
+            here = [slice(size) for size in values.shape[1:]]
+            part[(places.to(part.device), *here)] = values.to(part)
 
 
 @dataclass(frozen=True)
