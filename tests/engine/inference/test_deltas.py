@@ -215,7 +215,6 @@ def test_nothing_outside_of_a_delta_is_read(full, deltas, tmp_path):
 def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_path, monkeypatch):
     base = shutil.copytree(full[1], tmp_path / "full1")
     # As if a bug left a row out.
-
     monkeypatch.setattr(
         "stampede.engine.inference.deltas._changed", lambda *given: _changed(*given)[1:]
     )
