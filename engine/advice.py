@@ -314,8 +314,7 @@ def compare_with_lr(
     if wanted == "auto":
         few_ids = sum(dataset.tables.values()) <= _MOST_TABLE_ROWS
         wanted = dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
-    # The regression would be fitted to the rows of a period that it is compared on.
-    if not wanted or dataset.period or dataset.goals:
+    if not wanted or dataset.goals:
         return None
 
     def earlier() -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cached_property
 from importlib import import_module
@@ -41,7 +41,13 @@ _NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples", "goals")
 _FIRST_COLUMNS = ("epoch", "step", "train_seconds", "train_loss")
 
 
-def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **sections: Any) -> Run:
+def train(
+    config: str | PathLike[str] | Mapping[str, Any] | None = None,
+    /,
+    *,
+    after_epoch: Callable[[Mapping[str, dict[str, Any]]], bool | None] | None = None,
+    **sections: Any,
+) -> Run:
     """Train like `python launch.py`, with the same output, and open the run.
 
     Without `run.name` the run gets a free name: the file's (`run` without a file), then
@@ -51,9 +57,12 @@ def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **se
         config: path of a YAML file, or a dict of sections; `{"train.epochs": 3}` works too.
         sections: replace values of it, as in `train={"epochs": 3}`; without `config` they are the
             whole configuration.
+        after_epoch: called on rank 0 with the metrics by part, such as
+            `metrics["validation"]["auc"]`, after each epoch that was evaluated. If it returns True,
+            training ends as if that epoch were the last.
 
     Returns:
-        The run, with its results.
+        The run, with its results. Hosts that share no folder fetch it from its store.
 
     Raises:
         SettingsError, DataError, RunFolderError: what is wrong, and what to write instead.
@@ -63,8 +72,9 @@ def train(config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **se
 
     checked = configuration(config, **sections)
     with libraries_quiet():
-        run(checked)
-    return Run(RunFolder(os.path.join(checked.run.dir, checked.run.name)).path)
+        folder = run(checked, after_epoch)
+    # A host without a folder that it shares with that of rank 0 has no file of the run.
+    return Run(folder.path) if folder.config_file.is_file() else open_run(folder.url)
 
 
 def configuration(

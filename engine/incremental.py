@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_intermixed_args(arguments)
 
     def train() -> None:
-        from stampede.engine.periods import train_incrementally
+        from stampede.engine.periods.loop import train_incrementally
 
         train_incrementally(Path(given.config), given.overrides, given.on_bad_file, given.follow)
 

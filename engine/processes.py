@@ -29,6 +29,9 @@ T = TypeVar("T")
 # Timeout for preparing, reading or writing a terabyte.
 PATIENCE = timedelta(hours=24)
 
+# Checkpoints exchange CPU tensors, also when training on GPUs.
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
 # Environment variable with the store file of ranks, see `rank_environment`.
 STORE_FILE = "STAMPEDE_STORE_FILE"
 
@@ -54,6 +57,11 @@ class Processes:
     def is_main(self) -> bool:
         """Whether this process writes files and prints."""
         return self.rank == 0
+
+    @property
+    def is_first_of_host(self) -> bool:
+        """Whether no lower rank is on this machine."""
+        return self.rank % self.local_world_size == 0
 
     def named(self, rank: int) -> str:
         """A rank for a sentence, with its host if there are several: `rank 3 on node2`."""
@@ -89,8 +97,7 @@ class Processes:
                     failure.args = (f"on {self.hosts[self.rank]}: {failure}",)
                 raise
 
-        is_first = self.rank % self.local_world_size == 0
-        together(act if is_first else lambda: None, self.group)
+        together(act if self.is_first_of_host else lambda: None, self.group)
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
@@ -154,13 +161,43 @@ def peak_memory_bytes(device: torch.device) -> int:
 def processes(device: str) -> Iterator[Processes]:
     """The process group for the duration of the context: gloo on CPUs, NCCL on GPUs.
 
+    One that is there already, as in a worker of Ray Train, is used and left.
+
     Raises:
-        SettingsError: a GPU is asked for and there is none.
+        SettingsError: a GPU is asked for and there is none, or the group cannot be used.
         TrainingStoppedError: on rank 0, other processes do not join.
     """
     chosen = choose_device(device, "run.device")
-    # Checkpoints exchange CPU tensors, also when training on GPUs.
-    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    is_ours = not dist.is_initialized()
+    if is_ours:
+        _join(chosen)
+    else:
+        _check_group(chosen)
+    groups: list[dist.ProcessGroup | None] = []
+    try:
+        # gloo keeps the files and threads of a group until the processes end, so all runs of these
+        # processes share them.
+        groups += (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+        world_size = dist.get_world_size()
+        with denormals_as_zero():
+            yield Processes(
+                rank=dist.get_rank(),
+                world_size=world_size,
+                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
+                device=chosen,
+                group=groups[0],
+                checkpoint_group=groups[1],
+                hosts=tuple(together(platform.node, groups[0])),
+            )
+        # Without it a process may exit while another still uses their connection, and abort it.
+        dist.barrier()
+    finally:
+        for group in [None] if is_ours else groups:
+            dist.destroy_process_group(group)
+
+
+def _join(device: torch.device) -> None:
+    """Make the process group of all that were started together."""
     rank, world_size = launched_rank(), launched_world_size()
     if "RANK" not in os.environ:
         store = dist.HashStore()
@@ -173,27 +210,26 @@ def processes(device: str) -> Iterator[Processes]:
         # The store may belong to torchrun's agent. It outlives a restart and still holds the
         # addresses of processes that are gone (https://github.com/pytorch/pytorch/issues/135712).
         store = dist.PrefixStore(agree_on_name(store, rank, world_size), store)
+    backend = _BACKENDS[device.type]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    try:
-        # gloo keeps the files and threads of a group until the processes end, so all runs of these
-        # processes share them.
-        group, checkpoint_group = (
-            dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2)
+
+
+def _check_group(device: torch.device) -> None:
+    """Refuse a process group of somebody else that this run cannot use."""
+    given = (launched_rank(), launched_world_size())
+    found = (dist.get_rank(), dist.get_world_size())
+    if given != found:
+        raise SettingsError(
+            f"this is rank {found[0]} of {found[1]} in torch's process group, and rank {given[0]} "
+            f"of {given[1]} in the environment; set RANK, WORLD_SIZE, LOCAL_RANK and "
+            "LOCAL_WORLD_SIZE as torchrun does, or let stampede make the group"
         )
-        with denormals_as_zero():
-            yield Processes(
-                rank=rank,
-                world_size=world_size,
-                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
-                device=chosen,
-                group=group,
-                checkpoint_group=checkpoint_group,
-                hosts=tuple(together(platform.node, group)),
-            )
-        # Without it a process may exit while another still uses their connection, and abort it.
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    backends, needed = dist.get_backend_config(), _BACKENDS[device.type]
+    if "cpu:" not in backends:
+        raise SettingsError(
+            f"torch's process group is made with the backend {backends!r}, which exchanges no CPU "
+            f"tensors; make it with {needed!r}, in Ray Train by TorchConfig(backend={needed!r})"
+        )
 
 
 @contextmanager

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from stampede.data.prepared.manifest import read_manifest
 from stampede.engine.advice import (
     check_batch_size,
     check_labels,
@@ -23,44 +21,32 @@ from stampede.engine.advice import (
     told,
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
-from stampede.engine.config import Config, goal_weights
+from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run
 from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
+from stampede.engine.periods.scored_before import SCORED, ScoredBefore
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import Processes, processes
-from stampede.engine.reading import Reader, data_folder, open_dataset
+from stampede.engine.reading import open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
 from stampede.engine.same_run import check_same_run
-from stampede.engine.training.evaluate import evaluate
 from stampede.engine.training.trainer import Trainer
-from stampede.engine.training.training_run import TrainingRun
+from stampede.engine.training.training_run import AfterEpoch, TrainingRun
 from stampede.engine.watching.hang import watched
 
-# File in the run folder of a new model of a log in periods: `Scored.source`.
-SCORED = "scored.json"
 
-
-class Scored(NamedTuple):
-    """What the model before says of a period's rows.
-
-    Attributes:
-        period: its number.
-        metrics: see `evaluate`.
-        source: what is known of the file with the ids of that model, see `source` of a prepared
-            manifest.
-    """
-
-    period: int
-    metrics: dict[str, Any]
-    source: Mapping[str, Any]
-
-
-def run(config: Config) -> None:
+def run(config: Config, after_epoch: AfterEpoch | None = None) -> RunFolder:
     """Train, evaluate, write the run folder and print the result.
+
+    Args:
+        after_epoch: see `stampede.train`; with `train.refit` of the run that chooses the epochs.
+
+    Returns:
+        The run folder; empty on a host that is `apart` from that of rank 0.
 
     Raises:
         SettingsError, DataError, RunFolderError: a user's mistake.
@@ -71,11 +57,11 @@ def run(config: Config) -> None:
             # Refuse a folder in use before the first of the two trainings.
             with RunFolder(os.path.join(config.run.dir, config.run.name)) as folder:
                 here.on_main(lambda: folder.reserve(config))
-            config = _refitted(config, here)
-        run_here(config, here)
+            config, after_epoch = _refitted(config, here, after_epoch), None
+        return run_here(config, here, after_epoch=after_epoch)
 
 
-def _refitted(config: Config, here: Processes) -> Config:
+def _refitted(config: Config, here: Processes, after_epoch: AfterEpoch | None) -> Config:
     """Let a run with a validation part choose the epochs; returns the run on all rows with them.
 
     That has every setting of the first one. Rates that fall end at 0 after the chosen epochs.
@@ -84,7 +70,8 @@ def _refitted(config: Config, here: Processes) -> Config:
     given = config.model_dump(mode="json")
     given["train"]["refit"] = False
     given["run"]["name"] = name
-    run_here(check_config(given, Path(name), here.world_size), here)
+    chooses = check_config(given, Path(name), here.world_size)
+    run_here(chooses, here, after_epoch=after_epoch)
     chose = RunFolder(os.path.join(config.run.dir, name))
     saved = here.on_main(lambda: load_config_of_run(chose.config_file).model_dump(mode="json"))
     epochs = here.on_main(lambda: chose.read_summary()["best_epoch"]) or saved["train"]["epochs"]
@@ -110,11 +97,17 @@ def _refitted(config: Config, here: Processes) -> Config:
     return check_config(saved, Path(config.run.name), here.world_size)
 
 
-def run_here(config: Config, here: Processes, scored: Scored | None = None) -> None:
+def run_here(
+    config: Config,
+    here: Processes,
+    scored: ScoredBefore | None = None,
+    after_epoch: AfterEpoch | None = None,
+) -> RunFolder:
     """`run` in processes that are already connected; all must call it.
 
     Args:
         scored: of a period whose rows another model than the run's own scores.
+        after_epoch: see `run`.
     """
     check_same_run(config, here)
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
@@ -123,6 +116,7 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
         folder.check_shared(here)
         with watched(here, config.run, folder.path):
             run, is_new, regression = _begun(config, folder, continued, here, scored)
+            run.after_epoch = after_epoch
             summary = _trained(run, is_new, regression)
             if scored is not None:
                 # The data are those of a first period.
@@ -135,10 +129,15 @@ def run_here(config: Config, here: Processes, scored: Scored | None = None) -> N
         here.on_main(lambda: folder.write_results(summary, title))
         if here.is_main:
             print(describe(summary, folder, describe_plan(run.job.model.plan)))
+    return folder
 
 
 def _begun(
-    config: Config, folder: RunFolder, continued: bool, here: Processes, scored: Scored | None
+    config: Config,
+    folder: RunFolder,
+    continued: bool,
+    here: Processes,
+    scored: ScoredBefore | None,
 ) -> tuple[TrainingRun, bool, dict[str, Any] | None]:
     """A run before its first step, whether it is a new one, and a logistic regression if made."""
     if here.is_main and config.model.import_file:
@@ -157,10 +156,14 @@ def _begun(
     strength = None if regression is None else regression["C"]
     config, choices = with_recipe(config, known, fields, here.world_size, found.saved, strength)
     with here.heartbeat.slowly("loading"):
-        if is_new and not dataset.period:
-            here.on_main(lambda: check_labels(dataset))
-            if "train.batch_size" not in {choice.key for choice in choices}:
+        found_off = []
+        if not dataset.period:
+            # A period may have few rows, or one class: its model learned from others too.
+            if is_new:
+                here.on_main(lambda: check_labels(dataset))
+            if is_new and "train.batch_size" not in {choice.key for choice in choices}:
                 check_batch_size(config.train.batch_size, rows, here.world_size)
+            found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
         job = build(config, dataset, here)
         progress, lines, report = begin(found, config, job, dataset, here)
         if scored is not None and not progress.last:
@@ -180,10 +183,6 @@ def _begun(
         here.on_main(begin_folder)
         run = TrainingRun(config, here, folder, dataset, job, progress)
         _print_beginning(run, described(choices) if choices else "", lines)
-        found_off = []
-        if not dataset.period:
-            # A period's batch size is chosen by all rows so far.
-            found_off = on_batch_size(config.train.batch_size, rows, here.world_size)
         can_calibrate = config.evaluate.select_on != "test" and config.model.name != "esmm"
         found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
         tell(found_off, progress.step, folder, here)
@@ -195,6 +194,9 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
     """Train a run to its end; its summary."""
     config, here, folder, dataset = run.config, run.processes, run.folder, run.dataset
     Trainer(run).fit()
+    # Measured before the comparison, whose memory and seconds do not count.
+    summary = summarize(run)
+    summary["logistic_regression"] = None
     if not dataset.period:
         # After the last checkpoint: a run that continues with more epochs drops it.
         results = run.progress.selected or run.progress.last
@@ -205,36 +207,11 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
             ]
         )
         tell(found_off, run.progress.step, folder, here)
-    # Measured before the comparison, whose memory and seconds do not count.
-    summary = summarize(run)
-    summary["logistic_regression"] = compare_with_lr(
-        config, dataset, run.progress, folder, here, regression, same_data=not is_new
-    )
+        summary["logistic_regression"] = compare_with_lr(
+            config, dataset, run.progress, folder, here, regression, same_data=not is_new
+        )
     summary["advice"] = here.on_main(lambda: told(folder))
     return summary
-
-
-def score_here(config: Config, here: Processes, period: int) -> Scored:
-    """Score the rows of a period with the weights that it begins with; all ranks must call it.
-
-    Writes nothing but prepared data.
-    """
-    folder = RunFolder(os.path.join(config.run.dir, config.run.name))
-    found = find_beginning(config, folder, False, here)
-    with watched(here, config.run, folder.path):
-        with here.heartbeat.slowly("preparing data"):
-            dataset = open_dataset(config, here)
-        rows = dataset.train.rows + dataset.rows_before
-        config, _ = with_recipe(config, rows, len(dataset.vocabulary_sizes), here.world_size)
-        with here.heartbeat.slowly("loading"):
-            job = build(config, dataset, here)
-            begin(found, config, job, dataset, here)
-        reader = Reader(config, dataset, here)
-        goals = goal_weights(config, dataset.goals)
-        batches = reader.evaluation(reader.dataset.test)
-        given = config.evaluate, None, dataset.unseen_rows, goals
-        metrics = evaluate(job.model, batches, here, *given)
-    return Scored(period, metrics, here.on_main(lambda: read_manifest(data_folder(config)).source))
 
 
 def _print_beginning(run: TrainingRun, chosen: str, lines: list[str]) -> None:

@@ -102,67 +102,62 @@ class CTRModel(nn.Module):
         super().__init__()
         registered = network(name)
         registered.check_goals(goals)
-        if first_order_scale != 1.0 and not registered.first_order:
-            raise SettingsError(
-                f"model.first_order_scale: found {first_order_scale:g}, but the network {name!r} "
-                "has no first-order term; leave the key out, or choose a network that has one, "
-                "such as deepfm"
-            )
-        generator = torch.Generator().manual_seed(seed)
         self.front = EmbeddingFront(
             vocabulary_sizes, dim, shared, mean, attention, sequences, dims, weighted
         )
-        self.numbers = numbers
-        if self.front.sequences and not registered.histories:
-            raise SettingsError(
-                f"model.name: the network {name!r} cannot read the ids of "
-                f"{', '.join(self.front.sequences)} one by one (pooling: none); write pooling: "
-                "attention in the schema, or choose a network that can, such as bst"
-            )
+        _check_fits(name, first_order_scale, self.front)
         # Fields of the network, in the order of its histories.
         self.sequences = list(self.front.sequences) if registered.histories else None
+        self.numbers, self.goals, self.negative_rate = numbers, list(goals), 1.0
+        self.goal_losses = GoalLosses(goals, goal_weights or {}, goal_weighting) if goals else None
+        self.first_order, self.first_order_scale = registered.first_order, first_order_scale
         queries = tuple(map(self.front.place, self.front.sequences.values()))
         shape = NetworkShape(
             len(self.front.pooled), dim, numbers, tuple(hidden), dropout, normalization,
             goals=max(1, len(goals)), histories=queries,
         )  # fmt: skip
         self.bias = nn.Parameter(torch.zeros(shape.goals))
-        self.goals = list(goals)
-        self.negative_rate = 1.0
-        self.goal_losses: GoalLosses | None = None
-        if goals:
-            self.goal_losses = GoalLosses(goals, goal_weights or {}, goal_weighting)
-        self.number_weights: nn.Linear | None = None
-        self.first_order = registered.first_order
-        self.first_order_scale = first_order_scale
+        self._draw_layers(name, shape, options, unit, seed)
+        self.batch_norms = [
+            norm for part in (self.network, self.attention) for norm in use_global_batches(part)
+        ]
+
+    def _draw_layers(
+        self,
+        name: str,
+        shape: NetworkShape,
+        options: Section | None,
+        unit: AttentionOptions | None,
+        seed: int,
+    ) -> None:
+        """Build the network and the model's own layers, whose weights are drawn in this order."""
+        registered, generator = network(name), torch.Generator().manual_seed(seed)
         # The same on every rank, even if a network takes torch's own initial weights.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.network = registered.build(shape, generator, options or registered.options())
             self._check_logits(name)
             self._draws = draw_by_sample(self.network)
-            if registered.first_order and numbers:
-                self.number_weights = linear(numbers, 1, generator, bias=False)
+            self.number_weights: nn.Linear | None = None
+            if self.first_order and self.numbers:
+                number_weights = linear(self.numbers, 1, generator, bias=False)
                 with torch.no_grad():
-                    self.number_weights.weight /= first_order_scale
+                    number_weights.weight /= self.first_order_scale
+                self.number_weights = number_weights
+            unit = unit or AttentionOptions.model_validate({})
+            # A field may have the name of a method of ModuleDict.
             self.attention = nn.ModuleDict(
                 {
-                    # A field may have the name of a method of ModuleDict.
-                    f"of_{field}": TargetAttention(
-                        dim, unit or AttentionOptions.model_validate({}), generator
-                    )
+                    f"of_{field}": TargetAttention(shape.dim, unit, generator)
                     for field in self.front.attention
                 }
             )
             self.projections = nn.ParameterDict(
                 {
-                    f"of_{table}": linear(own, dim, generator, bias=False).weight
+                    f"of_{table}": linear(own, shape.dim, generator, bias=False).weight
                     for table, own in self.front.dims.items()
                 }
             )
-        self.batch_norms = [
-            norm for part in (self.network, self.attention) for norm in use_global_batches(part)
-        ]
 
     def l2_terms(self) -> dict[int, float]:
         """Coefficients of the network's own L2 terms, by `id` of the parameter."""
@@ -290,6 +285,7 @@ class CTRModel(nn.Module):
         """
         samples, numbers, columns = 2, self.numbers, self.front.columns
         fields, network = len(self.front.pooled), copy.deepcopy(self.network)
+        goals = [] if self.goal_losses is None else [len(self.bias)]
         methods: dict[str, tuple[str, int, tuple[Any, ...]]] = {
             "forward": ("embeddings", columns.dim, ())
         }
@@ -318,16 +314,12 @@ class CTRModel(nn.Module):
                         f"{failure}; correct its {method}"
                     ) from failure
                 found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-                if self.goal_losses is not None and found != [samples, len(self.bias)]:
+                if found != [samples, *goals]:
+                    shape = ", ".join(map(str, ("batch", *goals)))
                     raise SettingsError(
                         f"model.name: the network {name!r} returns {found} for {samples} samples; "
-                        f"its {method} must return logits of shape [batch, {len(self.bias)}], one "
-                        "per goal"
-                    )
-                if self.goal_losses is None and found != [samples]:
-                    raise SettingsError(
-                        f"model.name: the network {name!r} returns {found} for {samples} samples; "
-                        f"its {method} must return logits of shape [batch], one per sample"
+                        f"its {method} must return logits of shape [{shape}], one per "
+                        f"{'goal' if goals else 'sample'}"
                     )
                 for key, tensor, version in zip((rows, "numbers"), inputs, before, strict=True):
                     if tensor._version != version:
@@ -336,6 +328,23 @@ class CTRModel(nn.Module):
                             f"{method} must not: write for example `x = {key} * 2` instead of "
                             f"`{key}.mul_(2)`, and do not use inplace=True on them"
                         )
+
+
+def _check_fits(name: str, first_order_scale: float, front: EmbeddingFront) -> None:
+    """Refuse a network without a first-order term that is scaled, or that cannot read histories."""
+    registered = network(name)
+    if first_order_scale != 1.0 and not registered.first_order:
+        raise SettingsError(
+            f"model.first_order_scale: found {first_order_scale:g}, but the network {name!r} "
+            "has no first-order term; leave the key out, or choose a network that has one, "
+            "such as deepfm"
+        )
+    if front.sequences and not registered.histories:
+        raise SettingsError(
+            f"model.name: the network {name!r} cannot read the ids of "
+            f"{', '.join(front.sequences)} one by one (pooling: none); write pooling: "
+            "attention in the schema, or choose a network that can, such as bst"
+        )
 
 
 def _has_own_first_order(network: nn.Module) -> bool:

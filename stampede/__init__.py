@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stampede.data.errors import DataError
     from stampede.engine.api import Run, configuration, open_run, train
-    from stampede.engine.errors import RunFolderError, TrainingStoppedError
+    from stampede.engine.errors import (
+        InterruptedRunError,
+        RunFolderError,
+        TrainingStoppedError,
+    )
     from stampede.engine.exit_status import exit_status
     from stampede.settings import SettingsError
 
@@ -25,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DataError",
+    "InterruptedRunError",
     "Run",
     "RunFolderError",
     "SettingsError",
@@ -37,6 +42,7 @@ __all__ = [
 
 _MODULES = {
     "DataError": "data.errors",
+    "InterruptedRunError": "engine.errors",
     "Run": "engine.api",
     "RunFolderError": "engine.errors",
     "SettingsError": "settings",

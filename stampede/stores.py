@@ -68,6 +68,11 @@ def working(url: str) -> Path:
     return _place() / "runs" / local(url).relative_to(_place())
 
 
+def scratch(name: str) -> Path:
+    """A place on this machine for what is soon deleted."""
+    return hidden(_place() / name, "copy")
+
+
 def _place() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get(_PLACE) or f"{cache}/stampede/stores").expanduser()

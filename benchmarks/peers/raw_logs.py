@@ -17,10 +17,14 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import product, repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 from sklearn.metrics import log_loss, roc_auc_score
+
+if TYPE_CHECKING:
+    import torch
 
 CRITEO_NUMBERS = [f"I{i}" for i in range(1, 14)]
 CRITEO_IDS = [f"C{i}" for i in range(1, 27)]
@@ -247,15 +251,53 @@ def boosted_trees(rows: Rows, seed: int, scratch: Path) -> dict:
 
 def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
     """FuxiCTR's DeepFM: its own preparation, layers and training loop, with BARS' settings."""
-    import torch
-    from fuxictr.datasets.avazu import CustomizedFeatureProcessor as AvazuProcessor
-    from fuxictr.datasets.criteo import CustomizedFeatureProcessor as CriteoProcessor
-    from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
-    from fuxictr.pytorch.models import BaseModel
     from fuxictr.pytorch.torch_utils import seed_everything
 
-    # The package has the layers and the loop; the network is in its model zoo, which is not
-    # packaged.
+    seed_everything(seed)
+    fewest, settings = BARS[rows.kind]
+    feature_map, (train, validation, test) = _fuxictr_parts(rows, fewest, scratch)
+    model = _fuxictr_network()(
+        feature_map,
+        model_root=str(scratch),
+        embedding_dim=BARS_DIM,
+        metrics=["logloss", "AUC"],
+        monitor={"AUC": 1, "logloss": -1},
+        verbose=0,
+        **settings,
+    )
+    model.fit(Batches(train, shuffle=True), BARS_EPOCHS, Batches(validation))
+    predicted = [model.predict(Batches(part)) for part in (validation, test)]
+    return {
+        **scores(rows, *predicted),
+        "chosen": {"epochs": model._epoch_index + 1},
+        "version": f"fuxictr {metadata.version('fuxictr')}",
+    }
+
+
+@dataclass
+class Batches:
+    """FuxiCTR's batches; its loaders, which yield the same, start a Ray cluster."""
+
+    columns: dict[str, torch.Tensor]
+    shuffle: bool = False
+
+    def __len__(self) -> int:
+        return -(-len(self.columns["label"]) // BARS_BATCH)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        import torch
+
+        count = len(self.columns["label"])
+        order = torch.randperm(count) if self.shuffle else torch.arange(count)
+        for at in order.split(BARS_BATCH):
+            yield {name: column[at] for name, column in self.columns.items()}
+
+
+def _fuxictr_network() -> type:
+    """DeepFM as in FuxiCTR's model zoo; the package has only the layers and the loop."""
+    from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
+    from fuxictr.pytorch.models import BaseModel
+
     class DeepFM(BaseModel):
         def __init__(self, feature_map: object, **settings: object) -> None:
             super().__init__(feature_map, model_id="DeepFM", **settings)
@@ -277,23 +319,17 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
             logits = self.fm(ids, embedded) + self.mlp(embedded.flatten(start_dim=1))
             return {"y_pred": self.output_activation(logits)}
 
-    # FuxiCTR's loaders start a Ray cluster; these yield the same batches.
-    @dataclass
-    class Batches:
-        columns: dict[str, torch.Tensor]
-        shuffle: bool = False
+    return DeepFM
 
-        def __len__(self) -> int:
-            return -(-len(self.columns["label"]) // BARS_BATCH)
 
-        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-            count = len(self.columns["label"])
-            order = torch.randperm(count) if self.shuffle else torch.arange(count)
-            for at in order.split(BARS_BATCH):
-                yield {name: column[at] for name, column in self.columns.items()}
+def _fuxictr_parts(
+    rows: Rows, fewest: int, scratch: Path
+) -> tuple[object, list[dict[str, torch.Tensor]]]:
+    """FuxiCTR's feature map, and the three parts as it prepares them."""
+    import torch
+    from fuxictr.datasets.avazu import CustomizedFeatureProcessor as AvazuProcessor
+    from fuxictr.datasets.criteo import CustomizedFeatureProcessor as CriteoProcessor
 
-    fewest, settings = BARS[rows.kind]
-    seed_everything(seed)
     processor = {"criteo": CriteoProcessor, "avazu": AvazuProcessor}[rows.kind](
         feature_cols=_fuxictr_columns(rows),
         label_col={"name": "label", "dtype": "float"},
@@ -309,24 +345,7 @@ def fuxictr_deepfm(rows: Rows, seed: int, scratch: Path) -> dict:
         ids = processor.transform({c.name: c.to_numpy() for c in part.collect()})
         return {name: torch.as_tensor(np.asarray(column)) for name, column in ids.items()}
 
-    train, validation, test = map(columns, parts)
-    model = DeepFM(
-        processor.feature_map,
-        model_root=str(scratch),
-        embedding_dim=BARS_DIM,
-        metrics=["logloss", "AUC"],
-        monitor={"AUC": 1, "logloss": -1},
-        verbose=0,
-        **settings,
-    )
-    model.fit(Batches(train, shuffle=True), BARS_EPOCHS, Batches(validation))
-    predicted = [model.predict(Batches(part)) for part in (validation, test)]
-    chosen = {"chosen": {"epochs": model._epoch_index + 1}}
-    return {
-        **scores(rows, *predicted),
-        **chosen,
-        "version": f"fuxictr {metadata.version('fuxictr')}",
-    }
+    return processor.feature_map, list(map(columns, parts))
 
 
 def _fuxictr_columns(rows: Rows) -> list[dict]:

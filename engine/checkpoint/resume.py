@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from stampede.data import Dataset, click_shares
+from stampede.engine.checkpoint.hosts import on_every_host
 from stampede.engine.checkpoint.manifest import Manifest, data_entry, read_manifest
 from stampede.engine.checkpoint.pretrained import fill_pretrained
 from stampede.engine.checkpoint.retention import newest_whole
@@ -123,10 +124,12 @@ def begin(
         # frozen table, whose vectors are all of one kind.
         filled = fill_pretrained(config, job, dataset, processes, frozen=False)
         if found.source is not None:
-            report = load_matching(found.source, config, dataset.vocabulary_sizes, job, processes)
+            with on_every_host(found.source.checkpoint, processes) as checkpoint:
+                source = replace(found.source, checkpoint=checkpoint)
+                before = read_manifest(checkpoint)
+                report = load_matching(source, config, dataset.vocabulary_sizes, job, processes)
         filled += fill_pretrained(config, job, dataset, processes, frozen=True)
     if report is not None:
-        before = read_manifest(found.source.checkpoint)
         if found.source.held is not None:
             found.source.held.close()
         takes_all, shifted = config.checkpoint.init_state == "all", []
@@ -144,7 +147,8 @@ def begin(
     if found.newest is None:
         lines = [*found.lines, *filled, *_set_initial_bias(config, job, dataset, processes)]
         return Progress(), lines, None
-    progress = load(found.newest, job, dataset)
+    with on_every_host(found.newest, processes) as checkpoint:
+        progress = load(checkpoint, job, dataset)
     lines = [f"continuing after step {progress.step:,} from {found.newest}"]
     if progress.epoch >= config.train.epochs:
         lines.append(

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tqdm.auto import tqdm
 
 from stampede.data import Dataset
+from stampede.engine.checkpoint.hosts import gather_files
 from stampede.engine.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -49,6 +50,8 @@ class Checkpoints:
 
     All ranks must make one and call its methods at the same points; the thread has its own process
     group. On exit the context waits for the last write. Rank 0 calls `publish` after each.
+
+    With `apart` each host has a folder of its own, and rank 0's gets the files of all.
     """
 
     def __init__(
@@ -59,8 +62,9 @@ class Checkpoints:
         dataset: Dataset,
         processes: Processes,
         publish: Callable[[], None] = lambda: None,
+        apart: bool = False,
     ) -> None:
-        self._folder = folder
+        self._folder, self._apart = folder, apart
         self._job = job
         self._settings = config.checkpoint
         self._processes, self._publish = processes, publish
@@ -190,21 +194,25 @@ class Checkpoints:
 
     def _write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
         """Write on all ranks; they fail together."""
-        folder = hidden(self._target, "tmp")
+        folder, here = hidden(self._target, "tmp"), self._processes
 
         def prepare() -> None:
             if failure is not None:
                 raise RuntimeError(failure)
-            if self._processes.is_main:
+            if here.is_first_of_host if self._apart else here.is_main:
                 remove(folder)
-                folder.mkdir()
+                folder.mkdir(parents=self._apart)
 
         together(prepare, self._group)
         tensors, names = write_tensors(state, folder, self._group)
         entries = together(lambda: [file_entry(folder / n, folder) for n in names], self._group)
+        if self._apart:
+            gather_files(folder, entries, here)
+            if here.is_first_of_host and not here.is_main:
+                remove(folder)
 
         def finish() -> None:
-            if self._processes.is_main:
+            if here.is_main:
                 manifest = Manifest(
                     progress=progress,
                     files=list(chain(*entries)),

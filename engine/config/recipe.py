@@ -7,7 +7,10 @@ Every rule is a function of the number of training rows and of given settings.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from stampede.engine.config import Config, check_divides, config_type
@@ -73,16 +76,6 @@ _LR = 1e-3
 _STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
 
 
-_KEYS = (
-    "optim.scaling.base_batch_size", "train.batch_size", "train.epochs", "train.averaging",
-    "evaluate.every_epochs", "evaluate.patience", "evaluate.metric",
-    "optim.scaling.rule", "optim.embedding.lr", "optim.embedding.betas", "optim.embedding.l2",
-    "optim.embedding.schedule.warmup", "optim.embedding.schedule.decay", "optim.dense.lr",
-    "optim.dense.betas", "optim.dense.schedule.warmup", "optim.dense.schedule.decay",
-    "model.first_order_scale", "model.dropout",
-)  # fmt: skip
-
-
 class Choice(NamedTuple):
     """A key that the recipe chose, such as `train.batch_size`, with its value and the reason."""
 
@@ -124,8 +117,10 @@ def with_recipe(
     choices = []
     # Runs from before there was a recipe used the paper's values for missing keys.
     before = below_old_runs(dict(saved)) if saved else {}
-    for choice in _chosen(values, rows, fields, world_size, strength):
-        key = choice.key
+    run = _Run(values, rows, fields, world_size, strength)
+    for key, choose in _CHOICES.items():
+        # Also for keys that are given or saved: `kind` must be found before these are set.
+        choice = Choice(key, *choose(run))
         if not _is_open(values, key):
             continue
         value = at(before, key)
@@ -153,149 +148,255 @@ def described(choices: Sequence[Choice]) -> str:
 def open_keys(config: Config) -> set[str]:
     """Keys that are left to the recipe."""
     values = config.model_dump(mode="json")
-    return {key for key in _KEYS if _is_open(values, key)}
+    return {key for key in _CHOICES if _is_open(values, key)}
 
 
-def _chosen(
-    values: Mapping[str, Any], rows: int, fields: int, world_size: int, strength: float | None
-) -> Iterator[Choice]:
-    """A choice for each of `_KEYS`, in order.
+class _Kind(Enum):
+    """How a run trains; most choices depend on it."""
 
-    `values` must have each key's final value before the next choice is asked for: later rules
-    depend on it.
+    USUAL = "some epochs with rates that fall"
+    LARGE_BATCHES = "more epochs of few steps"
+    UNTIL_NO_BETTER = "constant rates until the validation part no longer gains"
+    SMALL_LR = "logistic regression on a small log, until the rates are 0"
+    NEW_PERIOD = "a period that begins anew on all files so far"
+    NEXT_PERIOD = "a period that goes on with the model before"
+
+
+@dataclass
+class _Run:
+    """What the choices depend on.
+
+    Attributes:
+        values: each key of `_CHOICES` has its final value before the next one is chosen.
+        rows, fields, world_size, strength: see `with_recipe`.
     """
-    periodic, name = at(values, "data.split") == "periods", at(values, "model.name")
 
-    base = _power_of_two(rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BASE)
-    reason = f"{rows / base:,.0f} steps an epoch of {rows:,} rows"
-    yield Choice("optim.scaling.base_batch_size", base, reason)
-    base = at(values, "optim.scaling.base_batch_size")
-    size = _power_of_two(rows / _STEPS_OF_LARGE_BATCHES, min(base, _LARGEST_BATCH), _LARGEST_BATCH)
-    size = max(1, round(size / world_size)) * world_size
-    yield Choice("train.batch_size", size, f"{rows / size:,.0f} steps an epoch")
+    values: Mapping[str, Any]
+    rows: int
+    fields: int
+    world_size: int
+    strength: float | None
 
-    # The batch, divided by a hundredth of the rows rounded down to a power of two. Large logs have
-    # enough steps, and a period is trained on once, however few its steps are.
-    batch, hundredths = at(values, "train.batch_size"), 1.0
-    if rows < LARGE_LOG and not periodic:
-        hundredth = _power_of_two(rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH)
-        hundredths = max(1.0, batch / hundredth)
-    is_large = hundredths >= _LARGE
-    # How many times longer large batches train and warm up if their epochs have few steps.
-    longer = round(max(1.0, math.sqrt(hundredths / _FEW_STEPS)), 2)
-    usual_epochs = next(epochs for most, epochs in _EPOCHS if rows < most)
-    usual_epochs *= 2 if name in _WITHOUT_HIDDEN_LAYERS else 1
-    # Whoever names few epochs knows where the rates have to end.
-    given = at(values, "train.epochs")
-    is_small = rows < SMALL_LOG and not (periodic or is_large)
-    replay = at(values, "train.replay")
-    is_anew = periodic and (bool(replay) or (replay is None and rows < SMALL_LOG))
-    until_no_better = is_small and name != "lr"
-    until_no_better &= given is None or given > usual_epochs
-    # Nor do rates that fall, or weights that are not averaged.
-    keys = ("optim.embedding.schedule.decay", "optim.dense.schedule.decay")
-    until_no_better &= all(at(values, key) in (None, "constant") for key in keys)
-    until_no_better &= at(values, "train.averaging") != 0
-    epochs, reason = usual_epochs, f"{rows:,} rows"
-    if is_anew:
-        epochs = _EPOCHS_ANEW if rows < SMALL_LOG else usual_epochs
-        reason = "a new model of all files so far"
-    elif periodic:
-        epochs, reason = 1, "each period is trained on once"
-    elif is_large:
-        epochs = round(usual_epochs * _MORE_EPOCHS * longer)
-        reason = f"{math.ceil(rows / batch):,} steps an epoch"
-    elif until_no_better:
-        epochs, reason = _MOST_EPOCHS, "at most, until evaluations are no longer better"
-    elif is_small and name == "lr":
-        epochs, reason = _EPOCHS_OF_LR, "until the rates are 0"
-    yield Choice("train.epochs", epochs, reason)
-    epochs = at(values, "train.epochs")
-    snapshots, reason = 0, "rates fall"
-    if until_no_better or is_anew:
-        snapshots, reason = _SNAPSHOTS, "rates do not fall"
-    yield Choice("train.averaging", snapshots, reason)
-    every, reason = 1, "each epoch may be the best"
-    if strength is not None and is_small:
-        every, reason = epochs, "C is chosen by validation, and only the last epoch has its minimum"
-    elif is_anew and rows < SMALL_LOG:
-        every, reason = epochs, "no epoch is chosen"
-    yield Choice("evaluate.every_epochs", every, reason)
-    patience = math.ceil(_OF_THE_EPOCHS * (epochs / at(values, "evaluate.every_epochs")))
-    if until_no_better:
+    def at(self, key: str) -> Any:
+        """The value of a key; None if it is open or absent."""
+        return at(self.values, key)
+
+    @property
+    def network(self) -> str:
+        """Name of the network."""
+        return self.at("model.name")
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the log is small."""
+        return self.rows < SMALL_LOG
+
+    @cached_property
+    def hundredths(self) -> float:
+        """The batch, divided by a hundredth of the rows rounded down to a power of two.
+
+        Large logs have enough steps, and a period is trained on once, however few its steps are.
+        """
+        if self.rows >= LARGE_LOG or self.at("data.split") == "periods":
+            return 1.0
+        hundredth = _power_of_two(self.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH)
+        return max(1.0, self.at("train.batch_size") / hundredth)
+
+    @property
+    def longer(self) -> float:
+        """How many times longer large batches train and warm up if their epochs have few steps."""
+        return round(max(1.0, math.sqrt(self.hundredths / _FEW_STEPS)), 2)
+
+    @property
+    def usual_epochs(self) -> int:
+        """Epochs of a run whose rates fall."""
+        epochs = next(epochs for most, epochs in _EPOCHS if self.rows < most)
+        return epochs * (2 if self.network in _WITHOUT_HIDDEN_LAYERS else 1)
+
+    @cached_property
+    def kind(self) -> _Kind:
+        """How the run trains; found before `train.epochs` and what follows is chosen."""
+        if self.at("data.split") == "periods":
+            replay = self.at("train.replay")
+            is_anew = bool(replay) or (replay is None and self.is_small)
+            return _Kind.NEW_PERIOD if is_anew else _Kind.NEXT_PERIOD
+        if self.hundredths >= _LARGE:
+            return _Kind.LARGE_BATCHES
+        if not self.is_small:
+            return _Kind.USUAL
+        if self.network == "lr":
+            return _Kind.SMALL_LR
+        # Whoever names few epochs, rates that fall, or weights that are not averaged knows where
+        # the rates have to end.
+        epochs = self.at("train.epochs")
+        decays = (self.at(f"optim.{part}.schedule.decay") for part in ("embedding", "dense"))
+        is_open = epochs is None or epochs > self.usual_epochs
+        is_open &= all(decay in (None, "constant") for decay in decays)
+        is_open &= self.at("train.averaging") != 0
+        return _Kind.UNTIL_NO_BETTER if is_open else _Kind.USUAL
+
+
+def _base_batch_size(run: _Run) -> tuple[int, str]:
+    base = _power_of_two(run.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BASE)
+    return base, f"{run.rows / base:,.0f} steps an epoch of {run.rows:,} rows"
+
+
+def _batch_size(run: _Run) -> tuple[int, str]:
+    least = min(run.at("optim.scaling.base_batch_size"), _LARGEST_BATCH)
+    size = _power_of_two(run.rows / _STEPS_OF_LARGE_BATCHES, least, _LARGEST_BATCH)
+    size = max(1, round(size / run.world_size)) * run.world_size
+    return size, f"{run.rows / size:,.0f} steps an epoch"
+
+
+def _epochs(run: _Run) -> tuple[int, str]:
+    if run.kind is _Kind.NEW_PERIOD:
+        epochs = _EPOCHS_ANEW if run.is_small else run.usual_epochs
+        return epochs, "a new model of all files so far"
+    if run.kind is _Kind.NEXT_PERIOD:
+        return 1, "each period is trained on once"
+    if run.kind is _Kind.LARGE_BATCHES:
+        steps = math.ceil(run.rows / run.at("train.batch_size"))
+        return round(run.usual_epochs * _MORE_EPOCHS * run.longer), f"{steps:,} steps an epoch"
+    if run.kind is _Kind.UNTIL_NO_BETTER:
+        return _MOST_EPOCHS, "at most, until evaluations are no longer better"
+    if run.kind is _Kind.SMALL_LR:
+        return _EPOCHS_OF_LR, "until the rates are 0"
+    return run.usual_epochs, f"{run.rows:,} rows"
+
+
+def _averaging(run: _Run) -> tuple[int, str]:
+    if run.kind in (_Kind.UNTIL_NO_BETTER, _Kind.NEW_PERIOD):
+        return _SNAPSHOTS, "rates do not fall"
+    return 0, "rates fall"
+
+
+def _every_epochs(run: _Run) -> tuple[int, str]:
+    epochs = run.at("train.epochs")
+    if run.strength is not None and run.kind is _Kind.SMALL_LR:
+        return epochs, "C is chosen by validation, and only the last epoch has its minimum"
+    if run.kind is _Kind.NEW_PERIOD and run.is_small:
+        return epochs, "no epoch is chosen"
+    return 1, "each epoch may be the best"
+
+
+def _patience(run: _Run) -> tuple[int, str]:
+    evaluated = run.at("train.epochs") / run.at("evaluate.every_epochs")
+    patience = max(_PATIENCE, math.ceil(_OF_THE_EPOCHS * evaluated))
+    if run.kind is _Kind.UNTIL_NO_BETTER:
         patience = _SHORT_PATIENCE
-    reason = "evaluated epochs without a better evaluate.metric end the training"
-    yield Choice("evaluate.patience", max(_PATIENCE, patience), reason)
-    reason = "AUC minus logloss: an overfitted model may still rank well"
-    yield Choice("evaluate.metric", "both", reason)
+    return patience, "evaluated epochs without a better evaluate.metric end the training"
 
-    reason = "rates by the root of the batch, the same L2"
-    yield Choice("optim.scaling.rule", "sqrt_star", reason)
-    # For a large batch, the steps in the usual epochs.
-    steps = (usual_epochs if is_large else epochs) * rows / base
-    falling_lr = max(
-        _LR * math.sqrt(_STEPS_AT_FULL_RATE / max(steps, _STEPS_AT_FULL_RATE)), _LEAST_LR
-    )
-    for_steps = f"for {steps:,.0f} steps of batch size {base:,}"
-    of_tables = (_LR, f"at batch size {base:,}")
-    # Rates are constant within a period, and fall from one to the next.
-    if is_large or (periodic and not is_anew):
-        of_tables = (falling_lr * (_TABLES_FASTER if is_large else 1), for_steps)
-    of_layers = (max(falling_lr * (_DENSE_SLOWER if is_large else 1), _LEAST_LR), for_steps)
-    betas = ([0.9, 0.999], "Adam's")
-    if is_large:
-        # Averages over fewer steps, as the gradients of larger batches are less noisy. After arXiv
-        # 2205.10287: 1 - beta grows with the batch. Batches of fewer than _FEW_STEPS hundredths are
-        # better with the betas of that many.
-        at_least = max(hundredths, _FEW_STEPS)
-        first = 1 - round(0.1 * (4 * at_least) ** (1 / 3), 1)
-        second = 1 - float(f"{0.004 * at_least:.2g}")
-        betas = ([max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps")
-    decay = ("polynomial", "a straight line to 0 at the end of training")
-    if until_no_better:
-        decay = ("constant", "until evaluations are no longer better")
-        of_tables = (_LR * _FASTER, of_tables[1])
-    elif is_small and name == "lr":
-        of_tables = (_LR_OF_LR, of_tables[1])
-    elif is_anew and rows < SMALL_LOG:
-        of_tables = (_LR * _FASTER, of_tables[1])
-    if periodic:
-        decay = ("constant", "another period may follow")
-    for section, lr, usual, of_paper in (
-        ("optim.embedding", of_tables, 0.0, 0.0),
-        ("optim.dense", of_layers, _WARMUP, 1.0),
-    ):
-        yield Choice(f"{section}.lr", *lr)
-        yield Choice(f"{section}.betas", *betas)
-        if section == "optim.embedding":
-            l2, reason = _L2 * fields / rows, f"{_L2:g} x {fields} fields / rows"
-            if strength is not None:
-                # scikit-learn's penalty of the sum of losses, of weights that are stored divided.
-                scale = at(values, "model.first_order_scale") or _FIRST_ORDER_SCALE
-                l2, reason = scale**2 / (2 * strength * rows), f"C={strength:g}, as L-BFGS chose"
-            yield Choice(f"{section}.l2", l2, reason)
-        warmup, reason = usual, "epochs"
-        if at(values, "preset") == "paper":
-            # The preset leaves it open if it must be written in steps.
-            warmup = of_paper
-        elif is_large:
-            warmup = min(longer, epochs / 4)
-        if at(values, f"{section}.schedule.unit") == "steps":
-            warmup, reason = round(warmup * rows / batch), f"{warmup:g} epochs, in steps"
-        yield Choice(f"{section}.schedule.warmup", warmup, reason)
-        yield Choice(f"{section}.schedule.decay", *decay)
 
-    scale, reason = 1.0, f"{name} has no first-order term"
-    if network(name).first_order:
-        scale = _FIRST_ORDER_SCALE
-        reason = "4 times the rate and 1/16 of the L2 for first-order weights"
-    yield Choice("model.first_order_scale", scale, reason)
-    dropout, reason = 0.0, f"{_DROPOUT_BELOW:,} rows and more"
-    if name not in _WITH_HIDDEN_LAYERS:
-        reason = f"dropout was not tried with {name}"
-    elif rows < _DROPOUT_BELOW:
-        dropout, reason = _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"
-    yield Choice("model.dropout", dropout, reason)
+def _falling_lr(run: _Run) -> tuple[float, str]:
+    """A rate that falls with the number of steps; of large batches, those in the usual epochs."""
+    is_large, base = run.kind is _Kind.LARGE_BATCHES, run.at("optim.scaling.base_batch_size")
+    steps = (run.usual_epochs if is_large else run.at("train.epochs")) * run.rows / base
+    falling = _LR * math.sqrt(_STEPS_AT_FULL_RATE / max(steps, _STEPS_AT_FULL_RATE))
+    return max(falling, _LEAST_LR), f"for {steps:,.0f} steps of batch size {base:,}"
+
+
+def _table_lr(run: _Run) -> tuple[float, str]:
+    falling, reason = _falling_lr(run)
+    if run.kind is _Kind.LARGE_BATCHES:
+        return falling * _TABLES_FASTER, reason
+    if run.kind is _Kind.NEXT_PERIOD:
+        # Rates are constant within a period, and fall from one to the next.
+        return falling, reason
+    lr = _LR
+    if run.kind is _Kind.UNTIL_NO_BETTER or (run.kind is _Kind.NEW_PERIOD and run.is_small):
+        lr = _LR * _FASTER
+    elif run.kind is _Kind.SMALL_LR:
+        lr = _LR_OF_LR
+    return lr, f"at batch size {run.at('optim.scaling.base_batch_size'):,}"
+
+
+def _dense_lr(run: _Run) -> tuple[float, str]:
+    falling, reason = _falling_lr(run)
+    slower = _DENSE_SLOWER if run.kind is _Kind.LARGE_BATCHES else 1
+    return max(falling * slower, _LEAST_LR), reason
+
+
+def _betas(run: _Run) -> tuple[list[float], str]:
+    if run.kind is not _Kind.LARGE_BATCHES:
+        return [0.9, 0.999], "Adam's"
+    # Averages over fewer steps, as the gradients of larger batches are less noisy. After arXiv
+    # 2205.10287: 1 - beta grows with the batch. Batches of fewer than _FEW_STEPS hundredths are
+    # better with the betas of that many.
+    at_least = max(run.hundredths, _FEW_STEPS)
+    first = 1 - round(0.1 * (4 * at_least) ** (1 / 3), 1)
+    second = 1 - float(f"{0.004 * at_least:.2g}")
+    return [max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps"
+
+
+def _l2(run: _Run) -> tuple[float, str]:
+    if run.strength is None:
+        return _L2 * run.fields / run.rows, f"{_L2:g} x {run.fields} fields / rows"
+    # scikit-learn's penalty of the sum of losses, of weights that are stored divided.
+    scale = run.at("model.first_order_scale") or _FIRST_ORDER_SCALE
+    l2 = scale**2 / (2 * run.strength * run.rows)
+    return l2, f"C={run.strength:g}, as L-BFGS chose"
+
+
+def _warmup(run: _Run, section: str, usual: float, of_paper: float) -> tuple[float, str]:
+    warmup = usual
+    if run.at("preset") == "paper":
+        # The preset leaves it open if it must be written in steps.
+        warmup = of_paper
+    elif run.kind is _Kind.LARGE_BATCHES:
+        warmup = min(run.longer, run.at("train.epochs") / 4)
+    if run.at(f"{section}.schedule.unit") == "steps":
+        steps = round(warmup * run.rows / run.at("train.batch_size"))
+        return steps, f"{warmup:g} epochs, in steps"
+    return warmup, "epochs"
+
+
+def _decay(run: _Run) -> tuple[str, str]:
+    if run.kind is _Kind.UNTIL_NO_BETTER:
+        return "constant", "until evaluations are no longer better"
+    if run.kind in (_Kind.NEW_PERIOD, _Kind.NEXT_PERIOD):
+        return "constant", "another period may follow"
+    return "polynomial", "a straight line to 0 at the end of training"
+
+
+def _first_order_scale(run: _Run) -> tuple[float, str]:
+    if not network(run.network).first_order:
+        return 1.0, f"{run.network} has no first-order term"
+    reason = "4 times the rate and 1/16 of the L2 for first-order weights"
+    return _FIRST_ORDER_SCALE, reason
+
+
+def _dropout(run: _Run) -> tuple[float, str]:
+    if run.network not in _WITH_HIDDEN_LAYERS:
+        return 0.0, f"dropout was not tried with {run.network}"
+    if run.rows < _DROPOUT_BELOW:
+        return _DROPOUT, f"fewer than {_DROPOUT_BELOW:,} rows"
+    return 0.0, f"{_DROPOUT_BELOW:,} rows and more"
+
+
+# The function that chooses each key, in this order: later choices depend on earlier ones.
+_CHOICES: dict[str, Callable[[_Run], tuple[Any, str]]] = {
+    "optim.scaling.base_batch_size": _base_batch_size,
+    "train.batch_size": _batch_size,
+    "train.epochs": _epochs,
+    "train.averaging": _averaging,
+    "evaluate.every_epochs": _every_epochs,
+    "evaluate.patience": _patience,
+    "evaluate.metric": lambda _: (
+        "both", "AUC minus logloss: an overfitted model may still rank well",
+    ),
+    "optim.scaling.rule": lambda _: ("sqrt_star", "rates by the root of the batch, the same L2"),
+    "optim.embedding.lr": _table_lr,
+    "optim.embedding.betas": _betas,
+    "optim.embedding.l2": _l2,
+    "optim.embedding.schedule.warmup": lambda run: _warmup(run, "optim.embedding", 0.0, 0.0),
+    "optim.embedding.schedule.decay": _decay,
+    "optim.dense.lr": _dense_lr,
+    "optim.dense.betas": _betas,
+    "optim.dense.schedule.warmup": lambda run: _warmup(run, "optim.dense", _WARMUP, 1.0),
+    "optim.dense.schedule.decay": _decay,
+    "model.first_order_scale": _first_order_scale,
+    "model.dropout": _dropout,
+}  # fmt: skip
 
 
 def _power_of_two(size: float, least: int, most: float = math.inf) -> int:

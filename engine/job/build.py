@@ -22,7 +22,8 @@ from stampede.engine.job.optimizers import (
 from stampede.engine.job.precision import choose_precision
 from stampede.engine.job.threads import step_threads
 from stampede.engine.planning.planner import make_plan, sharding_types
-from stampede.engine.planning.workload import planned_data, workload
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import workload
 from stampede.engine.processes import Processes
 from stampede.models import cpu
 from stampede.optim import cowclip_sharders, local_lookup, table_update
@@ -58,7 +59,13 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         model,
         sharders,
         sharding_types(config, processes.world_size),
-        lambda: workload(config, planned_data(config, dataset), model, processes.world_size),
+        lambda: workload(
+            config,
+            planned_data(config, dataset),
+            model,
+            processes.world_size,
+            processes.device.type,
+        ),
         processes,
     )
     move_dense(model, processes.device)

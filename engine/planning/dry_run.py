@@ -15,7 +15,9 @@ import numpy as np
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.types import ShardingPlan
 
+from stampede.data.prepared.reader import open_prepared
 from stampede.engine.config import Config
+from stampede.engine.config.data import SizesSection, SyntheticSection
 from stampede.engine.config.optim import OptimSection
 from stampede.engine.config.presets import with_preset
 from stampede.engine.config.recipe import LARGE_LOG, with_recipe
@@ -24,13 +26,9 @@ from stampede.engine.errors import DoesNotFitError
 from stampede.engine.job import build_model
 from stampede.engine.job.optimizers import optimize_tables, scaled_hyperparameters
 from stampede.engine.planning.planner import Cluster, describe_plan, search_plan, sharding_types
-from stampede.engine.planning.workload import (
-    PlacedShard,
-    TableStates,
-    Workload,
-    planned_data,
-    workload,
-)
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import PlacedShard, TableStates, Workload, workload
+from stampede.engine.reading import data_folder
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError
@@ -57,6 +55,9 @@ class DryRun:
     Attributes:
         config: of the run, completed by the recipe.
         plan: where the tables would be; if they do not fit, on larger devices.
+        memory: bytes of each rank, `[ranks]` float64: of weights, their mean if devices hold one
+            (`train.averaging`), optimizer state, activations, and their total.
+        lookups: expected ids that each rank looks up in a step, `[ranks]` float64.
         statistics: TorchRec's, of time, traffic and imbalance, as lines of its table.
     """
 
@@ -64,13 +65,14 @@ class DryRun:
     work: Workload
     cluster: Cluster
     plan: ShardingPlan
-    costs: PlanCosts
+    memory: dict[str, np.ndarray]
+    lookups: np.ndarray
     statistics: list[str]
 
     @property
     def fits(self) -> bool:
         """Whether every rank has enough memory."""
-        return bool(self.costs.memory["total"].max() <= self.cluster.usable)
+        return bool(self.memory["total"].max() <= self.cluster.usable)
 
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON; memory in bytes."""
@@ -94,7 +96,10 @@ class DryRun:
                 for module in self.plan.plan.values()
                 for name, sharding in module.items()
             },
-            **self.costs.to_dict(),
+            "memory_bytes": {
+                kind: values.round().astype(int).tolist() for kind, values in self.memory.items()
+            },
+            "lookups": self.lookups.round(1).tolist(),
             "torchrec": self.statistics,
         }
 
@@ -106,13 +111,15 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         SettingsError: no plan exists, however large the devices are.
         DataError: a file of the data cannot be used.
     """
-    data = planned_data(config)
+    is_without = isinstance(config.data, SizesSection | SyntheticSection)
+    data = planned_data(config, None if is_without else open_prepared(data_folder(config)))
     config, _ = with_recipe(
         config, data.rows or LARGE_LOG, len(data.vocabulary_sizes), cluster.world_size
     )
     model = build_model(config, data)
     optimize_tables(config, scaled_hyperparameters(config).scaled, model.front)
-    work, stats = workload(config, data, model, cluster.world_size), EmbeddingStats()
+    work = workload(config, data, model, cluster.world_size, cluster.device_type)
+    stats = EmbeddingStats()
     types = sharding_types(config, cluster.world_size)
     larger = [round(work.even_bytes() * factor / (1.0 - cluster.reserved)) for factor in _LARGER]
     for memory in (cluster.memory, *(m for m in larger if m > cluster.memory), _ENDLESS):
@@ -125,7 +132,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
                 raise
     costs = plan_costs(work, list(work.placed_shards(plan)))
     lines = [line.strip("# ") for line in stats._stats_table]
-    return DryRun(config, work, cluster, plan, costs, lines)
+    return DryRun(config, work, cluster, plan, *costs, lines)
 
 
 def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
@@ -153,7 +160,7 @@ def print_dry_run(config: Config, cluster: Cluster, out: Path | None) -> None:
 
 def _shortfall(done: DryRun) -> str:
     """Which rank lacks the most memory, and what to change."""
-    work, cluster, total = done.work, done.cluster, done.costs.memory["total"]
+    work, cluster, total = done.work, done.cluster, done.memory["total"]
     usable, rank, size = cluster.usable, total.argmax(), readable_bytes
     free = ""
     if cluster.reserved:
@@ -175,7 +182,7 @@ def _shortfall(done: DryRun) -> str:
         if optimizer := _smaller_optimizer(done):
             tries.append(f"optim.embedding.optimizer={optimizer}")
     tries.append("fewer rows or a smaller model.dim")
-    if done.costs.memory["activations"].max() > 0.2 * usable:
+    if done.memory["activations"].max() > 0.2 * usable:
         tries.append("a smaller train.batch_size")
     return (
         f"rank {rank} needs {size(total[rank])} of {size(usable)}{free}: "
@@ -201,8 +208,7 @@ def _smaller_optimizer(done: DryRun) -> str | None:
 
 def report(done: DryRun) -> str:
     """The plan and its costs, in lines of at most 100 characters."""
-    work, cluster, costs = done.work, done.cluster, done.costs
-    total, lookups = costs.memory["total"], costs.lookups
+    work, cluster, total, lookups = done.work, done.cluster, done.memory["total"], done.lookups
     rows = sum(table.rows for table in work.data.tables)
     widths = sorted({states.dim for states in work.states.values()})
     columns = f"{widths[0]} to {widths[-1]}" if len(widths) > 1 else widths[0]
@@ -219,7 +225,7 @@ def report(done: DryRun) -> str:
         *(f"  {line}" for line in describe_plan(done.plan).split(", ")),
     ]
     lines += ["", _line("memory of a rank", ["least", "mean", "most"], "on rank")]
-    for name, values in costs.memory.items():
+    for name, values in done.memory.items():
         each = (values.min(), values.mean(), values.max())
         lines.append(_line(name.replace("_", " "), map(readable_bytes, each), values.argmax()))
     worst = np.argsort(-total, kind="stable")[:_WORST]
@@ -243,34 +249,20 @@ def _line(name: str, cells: Iterable[str], rank: object) -> str:
     return f"  {name:<25}{right}{rank:>10}"
 
 
-@dataclass
-class PlanCosts:
-    """What a plan costs each rank; every array is `[ranks]` float64.
-
-    Attributes:
-        memory: bytes of weights, optimizer state, activations, and their total.
-        lookups: expected ids that a rank looks up in a step.
-    """
-
-    memory: dict[str, np.ndarray]
-    lookups: np.ndarray
-
-    def to_dict(self) -> dict[str, Any]:
-        """The costs for JSON, a value for each rank; memory in whole bytes."""
-        memory = {kind: values.round().astype(int).tolist() for kind, values in self.memory.items()}
-        return {"memory_bytes": memory, "lookups": self.lookups.round(1).tolist()}
-
-
-def plan_costs(work: Workload, shards: Sequence[PlacedShard]) -> PlanCosts:
-    """Add up what the shards cost the ranks that hold them."""
+def plan_costs(
+    work: Workload, shards: Sequence[PlacedShard]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Add up what the shards cost the ranks that hold them: see `DryRun`."""
     rank_of = [shard.rank for shard in shards]
 
     def by_rank(cost: Callable[[PlacedShard], float]) -> np.ndarray:
         return np.bincount(rank_of, [cost(shard) for shard in shards], work.world_size)
 
+    weights = work.dense_weight_bytes() + by_rank(work.weight_bytes)
     memory = {
-        "weights": work.dense_weight_bytes() + by_rank(work.weight_bytes),
+        "weights": weights,
+        **({"mean_of_weights": weights} if work.keeps_mean else {}),
         "optimizer_state": work.dense_state_bytes() + by_rank(work.state_bytes),
         "activations": work.common_activation_bytes() + by_rank(work.activation_bytes),
     }
-    return PlanCosts(memory | {"total": sum(memory.values())}, by_rank(work.lookups))
+    return memory | {"total": sum(memory.values())}, by_rank(work.lookups)

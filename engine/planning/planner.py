@@ -215,6 +215,5 @@ class _Storage(ShardEstimator):
             for shard in option.shards:
                 (row, column), (rows, columns) = shard.offset, shard.size
                 part = PlacedShard(option.name, option.sharding_type, 0, row, rows, column, columns)
-                needed = work.weight_bytes(part) + work.state_bytes(part)
-                needed += work.activation_bytes(part)
+                needed = work.shard_bytes(part)
                 shard.storage = Storage(needed, 0) if self._on_gpu else Storage(0, needed)

@@ -7,30 +7,22 @@ step as if they lived at the same time, each at its largest. On a CPU, steps too
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import numpy as np
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
-from stampede.data import Dataset
-from stampede.data.prepared.reader import open_prepared
-from stampede.data.samples import sampled_rows
-from stampede.data.synthetic import GOALS, NUMBERS
 from stampede.engine.config import Config
-from stampede.engine.config.data import SizesSection, SyntheticSection
 from stampede.engine.job.optimizers import scaled_hyperparameters, table_optimizer
-from stampede.engine.reading import data_folder
+from stampede.engine.planning.tables import PlannedData, PlannedTable
 from stampede.models import CTRModel, EmbeddingFront, table_name
-from stampede.models.embedding_front import fields_of_tables
 from stampede.models.histories import Jagged
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.update_settings import UpdateSettings
 from stampede.optim.waiting_rows import is_replayable
-from stampede.settings import SettingsError
 
 FLOAT, LONG = 4, 8
 # Lengths of bags are int32.
@@ -45,70 +37,6 @@ _STEP_COUNTER = 4
 
 # Batch sizes of two passes; their difference in memory gives the memory of a sample.
 _SAMPLES = (16, 32)
-
-
-@dataclass(frozen=True)
-class PlannedTable:
-    """A table.
-
-    Attributes:
-        field: whose own it is.
-        ids_of_fields: mean ids per sample of each field that uses it.
-        below: maps a row to the share of lookups that go to rows before it.
-        has_bags: whether a sample may have any number of ids of a field.
-    """
-
-    field: str
-    rows: int
-    ids_of_fields: tuple[float, ...]
-    below: Callable[[int], float]
-    has_bags: bool = False
-
-    @property
-    def ids_per_sample(self) -> float:
-        """Mean ids per sample of all fields together."""
-        return sum(self.ids_of_fields)
-
-
-@dataclass(frozen=True)
-class PlannedData:
-    """What a plan needs to know about the data.
-
-    Attributes:
-        vocabulary_sizes, numbers, shared, mean, weighted, attention, sequences, goals: as of a
-            `Dataset`.
-        tables: in the order of the fields.
-        assumed: how often rows are looked up, in words.
-        rows: of the training part; None if only table sizes are known.
-    """
-
-    vocabulary_sizes: Mapping[str, int]
-    numbers: int
-    shared: Mapping[str, str]
-    tables: tuple[PlannedTable, ...]
-    id_bytes: int
-    assumed: str
-    rows: int | None = None
-    mean: tuple[str, ...] = ()
-    weighted: tuple[str, ...] = ()
-    goals: tuple[str, ...] = ()
-    attention: Mapping[str, str] = field(default_factory=dict)
-    sequences: Mapping[str, str] = field(default_factory=dict)
-
-    def ids_of_histories(self) -> dict[str, float]:
-        """Mean ids per sample of the fields whose rows are looked up one by one."""
-        fields = fields_of_tables(self.vocabulary_sizes, self.shared)
-        ids = {
-            field: mean
-            for table in self.tables
-            for field, mean in zip(fields[table.field], table.ids_of_fields, strict=True)
-        }
-        return {field: ids[field] for field in (*self.attention, *self.sequences)}
-
-    def has_rows_apart(self, table: str) -> bool:
-        """Whether the rows of a table are looked up one by one."""
-        histories = (*self.attention, *self.sequences)
-        return any(self.shared.get(field, field) == table for field in histories)
 
 
 @dataclass(frozen=True)
@@ -166,11 +94,6 @@ class TableStates:
         rest = 2 if clipped is not None and clipped < self.dim else 1
         return 3 + rest * len(self.settings.rule.row_states)
 
-    @property
-    def needs_all_rows(self) -> bool:
-        """Whether a step makes these values for every row."""
-        return self.settings.needs_all_rows
-
 
 @lru_cache(maxsize=256)
 def _state_bytes(settings: UpdateSettings, columns: int, column_offset: int, dim: int) -> int:
@@ -189,6 +112,7 @@ class Workload:
         dense_bytes_per_sample: activations of the dense layers.
         batch_size: global.
         reproducible: whether the bits may not depend on the number of ranks.
+        keeps_mean: whether the devices hold a copy of all weights, see `EpochMean`.
     """
 
     data: PlannedData
@@ -198,6 +122,7 @@ class Workload:
     batch_size: int
     world_size: int
     reproducible: bool = False
+    keeps_mean: bool = False
 
     @property
     def local_batch_size(self) -> int:
@@ -226,6 +151,10 @@ class Workload:
         """Weights of a shard."""
         return shard.rows * shard.columns * FLOAT
 
+    def mean_bytes(self, weights: int) -> int:
+        """Bytes of the mean of so many bytes of weights."""
+        return weights if self.keeps_mean else 0
+
     def state_bytes(self, shard: PlacedShard) -> int:
         """Optimizer state of a shard."""
         states = self.states[shard.table]
@@ -238,10 +167,6 @@ class Workload:
             return self.local_batch_size * table.ids_per_sample
         share = table.below(shard.row_offset + shard.rows) - table.below(shard.row_offset)
         return self.batch_size * table.ids_per_sample * share
-
-    def distinct_rows(self, shard: PlacedShard) -> float:
-        """Upper bound of the rows of a shard that a step changes."""
-        return min(self.lookups(shard), shard.rows)
 
     def activation_bytes(self, shard: PlacedShard) -> int:
         """Bytes that a step allocates for a shard: received ids, lookup output, update."""
@@ -259,12 +184,19 @@ class Workload:
         # Gradient, weights and states of the rows.
         of_rows = 2 * row + states.per_row(shard.columns, shard.column_offset)
         of_rows += 2 * LONG + states.values_per_row * FLOAT
-        update = lookups * _SORTING + self.distinct_rows(shard) * of_rows
+        # A step changes no more rows than it looks up.
+        update = lookups * _SORTING + min(lookups, shard.rows) * of_rows
         if states.settings.rule.is_frozen:
             update = 0
-        if states.needs_all_rows:
+        if states.settings.needs_all_rows:
             update += shard.rows * states.values_per_row * FLOAT
         return round(received + output + update)
+
+    def shard_bytes(self, shard: PlacedShard) -> int:
+        """All bytes of a shard."""
+        weights = self.weight_bytes(shard)
+        rest = self.state_bytes(shard) + self.activation_bytes(shard)
+        return weights + self.mean_bytes(weights) + rest
 
     def common_activation_bytes(self) -> int:
         """Bytes that a step allocates on every rank, wherever the tables are."""
@@ -296,9 +228,11 @@ class Workload:
         return 2 * self.dense_weight_bytes()
 
     def table_bytes(self) -> int:
-        """Weights and states of all tables together."""
-        states = ((self.states[name], table.rows) for name, table in self.tables.items())
-        return sum(rows * (one.dim * FLOAT + one.per_row(one.dim)) for one, rows in states)
+        """Weights, their mean, and states of all tables together."""
+        states = [(self.states[name], table.rows) for name, table in self.tables.items()]
+        weights = sum(rows * one.dim * FLOAT for one, rows in states)
+        of_states = sum(rows * one.per_row(one.dim) for one, rows in states)
+        return weights + self.mean_bytes(weights) + of_states
 
     def even_bytes(self) -> float:
         """Bytes that a rank needs if the tables are divided evenly."""
@@ -306,14 +240,19 @@ class Workload:
 
     def common_bytes(self) -> int:
         """Bytes that every rank needs under any plan."""
-        return self.dense_weight_bytes() + self.dense_state_bytes() + self.common_activation_bytes()
+        weights = self.dense_weight_bytes()
+        rest = self.dense_state_bytes() + self.common_activation_bytes()
+        return weights + self.mean_bytes(weights) + rest
 
 
-def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int) -> Workload:
+def workload(
+    config: Config, data: PlannedData, model: CTRModel, world_size: int, device_type: str
+) -> Workload:
     """The step that a configuration describes.
 
     Args:
         model: built from it, its tables on `meta`.
+        device_type: `cuda` or `cpu`.
     """
     of_tables = {id(parameter) for parameter in model.front.parameters()}
     return Workload(
@@ -324,119 +263,9 @@ def workload(config: Config, data: PlannedData, model: CTRModel, world_size: int
         config.train.batch_size,
         world_size,
         config.train.reproducible,
+        # On a GPU the mean is in main memory.
+        keeps_mean=device_type == "cpu" and (config.train.averaging or 0) > 1,
     )
-
-
-def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
-    """Sizes and frequencies, from the configuration or from prepared data, which may be open.
-
-    Raises:
-        SettingsError: the sizes of the tables are not given.
-        DataError: a file cannot be used.
-    """
-    section = config.data
-    if isinstance(section, SyntheticSection) and section.histories:
-        return _from_sample(section.clicks().dataset(section.rows, section.test_rows))
-    if isinstance(section, SyntheticSection):
-        cardinalities = section.clicks().cardinalities()
-        sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
-        sizes = sizes if dataset is None else dataset.vocabulary_sizes
-        planned = _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
-        return replace(planned, goals=GOALS if section.conversions else ())
-    if not isinstance(section, SizesSection):
-        return _from_sample(open_prepared(data_folder(config)) if dataset is None else dataset)
-    if not section.tables:
-        raise SettingsError(
-            "data.tables is not given; write the rows of each id field's table, such as "
-            "data.tables='{user: 1e9, item: 2e7}'"
-        )
-    fields, kinds = [*section.tables, *section.share], ("attention", "sequences")
-    histories = {**section.attention, **section.sequences}
-    queries = [field for field in fields if field not in histories]
-    what = "a field of data.tables", "a field that is no history"
-    for key, named, known in (
-        ("ids_per_sample", section.ids_per_sample, fields),
-        ("share", section.share.values(), section.tables),
-        *((kind, getattr(section, kind), fields) for kind in kinds),
-        *((kind, getattr(section, kind).values(), queries) for kind in kinds),
-    ):
-        unknown = [field for field in named if field not in known]
-        if unknown:
-            raise SettingsError(
-                f"data.{key}: {unknown[0]!r} is not {what[known is queries]}; write one of "
-                f"{', '.join(known)}"
-            )
-    twice = [field for field in section.share if field in section.tables]
-    if twice:
-        raise SettingsError(
-            f"data.share: {twice[0]!r} has a table of its own in data.tables; write it in one of "
-            "them only"
-        )
-    sizes = section.tables | {field: section.tables[of] for field, of in section.share.items()}
-    id_bytes = 4 if max(sizes.values()) < 2**31 else 8
-    ids, numbers = section.ids_per_sample, section.numbers
-    planned = _from_sizes(sizes, section.share, ids, section.zipf, numbers, id_bytes)
-    found = {kind: getattr(section, kind) for kind in kinds}
-    return replace(planned, goals=tuple(section.goals), **found)
-
-
-def zipf(rows: int, exponent: float) -> Callable[[int], float]:
-    """`PlannedTable.below` if row `i` gets the integral of `x^-exponent` over `[i+1, i+2)`.
-
-    Synthetic clicks are drawn like this; preparation also puts the most frequent ids first. With an
-    exponent of 0 rows are equally frequent, as hashed ids nearly are.
-    """
-    power = 1.0 - exponent
-    return lambda row: (1.0 - (row + 1.0) ** power) / (1.0 - (rows + 1.0) ** power)
-
-
-def sampled(ids: np.ndarray) -> Callable[[int], float]:
-    """`PlannedTable.below` as in a sample of at least one id."""
-    ids = np.sort(ids)
-    return lambda row: float(np.searchsorted(ids, row)) / len(ids)
-
-
-def _from_sizes(
-    sizes: Mapping[str, int],
-    shared: Mapping[str, str],
-    ids_per_sample: Mapping[str, float],
-    exponent: float | None,
-    numbers: int,
-    id_bytes: int,
-    rows: int | None = None,
-) -> PlannedData:
-    assumed = "every row of a table equally often"
-    if exponent is not None:
-        assumed = f"Zipf with exponent {exponent:g}, the most frequent id first"
-    tables = []
-    for table, fields in fields_of_tables(sizes, shared).items():
-        ids = tuple(ids_per_sample.get(field, 1.0) for field in fields)
-        has_bags = any(field in ids_per_sample for field in fields)
-        below = zipf(sizes[table], exponent or 0.0)
-        tables.append(PlannedTable(table, sizes[table], ids, below, has_bags))
-    return PlannedData(sizes, numbers, shared, tuple(tables), id_bytes, assumed, rows)
-
-
-def _from_sample(dataset: Dataset) -> PlannedData:
-    rows = torch.from_numpy(sampled_rows(dataset.train.rows)).to(dataset.train.device)
-    samples = dataset.train.read(rows)
-    sizes, shared = dataset.vocabulary_sizes, dataset.shared
-    columns = [*samples.ids.T, *(bag.values for bag in samples.bags)]
-    ids_of = {n: ids.cpu().numpy() for n, ids in zip(sizes, columns, strict=True)}
-    tables = []
-    for table, fields in fields_of_tables(sizes, shared).items():
-        ids = [ids_of[field] for field in fields]
-        together = np.concatenate(ids)
-        below = sampled(together) if len(together) else zipf(sizes[table], 0.0)
-        means = tuple(len(some) / len(rows) for some in ids)
-        has_bags = any(field in dataset.multi for field in fields)
-        tables.append(PlannedTable(table, sizes[table], means, below, has_bags))
-    assumed = f"as in {len(rows):,} rows of the training part"
-    id_bytes, trained = samples.ids.element_size(), dataset.train.rows
-    given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
-    kinds = {"attention": dataset.attention, "sequences": dataset.sequences}
-    kinds |= {"mean": dataset.mean, "weighted": dataset.weighted}
-    return PlannedData(*given, goals=dataset.goals, **kinds)
 
 
 def activation_bytes_per_sample(model: CTRModel, ids: Mapping[str, float] | None = None) -> int:

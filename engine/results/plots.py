@@ -89,7 +89,7 @@ def draw_periods(lines: Sequence[dict[str, Any]], title: str) -> bytes:
     """AUC and logloss of each period before training on it, and the number of ids, as PNG.
 
     Args:
-        lines: of the periods, see `stampede.engine.incremental`.
+        lines: of the periods, see `stampede.engine.periods.results`.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

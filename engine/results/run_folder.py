@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from stampede import stores
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import NotPublishedError, RunFolderError, TrainingStoppedError
-from stampede.engine.processes import Processes, launched_by
+from stampede.engine.processes import Processes, launched_by, together
 from stampede.engine.results.plots import draw_curve
 from stampede.engine.results.recorded import check_line, check_summary
 from stampede.engine.results.tensorboard import Events
@@ -64,19 +64,24 @@ class RunFolder:
         self._lease: Lease | None = None
         # Whether the folder has what the URL holds, so that it may be copied there.
         self._is_taken_up = False
-        self.path = path = stores.working(self.url) if self.url else stores.local(path)
+        self._lie_in(stores.working(self.url) if self.url else stores.local(path))
+        self.metrics_lines = 0
+        self._lock: BinaryIO | None = None
+        self._made_parent = self._continued = False
+        # Whether the run is in a store, and hosts share no folder.
+        self.apart = False
+
+    def _lie_in(self, path: Path) -> None:
+        self.path = path
         self.checkpoints = path / "checkpoints"
         self.config_file = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
         self.curve = path / "curve.png"
-        self.metrics_lines = 0
         # Names the torchrun that started the run.
         self._launch_file = path / ".torchrun"
         # Beside the folder, so that `run.overwrite` leaves it.
         self._lock_file = path.with_name(f".{path.name}.lock")
-        self._lock: BinaryIO | None = None
-        self._made_parent = self._continued = False
         self._events = Events(path / "tensorboard")
 
     def __enter__(self) -> RunFolder:
@@ -180,36 +185,43 @@ class RunFolder:
     def check_shared(self, processes: Processes) -> None:
         """Check that all hosts see the same folder, after `reserve`; all ranks must call it.
 
+        Of a run in a store they need not: then they are `apart`, and work in `.NAME.host`.
+
         Raises:
             RunFolderError: a host has a folder of its own there, so no checkpoint would be whole.
         """
         if processes.world_size == processes.local_world_size:
             return
 
-        def make() -> Path:
-            # A new name, which no host's network file system remembers as absent.
-            mark = hidden(self.path, uuid4().hex)
+        def make() -> None:
             try:
                 mark.touch()
             except OSError as failure:
                 raise RunFolderError(_cannot_write(self.path, failure)) from None
-            return mark
 
         def look() -> None:
-            if not mark.exists():
+            if not mark.exists() and not self.url:
                 raise RunFolderError(
                     f"{self.path.parent.absolute()} is not the folder that {processes.hosts[0]}, "
                     "the host of rank 0, has there, and a checkpoint would be in pieces; mount one "
                     "folder on all hosts at the same place, such as by NFS, and write it as "
-                    f"{'$STAMPEDE_STORES' if self.url else 'run.dir'}"
+                    "run.dir, or write the URL of a store"
                 )
 
-        mark = processes.on_main(make)
+        # A new name, which no host's network file system remembers as absent.
+        mark = hidden(self.path, processes.on_main(lambda: uuid4().hex))
+        processes.on_main(make)
         try:
             processes.on_each_machine(look)
+            seen = together(mark.exists, processes.group)
         finally:
             if processes.is_main:
                 mark.unlink()
+        self.apart = not all(seen)
+        if not seen[processes.rank]:
+            # Its own folder of that name may have results of when it was the host of rank 0.
+            self._lie_in(hidden(self.path, "host"))
+            self.path.mkdir(parents=True, exist_ok=True)
 
     def claim(self, config: Config) -> None:
         """Make the folder, or replace it if the configuration says so; else a `RunFolderError`."""

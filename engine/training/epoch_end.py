@@ -28,14 +28,8 @@ def stops_early(progress: Progress, config: Config) -> bool:
 def finish_epoch(
     run: TrainingRun, epoch: int, evaluate: Callable[[], dict[str, dict[str, Any]]]
 ) -> None:
-    """Evaluate after an epoch, counted from 1, note whether it is the best one, and say so.
-
-    A period is scored before its only epoch instead.
-    """
+    """Evaluate after an epoch, counted from 1, note whether it is the best one, and say so."""
     progress, config = run.progress, run.config
-    if run.dataset.period:
-        progress.epoch = epoch
-        return
     # Evaluate before saving: weights may have diverged in the last step.
     results, selecting, metric = evaluate(), config.evaluate.select_on, config.evaluate.metric
     progress.epoch = epoch

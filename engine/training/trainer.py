@@ -50,8 +50,15 @@ class Trainer:
         self._agreement = Agreement(processes)
         self._due = CheckpointDue(config.checkpoint, self._agreement)
         self._monitor = Monitor(config, processes, run.folder.path, progress.step)
+        folder = run.folder
         self._checkpoints = Checkpoints(
-            run.folder.checkpoints, run.job, config, run.dataset, processes, run.folder.publish
+            folder.checkpoints,
+            run.job,
+            config,
+            run.dataset,
+            processes,
+            folder.publish,
+            folder.apart,
         )
         # The newest loss, if not yet compared with earlier ones.
         self._unchecked: Tensor | None = None
@@ -81,8 +88,9 @@ class Trainer:
 
     def _train(self, bar: tqdm) -> None:
         progress, epochs = self._progress, self._config.train.epochs
-        if self._run.dataset.period and not progress.last:
-            # Once, before these rows are trained on.
+        # The rows of a period are scored once, before they are trained on.
+        is_period = bool(self._run.dataset.period)
+        if is_period and not progress.last:
             self._evaluate()
         for epoch in range(progress.epoch, epochs):
             if stops_early(progress, self._config):
@@ -93,8 +101,13 @@ class Trainer:
                 progress.epoch = epoch + 1
                 continue
             self._clock.pause()
-            finish_epoch(self._run, epoch + 1, self._evaluate)
+            if is_period:
+                progress.epoch = epoch + 1
+            else:
+                finish_epoch(self._run, epoch + 1, self._evaluate)
             self._save()
+            if self._run.is_enough():
+                break
         if not progress.last:
             # A continued run with fewer epochs than already trained has not evaluated yet.
             self._evaluate()

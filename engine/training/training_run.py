@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,10 +17,17 @@ from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.training.progress import Progress
 from stampede.optim import local_cowclip_tables
 
+# Of an epoch's metrics by part; whether training ends.
+AfterEpoch = Callable[[Mapping[str, dict[str, Any]]], bool | None]
+
 
 @dataclass
 class TrainingRun:
-    """A run in training, as seen by this process; rank 0 writes its folder."""
+    """A run in training, as seen by this process; rank 0 writes its folder.
+
+    Attributes:
+        after_epoch: called on rank 0 after each epoch that was evaluated, see `stampede.train`.
+    """
 
     config: Config
     processes: Processes
@@ -26,6 +35,12 @@ class TrainingRun:
     dataset: Dataset
     job: Job
     progress: Progress
+    after_epoch: AfterEpoch | None = None
+
+    def is_enough(self) -> bool:
+        """Whether `after_epoch` ends the training here; all ranks must call it."""
+        asked = self.after_epoch
+        return asked is not None and bool(self.processes.on_main(lambda: asked(self.progress.last)))
 
     def log(self, line: dict[str, object]) -> None:
         """Append a line to `metrics.jsonl`; all ranks must call it."""

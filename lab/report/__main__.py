@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from stampede import exit_status
+from stampede import exit_status, stores
 from stampede.lab.report.page import PAGE, write_report
 from stampede.lab.report.records import baseline_of, open_runs
 
@@ -17,10 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
 
     def report() -> None:
-        runs = open_runs([Path(path) for path in given.runs])
-        baseline = baseline_of(runs, given.baseline) if given.baseline else None
-        lacking = write_report(runs, Path(given.out), baseline)
-        print(f"  {len(runs):,} runs: {Path(given.out) / PAGE}")
+        runs = open_runs([stores.fetched(path) for path in given.runs])
+        named = given.baseline and str(stores.local(given.baseline))
+        baseline = baseline_of(runs, named) if named else None
+        with stores.outgoing(given.out, overwrite=True) as out:
+            lacking = write_report(runs, out, baseline)
+        print(f"  {len(runs):,} runs: {given.out}/{PAGE}")
         for sentence in lacking:
             print(f"  {sentence}")
 
@@ -42,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    runs = "run folders, folders of run folders, or sweep folders"
+    runs = "run folders, folders of run folders, or sweep folders; or their URLs"
     add("runs", nargs="+", metavar="RUN", help=runs)
     baseline = "run that the tables compare the others with; with several seeds, any of them"
     add("--baseline", metavar="RUN", help=baseline)

@@ -21,6 +21,7 @@ from support.jobs import lines
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import write_movies
 from support.predicting import scores
+from support.ranks import run_ranks
 
 SECTIONS = {
     "data": {"scale": 0.0005, "rows": 2000, "test_rows": 300},
@@ -55,6 +56,32 @@ def test_a_run_from_keywords_and_a_second_one(tmp_path, capsys):
     with pytest.raises(RunFolderError, match=r"run exists; write run\.overwrite=true"):
         train({**SECTIONS, "run": {"dir": tmp_path, "name": "run"}})
     assert not dist.is_initialized()
+
+
+def ended_after_two(folder):
+    """A run that ends after its second epoch, on each rank; what was called with."""
+    called = []
+
+    def after_epoch(metrics):
+        called.append(metrics)
+        return len(called) == 2
+
+    given = {"epochs": 5, "batch_size": 256}
+    run = train(
+        data=SECTIONS["data"], model=SECTIONS["model"], train=given,
+        run={"dir": folder, "name": "ended", "quiet": True, "seed": 2}, after_epoch=after_epoch,
+    )  # fmt: skip
+    return called, list(run.history["validation_auc"]), run.metrics
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_training_ends_after_the_epoch_that_is_told_so(tmp_path, ranks):
+    found = [ended_after_two(tmp_path)] if ranks == 1 else run_ranks(2, ended_after_two, tmp_path)
+    called, history, metrics = found[0]
+    assert [one["validation"]["auc"] for one in called] == history and len(history) == 2
+    assert metrics["validation"]["auc"] in history
+    # Rank 0 decides for all.
+    assert all(not others[0] and others[1:] == found[0][1:] for others in found[1:])
 
 
 def test_a_configuration_from_a_file_with_other_values(tmp_path):

@@ -1,8 +1,10 @@
 """A whole job whose log, prepared data, run and results are in an object store."""
 
 import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -15,12 +17,14 @@ from stampede.data.prepare_command import main as prepare
 from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run
+from stampede.lab.report.__main__ import main as report
 from stampede.lease import Lease
 from support import periods
 from support.jobs import tensors_of
 from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
 from support.object_store import BUCKET, between, object_store
+from support.packages import loaded
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -120,6 +124,28 @@ def test_every_form_of_a_log(store, tmp_path, form):
         np.testing.assert_array_equal(weights(there)[name], values)
 
 
+def test_a_package_is_loaded_from_its_url(store, tmp_path):
+    run_folder = train_on_movies(prepare_movies(tmp_path / "here"))
+    package = stampede.open_run(run_folder).export(tmp_path / "package")
+    store.put(str(package), f"{BUCKET}/package", recursive=True)
+    rows = rows_of_test_part()
+    there = loaded(package, f"{BUCKET}/package")
+    np.testing.assert_array_equal(there.score(rows), loaded(package).score(rows))
+    with pytest.raises(ValueError, match=r"^s3://clicks/other: the package cannot be fetched"):
+        loaded(package, f"{BUCKET}/other")
+
+
+def test_a_report_of_runs_there(store, tmp_path, monkeypatch, capsys):
+    train(tmp_path / "job", put_movies(store, tmp_path / "job"))
+    another_machine(monkeypatch, tmp_path / "other")
+    given = [f"{BUCKET}/runs/movies", "--out", f"{BUCKET}/report"]
+    for _ in range(2):
+        assert report([*given, "--baseline", f"{BUCKET}/runs/movies"]) == 0
+    assert f"  1 runs: {BUCKET}/report/report.html" in capsys.readouterr().out
+    page = store.cat_file(f"{BUCKET}/report/report.html").decode()
+    assert "movies" in page and "test AUC" in page
+
+
 def test_a_run_goes_on_on_another_machine(store, tmp_path, monkeypatch):
     job = put_movies(store, tmp_path)
     whole = weights(train(tmp_path, [*job, "train.epochs=3", "run.name=whole"]))
@@ -142,6 +168,50 @@ def test_two_ranks(store, tmp_path):
     run_ranks(2, train_as_ranks, tmp_path, job, 2, ours)
     found = stampede.open_run(f"{BUCKET}/runs/movies")
     assert 0.3 < found.metrics["test"]["auc"] < 0.9
+
+
+def train_as_hosts(folder, overrides, hosts, environment):
+    """As ranks of two hosts that share no folder; what the run says and scores there."""
+    rank = int(os.environ["RANK"])
+    platform.node = lambda: hosts[rank]
+    os.environ.update(environment)
+    # The same path, but not the same place.
+    here = folder / hosts[rank]
+    here.mkdir(exist_ok=True)
+    os.chdir(here)
+    os.environ["STAMPEDE_STORES"] = "stores"
+    (here / "movies.yaml").write_text("")
+    found = stampede.train(load_config(Path("movies.yaml"), overrides, 2).model_dump(mode="json"))
+    return found.metrics["test"], found.score(rows_of_test_part())
+
+
+def test_hosts_without_a_shared_folder(store, tmp_path, monkeypatch):
+    job = [*put_movies(store, tmp_path), "sharding.plan=row_wise", "train.epochs=2"]
+    ours = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    run_ranks(2, train_as_ranks, tmp_path, [*job, "run.name=shared"], 2, {
+        **ours, "STAMPEDE_STORES": str(tmp_path / "stores"),
+    })  # fmt: skip
+    expected = weights(stores.working(f"{BUCKET}/runs/shared"))
+    north, south = ("north", "south"), ("south", "north")
+
+    def train_apart(hosts, *more):
+        given = [*job, "run.name=apart", *more]
+        found = run_ranks(2, train_as_hosts, tmp_path, given, hosts, ours, ranks_per_node=1)
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_equal(one, other)
+        return found[0]
+
+    train_apart(north, "train.epochs=1")
+    # The other one is the host of rank 0 now, and has nothing of the run.
+    train_apart(south, "checkpoint.resume=auto")
+    another_machine(monkeypatch, tmp_path / "other")
+    run_folder = stampede.open_run(f"{BUCKET}/runs/apart").path
+    for name, values in weights(run_folder).items():
+        np.testing.assert_array_equal(values, expected[name])
+    # Weights of another run, which only the host of rank 0 fetches.
+    begun = [f"checkpoint.init_from={BUCKET}/runs/shared", "run.name=begun"]
+    assert train_apart(north, *begun)[0]["auc"] > 0.3
+    assert not [path for path in tmp_path.rglob(".*") if path.suffix == ".copy"]
 
 
 def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):

@@ -162,7 +162,7 @@ def test_a_plan_from_sizes(tmp_path):
         "columns": 12,
         "ids_per_sample": 51.0,
     }
-    assert shared.costs.lookups == pytest.approx(separate.costs.lookups)
+    assert shared.lookups == pytest.approx(separate.lookups)
     weights = [done.work.table_bytes() for done in (shared, separate)]
     assert weights[0] * 201 == weights[1] * 101
     assert shared.work.common_activation_bytes() == separate.work.common_activation_bytes()

@@ -2,10 +2,12 @@
 
 import http.client
 import logging
+import math
 import os
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Lock, Thread
 from unittest.mock import patch
 from urllib.request import urlopen
 
@@ -13,11 +15,14 @@ import fsspec
 
 BUCKET = "s3://clicks"
 # What users have in their environment.
-_USER = {
+USER = {
     "AWS_ACCESS_KEY_ID": "somebody",
     "AWS_SECRET_ACCESS_KEY": "a-secret",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
+
+# Sent at a time by a slow proxy.
+_PIECE = 256 << 10
 
 _ERRORS = {
     status: f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
@@ -48,7 +53,7 @@ def object_store(folder):
 @contextmanager
 def at_port(port):
     """Let all of this process and its children find the store at a port of this machine."""
-    here = {**_USER, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    here = {**USER, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
     with patch.dict(os.environ, here):
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         yield
@@ -56,19 +61,22 @@ def at_port(port):
 
 
 @contextmanager
-def between(answer):
-    """Put a proxy before the store, which spoils some of its answers.
+def between(answer=lambda method, path: None, seconds=0.0, bytes_per_second=math.inf):
+    """Put a proxy before the store, which spoils some of its answers, or is slow.
 
     `answer(method, path)` returns a status and how many bytes of the body are sent before the
-    connection is cut (None: all); or None, which spoils nothing.
+    connection is cut (None: all); or None, which spoils nothing. Each answer begins after some
+    `seconds`; all bodies share the rate.
     """
-    store = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    link, store = _Link(bytes_per_second), os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _forward(self):
             given = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            link.carry(len(given))
+            time.sleep(seconds)
             connection = http.client.HTTPConnection(store)
             connection.request(self.command, self.path, given, dict(self.headers))
             found = connection.getresponse()
@@ -84,7 +92,11 @@ def between(answer):
             self.send_header("Content-Length", str(length))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body[:cut])
+                body = memoryview(body)[:cut]
+                for start in range(0, len(body), _PIECE):
+                    piece = body[start : start + _PIECE]
+                    link.carry(len(piece))
+                    self.wfile.write(piece)
             if cut is not None:
                 self.close_connection = True
 
@@ -104,3 +116,17 @@ def between(answer):
         proxy.shutdown()
         proxy.server_close()
         thread.join()
+
+
+class _Link:
+    """A cable of a rate."""
+
+    def __init__(self, bytes_per_second):
+        self._rate, self._free, self._lock = bytes_per_second, 0.0, Lock()
+
+    def carry(self, count):
+        """Wait until so many bytes have passed, behind those before them."""
+        with self._lock:
+            self._free = max(self._free, time.monotonic()) + count / self._rate
+            until = self._free
+        time.sleep(max(0.0, until - time.monotonic()))

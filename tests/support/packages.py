@@ -54,12 +54,12 @@ def logits_alone(package, inputs, cwd):
     return json.loads(done.stdout)
 
 
-def loaded(package):
-    """The package's model, by its own load.py."""
+def loaded(package, *folder):
+    """The package's model, or that of another `folder`, by its own load.py."""
     spec = importlib.util.spec_from_file_location("load_of_a_package", package / "load.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.load()
+    return module.load(*folder)
 
 
 def columns_of(frame):

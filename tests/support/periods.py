@@ -2,7 +2,7 @@
 
 import random
 
-from stampede.engine.periods import train_incrementally
+from stampede.engine.periods.loop import train_incrementally
 
 SCHEMA = """\
 format: csv

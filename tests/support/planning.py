@@ -4,7 +4,8 @@ from stampede.engine.config.load import load_config
 from stampede.engine.job import build_model
 from stampede.engine.planning.dry_run import plan_costs
 from stampede.engine.planning.planner import Cluster
-from stampede.engine.planning.workload import planned_data, workload
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import workload
 from support.paths import ROOT
 
 
@@ -18,13 +19,13 @@ def work_of(config, world_size=1):
     """The workload of a configuration."""
     data = planned_data(config)
     model = build_model(config, data)
-    return workload(config, data, model, world_size)
+    return workload(config, data, model, world_size, "cpu")
 
 
 def costs_of(config, plan, world_size):
-    """What a plan of TorchRec's takes."""
+    """What a plan of TorchRec's takes: the workload, memory and lookups of each rank."""
     work = work_of(config, world_size)
-    return work, plan_costs(work, list(work.placed_shards(plan)))
+    return work, *plan_costs(work, list(work.placed_shards(plan)))
 
 
 def gpus(world_size, gigabytes):

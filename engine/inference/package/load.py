@@ -27,6 +27,7 @@ import json
 import math
 import re
 import stat
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,15 +63,35 @@ _CHANGED = "its content has changed (SHA-256 differs)"
 def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     """Load the model of a package, by default this file's, onto a device.
 
+    Args:
+        folder: its path, or its URL, such as s3://bucket/package, which needs fsspec and the
+            package of that store, such as s3fs.
+
     Raises:
         ValueError: it is not a package, has another format, or is damaged.
     """
+    if "://" in str(folder):
+        with tempfile.TemporaryDirectory() as copy:
+            _fetch(str(folder), copy)
+            return load(copy, device)
     folder = Path(folder)
     about = checked(folder)
     try:
         return Model(folder, about, torch.device(device))
     except DAMAGE as failure:
         raise ValueError(f"{folder}: the package cannot be used ({failure!s:.200})") from None
+
+
+def _fetch(url: str, folder: str) -> None:
+    """Copy a package from an object store."""
+    try:
+        import fsspec
+
+        store, key = fsspec.core.url_to_fs(url)
+        store.get(f"{key.rstrip('/')}/", f"{folder}/", recursive=True)
+    # The errors of the stores have no common type.
+    except Exception as failure:
+        raise ValueError(f"{url}: the package cannot be fetched ({failure!s:.200})") from None
 
 
 def checked(folder: Path) -> dict[str, Any]:

@@ -62,14 +62,14 @@ def test_like_scikit_learns(run):
         return roc_auc_score(label, run.score(rows), sample_weight=frame["importance"])
 
     theirs = permutation_importance(
-        Model(), frame[COLUMNS], frame["rating"] >= 4, scoring=auc, n_repeats=60, random_state=1
+        Model(), frame[COLUMNS], frame["rating"] >= 4, scoring=auc, n_repeats=20, random_state=1
     )
     expected = pd.Series(theirs.importances_mean, COLUMNS)
-    ours = run.importance(repeats=60)
-    errors = ours["auc_error"] + theirs.importances_std.max() / 60**0.5
+    ours = run.importance(repeats=20)
+    errors = ours["auc_error"] + theirs.importances_std.max() / 20**0.5
     assert ((ours["auc_lost"] - expected[ours.index]).abs() < 4 * errors).all()
-    deviations = pd.Series(theirs.importances_std / 60**0.5, COLUMNS)[ours.index]
-    np.testing.assert_allclose(ours["auc_error"], deviations, rtol=0.4, atol=1e-4)
+    deviations = pd.Series(theirs.importances_std / 20**0.5, COLUMNS)[ours.index]
+    np.testing.assert_allclose(ours["auc_error"], deviations, rtol=0.7, atol=1e-4)
 
 
 def test_bounded_rows_seeds_and_parts(run):

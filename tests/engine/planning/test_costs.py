@@ -7,7 +7,8 @@ import torch
 from stampede.data import SyntheticClicks
 from stampede.data.samples import sampled_rows
 from stampede.engine.planning.dry_run import plan_costs
-from stampede.engine.planning.workload import PlacedShard, sampled, zipf
+from stampede.engine.planning.tables import sampled, zipf
+from stampede.engine.planning.workload import PlacedShard
 from support.planning import planned_config, work_of
 
 # 4 ranks, 16 samples of each; 12 columns; ids are int32.
@@ -27,31 +28,31 @@ SHARDS = [
 def found(*overrides, shards=SHARDS):
     config = planned_config(*TABLES, *overrides, world_size=RANKS, batch_size=BATCH)
     work = work_of(config, RANKS)
-    return work, plan_costs(work, shards)
+    return work, *plan_costs(work, shards)
 
 
 def test_weights_states_and_lookups():
-    work, numbers = found()
+    work, memory, lookups = found()
     inputs = 3 * 10 + 3
     # Weights and biases of three layers, the last layer's weights, the numbers' weights, the bias.
     dense = inputs * 400 + 400 + 2 * (400 * 400 + 400) + 400 + 3 + 1
     rows = [400 + 12, 1000 + 400 + 12, 12, 12]
-    assert numbers.memory["weights"].tolist() == [4 * (12 * n + dense) for n in rows]
+    assert memory["weights"].tolist() == [4 * (12 * n + dense) for n in rows]
     # Two moments of 12 columns and the number of a step.
     states = [n * (2 * 12 * 4 + 4) + 2 * 4 * dense for n in rows]
-    assert numbers.memory["optimizer_state"].tolist() == states
+    assert memory["optimizer_state"].tolist() == states
     # t_a on rank 1, half of t_b on ranks 0 and 1, the copies of t_c a rank's own samples.
-    assert numbers.lookups.tolist() == [BATCH / 2 + LOCAL, BATCH * 3 / 2 + LOCAL, LOCAL, LOCAL]
+    assert lookups.tolist() == [BATCH / 2 + LOCAL, BATCH * 3 / 2 + LOCAL, LOCAL, LOCAL]
     # Ids that are frequent weigh on the first rows.
-    skewed = found("data.zipf=1.2")[1].lookups
-    assert skewed[0] > 1.5 * numbers.lookups[0]
-    assert skewed.sum() == pytest.approx(numbers.lookups.sum())
-    larger = found("train.batch_size=128")[1].memory["activations"]
-    assert (larger > numbers.memory["activations"]).all()
+    skewed = found("data.zipf=1.2")[2]
+    assert skewed[0] > 1.5 * lookups[0]
+    assert skewed.sum() == pytest.approx(lookups.sum())
+    larger = found("train.batch_size=128")[1]["activations"]
+    assert (larger > memory["activations"]).all()
     # An L2 term that may be clipped itself needs norms of all rows.
-    assert not any(states.needs_all_rows for states in work.states.values())
+    assert not any(states.settings.needs_all_rows for states in work.states.values())
     whole = found("optim.embedding.l2=1", "optim.embedding.clip.ratio=0.01")[1]
-    grown = whole.memory["activations"] - numbers.memory["activations"]
+    grown = whole["activations"] - memory["activations"]
     assert grown[1] == pytest.approx(rows[1] * 3 * 4, rel=0.05)
 
 
@@ -60,7 +61,7 @@ def test_every_part_of_a_row_looks_up_every_id():
         PlacedShard("t_a", "column_wise", rank, 0, 1000, 4 * part, 4)
         for part, rank in enumerate((2, 0, 2))
     ]
-    assert found(shards=halves)[1].lookups.tolist() == [BATCH, 0, 2 * BATCH, 0]
+    assert found(shards=halves)[2].tolist() == [BATCH, 0, 2 * BATCH, 0]
 
 
 def test_frequencies_by_zipf_and_by_a_sample():

@@ -21,7 +21,7 @@ def test_ten_billion_rows_fit_128_gpus_and_the_costs_are_written(tmp_path, monke
     config = planned_config(world_size=128, batch_size=65536)
     large = dry_run(config, gpus(128, 141))
     assert large.fits
-    memory = large.costs.memory
+    memory = large.memory
     rows = 10**10
     # A copy of each dense layer on every rank, and of tables that the planner replicates.
     (sharding,) = large.plan.plan.values()
@@ -36,7 +36,7 @@ def test_ten_billion_rows_fit_128_gpus_and_the_costs_are_written(tmp_path, monke
     # And a counter of steps a row: one in each part of a row.
     counters = memory["optimizer_state"].sum() - states
     assert 4 * rows <= counters <= 3 * 4 * (rows + 127 * copied)
-    assert large.costs.lookups.sum() >= 26 * 65536
+    assert large.lookups.sum() >= 26 * 65536
     # No device holds 2 994 952 602 rows with two moments.
     spec = sharding["t_C3"].sharding_spec
     assert len(spec.shards) > 1
@@ -86,8 +86,21 @@ def test_a_shortfall_is_named_with_what_would_help():
             "too much",
             Cluster(4, 2, "cpu", 4 * 10**9),
         ),
+        # They hold the mean of the weights, 1.2 GB a rank; a GPU's is in main memory.
+        (
+            planned_config("data.tables={user: 1e8}", "train.averaging=2", world_size=4),
+            Cluster(4, 2, "cpu", 4 * 10**9),
+            "too much",
+            Cluster(4, 2, "cpu", 52 * 10**8),
+        ),
+        (
+            planned_config("data.tables={user: 1e8}", "train.averaging=2", world_size=4),
+            gpus(4, 3.5 / 0.85),
+            "too much",
+            gpus(4, 4 / 0.85),
+        ),
     ],
-    ids=["another optimizer", "another plan", "counters of steps", "cpus"],
+    ids=["another optimizer", "another plan", "counters of steps", "cpus", "mean", "mean aside"],
 )
 def test_what_is_enough_fits_or_is_proposed(config, too_small, proposal, enough):
     with pytest.raises(DoesNotFitError, match=proposal):

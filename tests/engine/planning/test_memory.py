@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from stampede.engine.checkpoint.tensors import local_parts
 from stampede.engine.job.build import build
 from stampede.engine.planning.workload import activation_bytes_per_sample
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.step import send, train_step
+from stampede.engine.training.averaging import EpochMean
 from stampede.models import CTRModel, network
 from stampede.native_library import switched_off
 from stampede.optim import local_cowclip_tables
@@ -60,17 +62,21 @@ def test_estimating_does_not_change_the_model():
 
 
 def planned_and_real(folder, overrides, here):
-    """Bytes of weights and states on this rank, as planned and as they are."""
-    config = small_config(folder, *overrides, world_size=here.world_size)
+    """Bytes of weights, their mean and states on this rank, as planned and as they are."""
+    averaged = (*overrides, "train.averaging=3")
+    config = small_config(folder, *averaged, world_size=here.world_size)
     job = build(config, open_dataset(config, here), here)
-    work, found = costs_of(config, job.model.plan, here.world_size)
+    work, memory, _ = costs_of(config, job.model.plan, here.world_size)
     dense = [work.dense_weight_bytes(), work.dense_state_bytes()]
     moments = job.dense_optimizer.state.values()
     assert dense == [
         4 * sum(p.numel() for p in job.dense_parameters.values()),
         sum(s["exp_avg"].nbytes + s["exp_avg_sq"].nbytes for s in moments),
     ]
-    planned = [found.memory[kind][here.rank] for kind in ("weights", "optimizer_state")]
+    kinds = ("weights", "mean_of_weights", "optimizer_state")
+    planned = [memory[kind][here.rank] for kind in kinds]
+    EpochMean(job, steps=8, snapshots=3).after_step(3)
+    mean = sum(part.nbytes for one in job.mean.values() for part, _ in local_parts(one))
     weights = states = 0
     for tables in local_cowclip_tables(job.model):
         for backend in tables.backends:
@@ -78,7 +84,7 @@ def planned_and_real(folder, overrides, here):
             states += sum(state.nbytes for state in backend.array.states.values())
             if backend.waiting is not None:
                 states += backend.waiting.last.nbytes
-    return planned, [weights + dense[0], states + dense[1]]
+    return planned, [weights + dense[0], mean, states + dense[1]]
 
 
 @pytest.mark.parametrize(
@@ -113,12 +119,12 @@ def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
     large = ["data.rows=20000", "model.hidden=[200,200]", "train.batch_size=4096"]
     with small_job(tmp_path, f"optim.embedding.optimizer={optimizer}", *large) as made:
         here, job, config, dataset, _ = made
-        _, found = costs_of(config, job.model.plan, 1)
+        _, memory, _ = costs_of(config, job.model.plan, 1)
         first, second, *_ = Reader(config, dataset, here).training()
         first, second = (send(batch, job.front, here.device) for batch in (first, second))
         train_step(job, first, 1, here)
         peak = peak_memory(lambda: train_step(job, second, 2, here))
-    estimate = found.memory["activations"][0]
+    estimate = memory["activations"][0]
     assert 0.05 * estimate < peak < estimate
 
 

@@ -9,7 +9,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from stampede.engine.config.load import load_config
 from stampede.engine.planning import planner
 from stampede.engine.planning.planner import Cluster, describe_plan, parse_bytes, search_plan
-from stampede.engine.planning.workload import planned_data, workload
+from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.workload import workload
 from stampede.engine.processes import processes
 from stampede.models import CTRModel
 from stampede.optim import CowClipAdam, cowclip_sharders
@@ -26,7 +27,7 @@ def model_and_work(*overrides, world_size=1):
     config = load_config(ROOT / "configs/plan_10b.yaml", [*TWO_TABLES, *overrides])
     model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
     apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
-    return model, workload(config, planned_data(config), model, world_size)
+    return model, workload(config, planned_data(config), model, world_size, "cpu")
 
 
 def types_of(*overrides, world_size=2):

@@ -21,11 +21,13 @@ import pytest
 import torch
 
 from stampede.data import DataError, prepare
-from stampede.engine import api, incremental, periods, reading
+from stampede.engine import api, incremental, reading
 from stampede.engine.checkpoint.retention import being_read, newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
+from stampede.engine.periods import files, loop
+from stampede.engine.periods.results import Results
 from stampede.engine.run import run
 from stampede.engine.training import evaluate, trainer
 from stampede.settings import SettingsError
@@ -170,18 +172,19 @@ def test_a_period_is_scored_by_the_model_before_it(how, request):
 
 def test_a_period_of_a_small_log_is_a_new_model_of_all_files(anew, tmp_path, capsys):
     """The same bits as a first period of all files, or of the newest ones."""
-    for files, folder, run_of in (((1, 2, 3), anew, "all"), ((2, 3), tmp_path / "two", "newest")):
+    two = tmp_path / "two"
+    for numbers, folder, run_of in (((1, 2, 3), anew, "all"), ((2, 3), two, "newest")):
         path = anew / "ads.yaml"
         if folder != anew:
             path = write_logs(folder, [0, 30, 60])
             train(path, [*ANEW, "train.replay=1"])
-        paths = ",".join(str(folder / f"log{number}.csv") for number in files)
+        paths = ",".join(str(folder / f"log{number}.csv") for number in numbers)
         given = [f"data.path=[{paths}]", "data.split=periods", f"data.cache={tmp_path}/cache"]
         run(load_config(path, [*given, *ANEW, f"run.dir={tmp_path}", f"run.name={run_of}"]))
         found, expected = tensors(folder, 3), tensors_of(newest(tmp_path / run_of / "checkpoints"))
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         assert [line["rows"] for line in lines(folder)] == [400] * 3
-        assert lines(folder)[2]["step"] == 2 * -(-400 * len(files) // 64)
+        assert lines(folder)[2]["step"] == 2 * -(-400 * len(numbers) // 64)
     summary = api.open_run(period(anew, 3)).summary
     assert summary["auc"] == lines(anew)[2]["auc"] > 0.5 and summary["period"] == 3
     assert "unseen ids: user" in capsys.readouterr().out
@@ -201,7 +204,7 @@ def test_a_large_log_or_one_whose_files_are_gone_goes_on(tmp_path, monkeypatch, 
         train(other / "ads.yaml", explicit)
     train(other / "ads.yaml", ANEW)
     assert "log1.csv is gone: the model of the period before goes on" in capsys.readouterr().err
-    monkeypatch.setattr(periods, "SMALL_LOG", 1100)
+    monkeypatch.setattr(loop, "SMALL_LOG", 1100)
     train(folder / "ads.yaml", ANEW)
     for where in (folder, other):
         # Steps count on from those of the second period.
@@ -219,7 +222,7 @@ def test_a_file_that_goes_after_its_period_was_noted(tmp_path, monkeypatch, caps
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(periods, "run_here", killed)
+        patched.setattr(loop, "run_here", killed)
         train(path, ANEW)
     (tmp_path / "killed/log1.csv").unlink()
     train(path, ANEW)
@@ -320,8 +323,8 @@ def test_an_interrupted_period_continues_with_the_same_bits(
     fail_twice(reading, "prepare")
     fail_twice(evaluate, "evaluate")
     fail_twice(trainer, "train_step")
-    fail_twice(periods._Periods, "_finish")
-    fail_twice(periods._Periods, "_draw")
+    fail_twice(loop._Periods, "_finish")
+    fail_twice(Results, "draw")
     while True:
         try:
             train(path, [*given, "checkpoint.every_steps=2"])
@@ -431,21 +434,21 @@ def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path, monkeypatch,
     with pytest.raises(DataError, match=r"log1\.csv: had .* bytes when reading began and has"):
         train(path)
     # Between the ledger and reading it may grow: all of it is read.
-    append_before(monkeypatch, periods, "run_here", log)
+    append_before(monkeypatch, loop, "run_here", log)
     train(path)
     assert [line["rows"] for line in lines(folder)] == [402]
     train(path)
     # With --follow it is waited for.
     append_before(monkeypatch, prepare, "write_rows", log)
-    monkeypatch.setattr(periods, "_AT_REST_SECONDS", 0.1)
-    monkeypatch.setattr(periods, "_POLL_SECONDS", 0.05)
-    finish = periods._Periods._finish
+    monkeypatch.setattr(files, "_AT_REST_SECONDS", 0.1)
+    monkeypatch.setattr(loop, "_POLL_SECONDS", 0.05)
+    finish = loop._Periods._finish
 
     def finish_and_end(*arguments):
         finish(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(periods._Periods, "_finish", finish_and_end)
+    monkeypatch.setattr(loop._Periods, "_finish", finish_and_end)
     again = tmp_path / "again"
     with pytest.raises(KeyboardInterrupt):
         train(path, [f"run.dir={again}/runs"], follow=True)
@@ -563,14 +566,14 @@ def test_keys_that_may_change_are_taken_and_others_refused(tmp_path, monkeypatch
 
 def _open_files(path):
     """Files that this rank has open after each period."""
-    counts, is_trained = [], periods._Periods._is_trained
+    counts, is_trained = [], loop._Periods._is_trained
 
     def counting(*arguments):
         done = is_trained(*arguments)
         counts.append(len(os.listdir("/proc/self/fd")))
         return done
 
-    periods._Periods._is_trained = counting
+    loop._Periods._is_trained = counting
     train(path)
     return counts
 
@@ -583,7 +586,7 @@ def test_a_process_of_many_periods_keeps_no_files_of_each(tmp_path):
 
 
 def follow(path, said):
-    periods._AT_REST_SECONDS, periods._POLL_SECONDS = 2.0, 0.05
+    files._AT_REST_SECONDS, loop._POLL_SECONDS = 2.0, 0.05
     with open(said, "w", buffering=1) as file, redirect_stdout(file):
         sys.exit(incremental.main([str(path), "--follow"]))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stampede import open_run
-from stampede.engine.periods import train_incrementally
+from stampede.engine.periods.loop import train_incrementally
 from support.goals import JOB, SCHEMA, goal_log
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,95 @@
+"""Checkpoints between hosts that share no folder."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stampede.data.prepared.manifest import MANIFEST
+from stampede.engine.checkpoint import hosts
+from stampede.engine.processes import processes
+from stampede.files import file_entry
+from support.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+# Of rank 0 to 3, two a host; other lengths than multiples of a piece, too, and none.
+SIZES = (5, 3000, 2000, 2001)
+PIECE = 1000
+
+
+def content(rank):
+    return np.random.default_rng(rank).bytes(SIZES[rank])
+
+
+def on_its_host(folder):
+    """Go to the folder of a rank's host, whose relative paths no other host has."""
+    rank = int(os.environ["RANK"])
+    os.environ["STAMPEDE_STORES"] = "stores"
+    hosts._PIECE = PIECE
+    here = folder / str(rank // 2)
+    here.mkdir(exist_ok=True)
+    os.chdir(here)
+    return rank
+
+
+def gathered(folder, full):
+    rank, place = on_its_host(folder), Path("checkpoint")
+    place.mkdir(exist_ok=True)
+    (place / f"of_{rank}").write_bytes(content(rank))
+    if full and rank == 0:
+        (place / "of_3").symlink_to("/dev/full")
+    with processes("cpu") as here:
+        names = [f"of_{rank}"]
+        entries = hosts.together(lambda: [file_entry(place / n, place) for n in names], here.group)
+        try:
+            hosts.gather_files(place, entries, here)
+        except OSError as failure:
+            return failure.strerror
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+def test_the_host_of_rank_0_gets_all_files(tmp_path):
+    found = run_ranks(4, gathered, tmp_path, False, ranks_per_node=2)
+    assert found[0] == {f"of_{rank}": content(rank) for rank in range(4)}
+    assert found[3] == {f"of_{rank}": content(rank) for rank in (2, 3)}
+
+
+def test_a_full_disk_fails_on_all_ranks(tmp_path):
+    assert run_ranks(4, gathered, tmp_path, True, ranks_per_node=2) == 4 * [
+        "No space left on device"
+    ]
+
+
+def spread(folder, has_another):
+    rank, place = on_its_host(folder), Path("checkpoint")
+    if rank == 0:
+        (place / "learned").mkdir(parents=True)
+        for name, size in {MANIFEST: 4, "learned/a": 0, "learned/b": 3500}.items():
+            (place / name).write_bytes(np.random.default_rng(size).bytes(size))
+    if rank == 2 and has_another:
+        place.mkdir()
+        (place / MANIFEST).write_text("another")
+    with processes("cpu") as here:
+        with hosts.on_every_host(place, here) as copy:
+            files = [path for path in copy.rglob("*") if path.is_file()]
+            found = {str(path.relative_to(copy)): path.read_bytes() for path in files}
+        assert (copy != place) == (rank >= 2)
+        # The rank that made it has deleted it.
+        assert rank != 2 or not copy.exists()
+        # Of one host.
+        alone = replace(here, world_size=2)
+        with hosts.on_every_host(place, alone) as same:
+            assert same == place
+    return found
+
+
+@pytest.mark.parametrize("has_another", [False, True])
+def test_other_hosts_have_a_copy_for_a_while(tmp_path, has_another):
+    found = run_ranks(4, spread, tmp_path, has_another, ranks_per_node=2)
+    assert found[0] == found[1] == found[2] == found[3]
+    assert {name: len(data) for name, data in found[3].items()} == {
+        MANIFEST: 4, "learned/a": 0, "learned/b": 3500,
+    }  # fmt: skip

@@ -1,0 +1,245 @@
+"""The jobs of examples/cluster: run where this machine can, else compared with their schema."""
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from typing import Annotated, Literal
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from stampede import open_run, stores
+from stampede.data.prepare_command import main as prepare
+from stampede.engine.config.load import load_config
+from support.jobs import tensors_of
+from support.movie_runs import JOB, prepare_movies, rows_of_test_part
+from support.object_store import BUCKET, object_store
+from support.paths import ROOT
+from support.ranks import run_ranks
+from support.waiting import HANG
+
+CLUSTER = ROOT / "examples/cluster"
+# Of one rank each.
+SMALL = [one for one in JOB if not one.startswith("data.")]
+
+
+def test_the_configuration_is_one():
+    config = load_config(CLUSTER / "clicks.yaml", [], 2)
+    assert config.checkpoint.resume == "auto"
+    read_map, _ = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    assert yaml.safe_load(read_map["data"]["clicks.yaml"]) == yaml.safe_load(
+        (CLUSTER / "clicks.yaml").read_text()
+    )
+
+
+class Strict(BaseModel):
+    """The fields that the operator's definition of a PyTorchJob (v1.9.0) has, as far as used."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Count = Annotated[int, Field(ge=0)]
+Quantity = Annotated[int | str, Field()]
+
+
+class Secret(Strict):
+    secretRef: dict[Literal["name"], str]  # noqa: N815
+
+
+class Variable(Strict):
+    name: str
+    value: str
+
+
+class Mount(Strict):
+    name: str
+    mountPath: Annotated[str, Field(pattern="^/")]  # noqa: N815
+
+
+class Container(Strict):
+    # The operator leaves others alone.
+    name: Literal["pytorch"]
+    image: str
+    command: list[str]
+    envFrom: list[Secret]  # noqa: N815
+    env: list[Variable]
+    resources: dict[Literal["limits", "requests"], dict[str, Quantity]]
+    volumeMounts: list[Mount]  # noqa: N815
+
+
+class Volume(Strict):
+    name: str
+    configMap: dict[Literal["name"], str] | None = None  # noqa: N815
+    emptyDir: dict[Literal["sizeLimit", "medium"], str] | None = None  # noqa: N815
+
+
+class Pod(Strict):
+    containers: list[Container]
+    volumes: list[Volume]
+
+
+class Template(Strict):
+    spec: Pod
+
+
+class Replicas(Strict):
+    replicas: Count
+    restartPolicy: Literal["Always", "OnFailure", "Never", "ExitCode"]  # noqa: N815
+    template: Template
+
+
+class Elastic(Strict):
+    rdzvBackend: Literal["c10d", "etcd", "etcd-v2"]  # noqa: N815
+    minReplicas: Count  # noqa: N815
+    maxReplicas: Count  # noqa: N815
+    maxRestarts: Count  # noqa: N815
+    nProcPerNode: Count  # noqa: N815
+
+
+class Spec(Strict):
+    elasticPolicy: Elastic  # noqa: N815
+    pytorchReplicaSpecs: dict[Literal["Master", "Worker"], Replicas]  # noqa: N815
+
+
+class Named(Strict):
+    name: Annotated[str, Field(pattern="^[a-z0-9-]+$")]
+
+
+class PyTorchJob(Strict):
+    apiVersion: Literal["kubeflow.org/v1"]  # noqa: N815
+    kind: Literal["PyTorchJob"]
+    metadata: Named
+    spec: Spec
+
+
+def test_the_job_of_kubernetes_has_the_fields_of_its_schema():
+    config, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    assert (config["apiVersion"], config["kind"]) == ("v1", "ConfigMap")
+    spec = PyTorchJob.model_validate(job).spec
+    worker = spec.pytorchReplicaSpecs["Worker"]
+    (container,), volumes = worker.template.spec.containers, worker.template.spec.volumes
+    assert {one.name for one in container.volumeMounts} == {one.name for one in volumes}
+    # The file is where the command looks for it, and a GPU is there for each rank.
+    mounts = {one.name: one.mountPath for one in container.volumeMounts}
+    assert container.command[-1] == f"{mounts['config']}/clicks.yaml"
+    assert volumes[0].configMap == {"name": config["metadata"]["name"]}
+    assert container.resources["limits"]["nvidia.com/gpu"] == spec.elasticPolicy.nProcPerNode
+    assert worker.replicas == spec.elasticPolicy.maxReplicas
+
+
+@pytest.mark.parametrize("name", ["torchrun.sh", "slurm.sbatch"])
+def test_scripts_are_read_by_their_shell(name):
+    shell = (CLUSTER / name).read_text().partition("\n")[0].removeprefix("#!")
+    subprocess.run([shell, "-n", CLUSTER / name], check=True)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with object_store(tmp_path / "stores") as files:
+        folder = prepare_movies(tmp_path / "movies")
+        given = ["table", f"{folder}/log.csv", "--schema", f"{folder}/schema.yaml"]
+        assert prepare([*given, "--out", f"{BUCKET}/prepared"]) == 0
+        yield files
+
+
+def expected(folder):
+    """Weights of the same run on two ranks of this machine."""
+    ours = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "STAMPEDE_"))}
+    run_ranks(2, _train, ["run.name=expected", *SMALL], ours)
+    return _weights(stores.working(f"{BUCKET}/runs/expected"))
+
+
+def _train(overrides, environment):
+    from stampede.engine.run import run
+
+    os.environ.update(environment)
+    run(load_config(CLUSTER / "clicks.yaml", overrides, 2))
+
+
+def _weights(run_folder):
+    return tensors_of(run_folder / "checkpoints/epoch_0001")
+
+
+def assert_same(folder, weights, monkeypatch):
+    """The run in the bucket has these weights, and scores on a machine that has only its URL."""
+    monkeypatch.setenv("STAMPEDE_STORES", str(folder / "elsewhere"))
+    run = open_run(f"{BUCKET}/runs/ads")
+    found = _weights(run.path)
+    for name, values in weights.items():
+        np.testing.assert_array_equal(found[name], values)
+    assert run.summary["world_size"] == 2
+    assert np.isfinite(run.score(rows_of_test_part())).all()
+
+
+SRUN = """#!/bin/bash
+# Two nodes without a shared folder.
+while [ "${1#--}" != "$1" ]; do shift; done
+for node in 0 1; do
+    SLURM_NODEID=$node STAMPEDE_STORES=$NODES/$node "$@" &
+    started="$started $!"
+done
+for one in $started; do wait $one || status=$?; done
+exit ${status:-0}
+"""
+
+
+@pytest.mark.slow
+def test_slurm_starts_the_run(store, tmp_path, monkeypatch):
+    weights = expected(tmp_path)
+    commands = {"srun": SRUN, "scontrol": "#!/bin/sh\necho localhost\necho other\n"}
+    # What pip has installed beside the interpreter that runs the tests.
+    commands["torchrun"] = f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'
+    (tmp_path / "bin").mkdir()
+    for name, content in commands.items():
+        file = tmp_path / "bin" / name
+        file.write_text(content)
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    slurm = {"SUBMIT_DIR": CLUSTER, "JOB_NODELIST": "a[1-2]", "JOB_ID": os.getpid(),
+             "JOB_NUM_NODES": 2}  # fmt: skip
+    environment = {
+        **os.environ,
+        **{f"SLURM_{name}": str(value) for name, value in slurm.items()},
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "NODES": str(tmp_path / "nodes"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
+    }
+    done = subprocess.run(
+        ["bash", CLUSTER / "slurm.sbatch", *SMALL],
+        env=environment, capture_output=True, text=True, timeout=HANG, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same(tmp_path, weights, monkeypatch)
+
+
+RAY = """
+import runpy, sys, ray
+sys.argv = sys.argv[1:]
+# However many cores there are.
+ray.init(num_cpus=2, include_dashboard=False)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_ray_trains_with_two_workers(store, tmp_path, monkeypatch, request):
+    pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
+    weights = expected(tmp_path)
+    config = load_config(CLUSTER / "clicks.yaml", SMALL, 2).model_dump(mode="json")
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    given = [str(CLUSTER / "on_ray.py"), str(tmp_path / "small.yaml"), "2"]
+    # The paths of its sockets must be short.
+    place = tempfile.TemporaryDirectory(prefix="ray")
+    request.addfinalizer(place.cleanup)
+    done = subprocess.run(
+        [sys.executable, "-c", RAY, *given],
+        capture_output=True, text=True, timeout=HANG, check=False,
+        env={**os.environ, "RAY_TMPDIR": place.name, "RAY_USAGE_STATS_ENABLED": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same(tmp_path, weights, monkeypatch)
+    assert f"test AUC {open_run(f'{BUCKET}/runs/ads').metrics['test']['auc']:.4f})" in done.stdout
