@@ -11,7 +11,7 @@ import torch
 from stampede import stores
 from stampede.data import DataError, Dataset
 from stampede.engine.checkpoint.manifest import weights_name
-from stampede.engine.checkpoint.warm_start import copy_rows_
+from stampede.engine.checkpoint.tensors import copy_rows_
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.inference.kept import row_names
