@@ -17,13 +17,9 @@ from tqdm import tqdm
 from stampede.data import DataError, Dataset, Part, only_labels
 from stampede.data.samples import ClickShare, counted_click_shares, sampled_rows
 from stampede.engine.config import Config
-from stampede.engine.console import progress_bar
-from stampede.engine.logistic_regression import logistic_regression
 from stampede.engine.processes import Processes
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.training.plateau import METRIC_NAMES, selection_score
-from stampede.engine.training.progress import Progress
-from stampede.files import read_json
 from stampede.settings import DAMAGE, SettingsError, counted
 
 # Whole paths and keys, so that they can be copied.
@@ -39,14 +35,6 @@ _STILL_RISING = 0.001
 _OFF = "scores will be off by as much"
 # Of the mean prediction and the share of clicks, in either direction.
 _MOST_CALIBRATION = 1.5
-_LARGEST_LOSS_TO_LR = 0.002
-# As many as small logs often need with falling rates.
-_ENOUGH_EPOCHS = 6
-
-# Training rows, and rows of all tables, up to which `evaluate.compare_with_lr: auto` compares.
-_MOST_TRAINING_ROWS = 1_000_000
-_MOST_TABLE_ROWS = 100_000_000
-
 # Largest share of validation rows with unseen ids, and its excess over training rows with rare ids.
 _MOST_UNSEEN = 0.2
 _MOST_BEYOND_RARE = 0.1
@@ -263,71 +251,3 @@ def on_last_epoch(config: Config, folder: RunFolder) -> list[str]:
         f"{sign * before:.4f} to {sign * last:.4f}: more epochs may gain more "
         f"(train.epochs={2 * config.train.epochs})"
     ]
-
-
-def on_regression(part: str, progress: Progress, regression: Mapping[str, Any]) -> list[str]:
-    """Advice if logistic regression is better on the part that selected the best epoch."""
-    ours, other = progress.selected.get(part, {}).get("auc"), regression.get(f"{part}_auc")
-    if ours is None or other is None or ours >= other - _LARGEST_LOSS_TO_LR:
-        return []
-    more = f"more epochs (train.epochs={_ENOUGH_EPOCHS}), " if progress.epoch <= 2 else ""
-    return [
-        f"the best {part} AUC {ours:.4f} is below logistic regression's {other:.4f}: try {more}"
-        "other rates (optim.embedding.lr, optim.dense.lr) or a stronger optim.embedding.l2"
-    ]
-
-
-def fit_lr(dataset: Dataset, processes: Processes) -> dict[str, Any] | None:
-    """The result of `logistic_regression` on rank 0; None if there is none; all ranks call it."""
-
-    def fit() -> dict[str, Any] | None:
-        bar = progress_bar(None, 0, True, "logistic regression", "fits", delay=5.0)
-        # One class only: the run says so before training.
-        with bar, suppress(ValueError):
-            return logistic_regression(dataset, bar.update)
-        return None
-
-    if dataset.goals:
-        return None
-    with processes.heartbeat.slowly("comparing with logistic regression"):
-        return processes.on_main(fit)
-
-
-def compare_with_lr(
-    config: Config,
-    dataset: Dataset,
-    progress: Progress,
-    folder: RunFolder,
-    processes: Processes,
-    regression: dict[str, Any] | None = None,
-    *,
-    same_data: bool,
-) -> dict[str, Any] | None:
-    """Fit logistic regression on rank 0, unless the run did so before; all ranks must call it.
-
-    Args:
-        dataset: its parts must be on the CPU.
-        regression: its result, if it is known.
-        same_data: whether an existing summary in the folder is about the same data.
-    """
-    wanted = config.evaluate.compare_with_lr
-    if wanted == "auto":
-        few_ids = sum(dataset.tables.values()) <= _MOST_TABLE_ROWS
-        wanted = dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
-    if not wanted or dataset.goals:
-        return None
-
-    def earlier() -> dict[str, Any] | None:
-        # The result of the run before it was continued.
-        with suppress(*DAMAGE):
-            return read_json(folder.summary)["logistic_regression"]
-        return None
-
-    if regression is None and same_data:
-        regression = processes.on_main(earlier)
-    if regression is None:
-        regression = fit_lr(dataset, processes)
-    if regression is not None:
-        sentences = on_regression(config.evaluate.select_on, progress, regression)
-        tell(sentences, progress.step, folder, processes)
-    return regression

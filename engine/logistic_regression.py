@@ -62,14 +62,14 @@ def logistic_regression(
     from threadpoolctl import threadpool_limits
 
     start = time.perf_counter()
-    inputs, label, weight = _features(dataset, dataset.train)
+    inputs, label, weight = features(dataset, dataset.train)
     seen = np.unique(inputs.indices)
     # The model knows classes only.
     taken, label, weight = without_soft(label, np.asarray(weight))
     inputs = inputs if len(taken) == inputs.shape[0] else inputs[taken]
     weight *= len(weight) / weight.sum()
     others = {
-        name: _features(dataset, part) for name, part in dataset.parts().items() if name != "train"
+        name: features(dataset, part) for name, part in dataset.parts().items() if name != "train"
     }
 
     def fitted(strength: float, columns: np.ndarray, rows: slice) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _fewer_columns(dataset: Dataset, inputs: csr_matrix, seen: np.ndarray) -> li
     return [one for one in (own, frequent) if 0 < len(one) < len(seen)]
 
 
-def _features(dataset: Dataset, part: Part) -> tuple[csr_matrix, np.ndarray, np.ndarray]:
+def features(dataset: Dataset, part: Part) -> tuple[csr_matrix, np.ndarray, np.ndarray]:
     """Inputs `[n, rows of all tables + numbers]`, labels and weights `[n]` float32 of a part."""
     from scipy.sparse import csr_matrix, hstack, vstack
 

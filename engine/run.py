@@ -11,8 +11,6 @@ from typing import Any
 from stampede.engine.advice import (
     check_batch_size,
     check_labels,
-    compare_with_lr,
-    fit_lr,
     on_batch_size,
     on_calibration,
     on_data,
@@ -21,6 +19,7 @@ from stampede.engine.advice import (
     told,
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
+from stampede.engine.comparison import BASELINES, compare, fit_baseline
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run
 from stampede.engine.config.recipe import described, takes_strength, with_recipe
@@ -78,7 +77,8 @@ def _refitted(config: Config, here: Processes, after_epoch: AfterEpoch | None) -
     saved["run"]["name"] = config.run.name
     saved["train"]["epochs"] = saved["evaluate"]["every_epochs"] = epochs
     # Only the last epoch is evaluated, so nothing is chosen by the test part.
-    saved["evaluate"] |= {"select_on": "test", "patience": 0, "compare_with_lr": False, "every": 0}
+    saved["evaluate"] |= {"select_on": "test", "patience": 0, "every": 0}
+    saved["evaluate"] |= {"compare_with_lr": False, "compare_with_trees": False}
     data = saved["data"]
     if data.get("validation_path"):
         paths = [data["path"], data["validation_path"]]
@@ -152,7 +152,7 @@ def _begun(
     regression = None
     if is_new and dataset.validation is not None and takes_strength(config, rows):
         # The network is the same model, so the comparison comes first and chooses its L2.
-        regression = fit_lr(dataset, here)
+        regression = fit_baseline("logistic_regression", dataset, here)
     strength = None if regression is None else regression["C"]
     config, choices = with_recipe(config, known, fields, here.world_size, found.saved, strength)
     with here.heartbeat.slowly("loading"):
@@ -196,7 +196,7 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
     Trainer(run).fit()
     # Measured before the comparison, whose memory and seconds do not count.
     summary = summarize(run)
-    summary["logistic_regression"] = None
+    summary |= dict.fromkeys(BASELINES)
     if not dataset.period:
         # After the last checkpoint: a run that continues with more epochs drops it.
         results = run.progress.selected or run.progress.last
@@ -207,9 +207,8 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
             ]
         )
         tell(found_off, run.progress.step, folder, here)
-        summary["logistic_regression"] = compare_with_lr(
-            config, dataset, run.progress, folder, here, regression, same_data=not is_new
-        )
+        given = config, dataset, run.progress, folder, here, {"logistic_regression": regression}
+        summary |= compare(*given, same_data=not is_new)
     summary["advice"] = here.on_main(lambda: told(folder))
     return summary
 

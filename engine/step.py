@@ -269,8 +269,7 @@ def _dense_pass(
     of_histories = {name: torch.zeros_like(one.values) for name, one in histories.items()}
     parameters = list(job.dense_parameters.values())
     label, weight = batch.label, _sample_weights(batch)
-    goal_losses = job.ctr_model.goal_losses
-    if goal_losses is not None:
+    if job.ctr_model.goal_losses is not None:
         label = label.nan_to_num()
     keys = None
     if job.ctr_model.has_dropout and batch.rows is not None:
@@ -292,15 +291,9 @@ def _dense_pass(
             of_tile = None if keys is None else keys[tile]
             read = tile_of(histories, tile.start, tile.stop, of_histories)
             logits = job.ctr_model.logits(part.requires_grad_(), dense, of_tile, read).float()
+            part_of_batch = 1 / (len(tiles) * processes.world_size)
             given = logits, label[tile], weight[tile]
-            if goal_losses is None:
-                loss = functional.binary_cross_entropy_with_logits(*given, reduction="sum")
-                loss.backward(share)
-            else:
-                losses = functional.binary_cross_entropy_with_logits(*given, reduction="none")
-                part_of_batch = 1 / (len(tiles) * processes.world_size)
-                loss, objective = goal_losses(losses.sum(0), batch.global_weight, part_of_batch)
-                objective.backward(share)
+            loss = _loss_backward(job, batch, given, share, part_of_batch)
             if len(part) == len(rows):
                 grad = _grad(part)
             else:
@@ -308,7 +301,6 @@ def _dense_pass(
                     grad = torch.empty_like(rows)
                     grad[batch.samples :] = 0.0
                 grad[tile] = _grad(part)
-            loss = loss.detach().double()
             if batch.tiles:
                 add_tile(sums, number + 1, [loss, *map(_grad, parameters)])
             else:
@@ -319,6 +311,31 @@ def _dense_pass(
             parameter.grad = one
     grad = torch.zeros_like(rows) if grad is None else grad
     return total, [grad, *of_histories.values()]
+
+
+def _loss_backward(
+    job: Job,
+    batch: Batch,
+    given: tuple[Tensor, Tensor, Tensor],
+    share: Tensor,
+    part_of_batch: float,
+) -> Tensor:
+    """Backward of a tile's loss; returns it, a float64 scalar.
+
+    Args:
+        given: the tile's logits, labels and weights.
+        share: what the loss is multiplied by.
+        part_of_batch: share of the tile in the global batch.
+    """
+    goal_losses = job.ctr_model.goal_losses
+    if goal_losses is None:
+        loss = functional.binary_cross_entropy_with_logits(*given, reduction="sum")
+        loss.backward(share)
+    else:
+        losses = functional.binary_cross_entropy_with_logits(*given, reduction="none")
+        loss, objective = goal_losses(losses.sum(0), batch.global_weight, part_of_batch)
+        objective.backward(share)
+    return loss.detach().double()
 
 
 def _tiles(job: Job, batch: Batch) -> list[slice]:

@@ -47,7 +47,7 @@ _FREE = ("model.import", "model.initial_bias", "model.pretrained",
          "train.clip_stats_every", "train.compile", "train.on_nonfinite", "train.on_divergence.",
          "train.timing_every", "train.profile.", "train.negative_rate",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
-         "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_lr", "checkpoint.",
+         "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_", "checkpoint.",
          "sharding.")  # fmt: skip
 
 # Moments of a frozen table do not exist.

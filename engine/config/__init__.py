@@ -251,6 +251,11 @@ class EvaluateSection(Section):
         description="fit logistic regression to the same features after training, on rank 0's CPU, "
         "and say if it is better; auto: up to a million training rows",
     )
+    compare_with_trees: Literal["auto", True, False] = Field(
+        "auto",
+        description="the same with LightGBM, if it is installed and there is a validation part; "
+        "auto: where logistic regression is fitted",
+    )
 
     @model_validator(mode="after")
     def _check_groups(self) -> EvaluateSection:
@@ -477,11 +482,12 @@ def check_goals(config: Config, goals: Collection[str]) -> None:
             f"train.goal_weighting: found {config.train.goal_weighting!r}, but the data have one "
             "label; leave it out"
         )
-    if goals and config.evaluate.compare_with_lr is True:
-        raise SettingsError(
-            "evaluate.compare_with_lr: found true, but logistic regression is fitted to a single "
-            f"label, and the data have the goals {', '.join(goals)}; leave it out"
-        )
+    for key in ("compare_with_lr", "compare_with_trees"):
+        if goals and getattr(config.evaluate, key) is True:
+            raise SettingsError(
+                f"evaluate.{key}: found true, but that model is fitted to a single label, and the "
+                f"data have the goals {', '.join(goals)}; leave it out"
+            )
 
 
 def goal_weights(config: Config, goals: Sequence[str]) -> dict[str, float]:

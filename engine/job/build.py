@@ -25,7 +25,7 @@ from stampede.engine.planning.planner import make_plan, sharding_types
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import workload
 from stampede.engine.processes import Processes
-from stampede.models import cpu
+from stampede.models import CTRModel, cpu
 from stampede.optim import cowclip_sharders, local_lookup, table_update
 from stampede.settings import SettingsError
 
@@ -47,41 +47,7 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
     if model.number_weights is not None:
         # First-order weights of numbers decay with the tables' l2.
         l2[id(model.number_weights.weight)] = actual.embedding_l2
-    communication = config.sharding.communication
-    sharders = cowclip_sharders(
-        table_inits(config, model.front),
-        qcomm_codecs_registry=get_qcomm_codecs_registry(
-            QCommsConfig(CommType(communication.forward), CommType(communication.backward))
-        ),
-        kernels=config.run.kernels,
-    )
-    plan = make_plan(
-        model,
-        sharders,
-        sharding_types(config, processes.world_size),
-        lambda: workload(
-            config,
-            planned_data(config, dataset),
-            model,
-            processes.world_size,
-            processes.device.type,
-        ),
-        processes,
-    )
-    move_dense(model, processes.device)
-    for norm in model.batch_norms:
-        # From here on: planning tries the model on each rank by itself.
-        norm.ranks = processes.world_size
-    compile_network(model.network, config.train.compile, processes.device)
-    if processes.device.type == "cpu":
-        # Compile them now, if need be, rather than in the first step.
-        cpu.available()
-    # Dense layers are equal on all ranks; each step averages their gradients.
-    sharded = DistributedModelParallel(
-        model, device=processes.device, plan=plan, sharders=sharders, init_data_parallel=False
-    )
-    front = model.front
-    front.local = None if front.histories else local_lookup(front.ebc, front.fields)
+    sharded = _sharded(config, dataset, model, processes)
     dense_parameters = {
         name: parameter
         for name, parameter in sharded.named_parameters()
@@ -106,3 +72,41 @@ def build(config: Config, dataset: Dataset, processes: Processes) -> Job:
         config.train.on_nonfinite == "skip_batch",
         threads,
     )
+
+
+def _sharded(
+    config: Config, dataset: Dataset, model: CTRModel, processes: Processes
+) -> DistributedModelParallel:
+    """Plan the tables, which get their memory, and move the dense layers to the device."""
+    communication, device = config.sharding.communication, processes.device
+    sharders = cowclip_sharders(
+        table_inits(config, model.front),
+        qcomm_codecs_registry=get_qcomm_codecs_registry(
+            QCommsConfig(CommType(communication.forward), CommType(communication.backward))
+        ),
+        kernels=config.run.kernels,
+    )
+    plan = make_plan(
+        model,
+        sharders,
+        sharding_types(config, processes.world_size),
+        lambda: workload(
+            config, planned_data(config, dataset), model, processes.world_size, device.type
+        ),
+        processes,
+    )
+    move_dense(model, device)
+    for norm in model.batch_norms:
+        # From here on: planning tries the model on each rank by itself.
+        norm.ranks = processes.world_size
+    compile_network(model.network, config.train.compile, device)
+    if device.type == "cpu":
+        # Compile them now, if need be, rather than in the first step.
+        cpu.available()
+    # Dense layers are equal on all ranks; each step averages their gradients.
+    sharded = DistributedModelParallel(
+        model, device=device, plan=plan, sharders=sharders, init_data_parallel=False
+    )
+    front = model.front
+    front.local = None if front.histories else local_lookup(front.ebc, front.fields)
+    return sharded

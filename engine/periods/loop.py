@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
@@ -120,27 +120,8 @@ class _Periods:
 
     def train(self, follow: bool) -> None:
         """Train on all new files, or on each that comes until a signal."""
-        agreement = Agreement(self._here)
-        taken, told = 0, False
-        while True:
-            with agreement.noting_signals():
-                period = self._here.on_main(lambda: self._next(follow))
-                try:
-                    agreement.after(0)
-                except StopRequestedError as stop:
-                    raise InterruptedRunError(
-                        f"stopped by {stop} between two periods; the same command continues",
-                        stop.signal,
-                    ) from None
-                if period is None and follow:
-                    if not told and self._here.is_main:
-                        print(f"waiting for files: {self._whole.data.path}", flush=True)
-                    told = True
-                    time.sleep(_POLL_SECONDS)
-                    continue
-            if period is None:
-                break
-            told = False
+        agreement, taken = Agreement(self._here), 0
+        for period in self._due(agreement, follow):
             # Training handles signals itself.
             with timed(self._here.heartbeat) as seconds:
                 is_trained = self._is_trained(period, follow)
@@ -152,6 +133,29 @@ class _Periods:
             self._results.draw()
             what = f"{counted(taken, 'new period')} in" if taken else "no new file for"
             print(f"{what} {self._folder.path}, see {PICTURE}")
+
+    def _due(self, agreement: Agreement, follow: bool) -> Iterator[Period]:
+        """The periods to train, one after another; ends when there is none, unless it follows."""
+        is_waiting = False
+        while True:
+            with agreement.noting_signals():
+                period = self._here.on_main(lambda: self._next(follow))
+                try:
+                    agreement.after(0)
+                except StopRequestedError as stop:
+                    raise InterruptedRunError(
+                        f"stopped by {stop} between two periods; the same command continues",
+                        stop.signal,
+                    ) from None
+                if period is None and follow:
+                    if not is_waiting and self._here.is_main:
+                        print(f"waiting for files: {self._whole.data.path}", flush=True)
+                    time.sleep(_POLL_SECONDS)
+            is_waiting = period is None
+            if period is not None:
+                yield period
+            elif not follow:
+                return
 
     def _next(self, follow: bool) -> Period | None:
         """The period to train, noted in the ledger; None if there is no new file."""

@@ -179,6 +179,9 @@ def _shortfall(done: DryRun) -> str:
             tries.append(f"--world-size {max(devices, cluster.world_size + node)} or more")
         enough = math.ceil(total.max() / (1.0 - cluster.reserved) / 1e9)
         tries.append(f"--device-memory {enough}GB or more")
+        without_mean = replace(work, keeps_mean=False)
+        if work.keeps_mean and without_mean.even_bytes() * _UNEVEN <= usable:
+            tries.append("train.averaging=0")
         if optimizer := _smaller_optimizer(done):
             tries.append(f"optim.embedding.optimizer={optimizer}")
     tries.append("fewer rows or a smaller model.dim")

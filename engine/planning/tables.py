@@ -88,20 +88,25 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
         dataset: if it is open; needed if only prepared data know them.
 
     Raises:
-        SettingsError: the sizes of the tables are not given.
+        SettingsError: the sizes of the tables are not given, or do not fit together.
         DataError: a file cannot be used.
     """
     section = config.data
-    if isinstance(section, SyntheticSection) and section.histories:
-        return _from_sample(section.clicks().dataset(section.rows, section.test_rows))
-    if isinstance(section, SyntheticSection):
-        cardinalities = section.clicks().cardinalities()
-        sizes = {f"C{i + 1}": rows for i, rows in enumerate(cardinalities)}
-        sizes = sizes if dataset is None else dataset.vocabulary_sizes
-        planned = _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
-        return replace(planned, goals=GOALS if section.conversions else ())
-    if not isinstance(section, SizesSection):
+    if isinstance(section, SizesSection):
+        return _of_sizes(section)
+    if not isinstance(section, SyntheticSection):
         return _from_sample(dataset)
+    clicks = section.clicks()
+    if section.histories:
+        return _from_sample(clicks.dataset(section.rows, section.test_rows))
+    sizes = {f"C{i + 1}": rows for i, rows in enumerate(clicks.cardinalities())}
+    sizes = sizes if dataset is None else dataset.vocabulary_sizes
+    planned = _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
+    return replace(planned, goals=GOALS if section.conversions else ())
+
+
+def _of_sizes(section: SizesSection) -> PlannedData:
+    """Tables without clicks; a SettingsError if their fields do not fit together."""
     if not section.tables:
         raise SettingsError(
             "data.tables is not given; write the rows of each id field's table, such as "

@@ -22,7 +22,8 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
 
     `auc`, `logloss` and the other metrics are of the test part after `best_epoch`, whose weights
     `predict` and `export` use; `validation` has those of the validation part, and `last` both
-    parts' at the newest evaluation. The run adds `logistic_regression` and `advice`.
+    parts' at the newest evaluation. The run adds those of other models, see `compare`, and
+    `advice`.
     """
     config, progress, dataset = run.config, run.progress, run.dataset
     last, selected = (
@@ -80,7 +81,7 @@ def summarize(run: TrainingRun) -> dict[str, Any]:
 
 def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
     """The table printed at the end of a run."""
-    reached = in_gauc = unknown = regression = ""
+    reached = in_gauc = unknown = regression = trees = ""
     if summary["attainable_auc"] is not None and summary["auc"] is not None:
         ratio = (summary["auc"] - 0.5) / (summary["attainable_auc"] - 0.5)
         reached = f"(reached {ratio:.1%} of it above 0.5 on the test part)"
@@ -90,9 +91,9 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         in_gauc = f"test part: {summary['gauc_groups']:,} groups, {left_out}"
         unknown = summary["gauc_unknown_samples"]
     if (found := summary["logistic_regression"]) is not None:
-        scores = f"{readable_metric(found['test_auc'])}, logloss {found['test_logloss']:.4f}"
-        how = f"logistic regression on the same features, {found['seconds']:.1f} s"
-        regression = f"{scores}: {how}"
+        regression = _baseline(found, "logistic regression")
+    if (found := summary["boosted_trees"]) is not None:
+        trees = _baseline(found, f"{found['trees']} trees of {found['leaves']} leaves")
     clipped, steps = summary["clipped_share"], summary["steps"]
     skipped, batches = summary["skipped_rows"], summary["skipped_batches"]
     rows = [
@@ -100,6 +101,7 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         ("GAUC", in_gauc),
         ("not in GAUC", unknown and f"{unknown:,} samples whose id is missing, rare or unseen"),
         ("test AUC of LR", regression),
+        ("of LightGBM", trees),
         ("stopped early", summary["stopped_early"] and f"after epoch {summary['epochs']}"),
         ("rows clipped", clipped is not None and f"{clipped:.2%} of the rows in the batches"),
         ("rows skipped", skipped and f"{skipped:,}, gradients not finite"),
@@ -114,6 +116,11 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         ("checkpoints", str(folder.checkpoints)),
     ]
     return f"{_metric_table(summary)}\n{table((name, text) for name, text in rows if text)}"
+
+
+def _baseline(found: dict[str, Any], what: str) -> str:
+    scores = f"{readable_metric(found['test_auc'])}, logloss {found['test_logloss']:.4f}"
+    return f"{scores}: {what} on the same features, {found['seconds']:.1f} s"
 
 
 def _metric_rows(columns: list[dict[str, Any]]) -> list[list[str]]:

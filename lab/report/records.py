@@ -33,7 +33,7 @@ _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 # Keys that only concern how a run is started, logged or saved, not its result.
 _NOT_COMPARED = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
-    "checkpoint.", "train.log_every", "evaluate.compare_with_lr",
+    "checkpoint.", "train.log_every", "evaluate.compare_with_",
     "train.clip_stats_every", "train.timing_every", "train.profile.",
 )  # fmt: skip
 

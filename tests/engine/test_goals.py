@@ -164,7 +164,8 @@ def test_the_weights_that_select(tmp_path):
         (["evaluate.select_goals.buy=0"], "evaluate.select_goals: all weights are 0"),
         (["train.goals.buy=0", "train.goals.click=0"], "train.goals: all weights are 0"),
         (["model.name=deepfm", "model.options={}"], "model.name: found 'deepfm', which has one"),
-        (["evaluate.compare_with_lr=true"], "evaluate.compare_with_lr: found true, but logistic"),
+        (["evaluate.compare_with_lr=true"], "evaluate.compare_with_lr: found true, but that"),
+        (["evaluate.compare_with_trees=true"], "evaluate.compare_with_trees: found true"),
     ],
 )
 def test_settings_that_do_not_fit_the_goals(tmp_path, overrides, words):

@@ -1,5 +1,6 @@
 """Logs that come in files, with ids that drift, and what was learned of them."""
 
+import json
 import random
 
 from stampede.engine.periods.loop import train_incrementally
@@ -43,6 +44,14 @@ def write_log(file, first_user, seed, rows=400, users=60):
             log.write(f"{label},u{user},a{ad},s{user % 5},{drawn.random():.3f}\n")
 
 
+def write_logs(folder, starts, **options):
+    """A job on a file of clicks for each first user; its path."""
+    path = write_job(folder)
+    for number, start in enumerate(starts, 1):
+        write_log(folder / f"log{number}.csv", start, seed=number, **options)
+    return path
+
+
 def train(path, overrides=(), on_bad_file="error", follow=False):
     """Train on all new files; also as a rank of several."""
     train_incrementally(path, list(overrides), on_bad_file, follow)
@@ -50,3 +59,14 @@ def train(path, overrides=(), on_bad_file="error", follow=False):
 
 def period(folder, number):
     return folder / f"runs/ads/period_{number:04d}"
+
+
+def lines(folder, kind="period"):
+    """Lines of the periods without times."""
+    text = (folder / "runs/ads/metrics.jsonl").read_text()
+    found = [json.loads(line) for line in text.splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.endswith(("seconds", "_bytes"))}
+        for line in found
+        if line["kind"] == kind
+    ]

@@ -1,18 +1,13 @@
 """A log that comes in files: each new one is scored, then trained on."""
 
-import gzip
 import itertools
-import json
-import multiprocessing
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -20,41 +15,27 @@ import polars as pl
 import pytest
 import torch
 
-from stampede.data import DataError, prepare
+from stampede.data import DataError
 from stampede.engine import api, incremental, reading
 from stampede.engine.checkpoint.retention import being_read, newest
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.trained import open_trained
-from stampede.engine.periods import files, loop
+from stampede.engine.periods import loop
 from stampede.engine.periods.results import Results
 from stampede.engine.run import run
 from stampede.engine.training import evaluate, trainer
 from stampede.settings import SettingsError
-from support.forked import START_METHOD
 from support.jobs import tensors_of
-from support.periods import period, train, write_job, write_log
+from support.periods import lines, period, train, write_job, write_log, write_logs
 from support.ranks import run_ranks
-from support.waiting import HANG, wait_for
 
 # So small a rate leaves the weights as they were drawn.
 STILL = ("optim.embedding.lr=1e-30", "optim.embedding.l2=0")
 KEEP_ALL = ["checkpoint.keep=3"]
-ROW = "1,u1,a1,s1,0.5\n"
 
 
 DIM, MOMENTS = 4, ("momentum1", "exp_avg_sq")
-
-
-def lines(folder, kind="period"):
-    """Lines of the periods without times."""
-    text = (folder / "runs/ads/metrics.jsonl").read_text()
-    found = [json.loads(line) for line in text.splitlines()]
-    return [
-        {name: value for name, value in line.items() if not name.endswith(("seconds", "_bytes"))}
-        for line in found
-        if line["kind"] == kind
-    ]
 
 
 def tensors(folder, number):
@@ -73,13 +54,6 @@ def rows_of(found, field, row):
     begin = f"front.ebc.embedding_bags.t_{field}.weight"
     names = [f"model.{begin}", *(f"fused.{begin}.t_{field}.{m}" for m in MOMENTS)]
     return torch.stack([found[name][row] for name in names])
-
-
-def write_logs(folder, starts, **options):
-    path = write_job(folder)
-    for number, start in enumerate(starts, 1):
-        write_log(folder / f"log{number}.csv", start, seed=number, **options)
-    return path
 
 
 def assert_same_end(folder, other):
@@ -337,40 +311,6 @@ def test_an_interrupted_period_continues_with_the_same_bits(
     assert_same_end(folder, three)
 
 
-def test_a_damaged_file_stops_or_is_left_out(tmp_path, capsys):
-    folder = tmp_path / "damaged"
-    path = write_logs(folder, [0, 30])
-    whole = (folder / "log2.csv").read_text()
-    (folder / "log2.csv").write_text(whole.replace("\n1,", "\nmaybe,", 1))
-    with pytest.raises(DataError, match=r"log2\.csv: line "):
-        train(path)
-    assert [line["file"] for line in lines(folder)] == [str(folder / "log1.csv")]
-    # One that was mended is taken.
-    (folder / "log2.csv").write_text(whole)
-    packed = gzip.compress(whole.encode())
-    (folder / "log3.csv.gz").write_bytes(packed[: len(packed) // 2])
-    where = [f"data.path={folder}/log*"]
-    with pytest.raises(DataError, match=r"log3\.csv\.gz: "):
-        train(path, where)
-    train(path, where, on_bad_file="skip")
-    assert "left out: " in capsys.readouterr().err
-    # What was left out stays so, and files that come late or change are refused.
-    (folder / "log3.csv.gz").write_bytes(packed)
-    train(path, where)
-    assert [line["file"][-8:] for line in lines(folder)] == ["log1.csv", "log2.csv"]
-    (left_out,) = lines(folder, "left_out")
-    assert left_out["file"].endswith("log3.csv.gz") and "log3.csv.gz: " in left_out["reason"]
-    write_log(folder / "log0.csv", 10, seed=9)
-    with pytest.raises(DataError, match=r"log0\.csv: comes before .*log2\.csv.* --on-bad-file"):
-        train(path)
-    train(path, on_bad_file="skip")
-    assert len(lines(folder)) == 2 and len(lines(folder, "left_out")) == 2
-    with (folder / "log2.csv").open("a") as log:
-        log.write(ROW)
-    with pytest.raises(DataError, match=r"log2\.csv: was trained on with .* put new rows into"):
-        train(path)
-
-
 def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
     synthetic, path = tmp_path / "quick.yaml", write_job(tmp_path / "none")
     synthetic.write_text(f"run: {{dir: {tmp_path}}}\n")
@@ -414,48 +354,6 @@ def test_a_checkpoint_in_use_is_kept_with_its_vocabularies(tmp_path):
         open_trained(period(folder, 1))
 
 
-def append_before(patch, owner, name, file):
-    """Let a log get another row just before a function is called for the first time."""
-    original = getattr(owner, name)
-
-    def appending(*arguments, **options):
-        patch.setattr(owner, name, original)
-        with file.open("a") as log:
-            log.write(ROW)
-        return original(*arguments, **options)
-
-    patch.setattr(owner, name, appending)
-
-
-def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "growing"
-    path, log = write_logs(folder, [0]), folder / "log1.csv"
-    append_before(monkeypatch, prepare, "write_rows", log)
-    with pytest.raises(DataError, match=r"log1\.csv: had .* bytes when reading began and has"):
-        train(path)
-    # Between the ledger and reading it may grow: all of it is read.
-    append_before(monkeypatch, loop, "run_here", log)
-    train(path)
-    assert [line["rows"] for line in lines(folder)] == [402]
-    train(path)
-    # With --follow it is waited for.
-    append_before(monkeypatch, prepare, "write_rows", log)
-    monkeypatch.setattr(files, "_AT_REST_SECONDS", 0.1)
-    monkeypatch.setattr(loop, "_POLL_SECONDS", 0.05)
-    finish = loop._Periods._finish
-
-    def finish_and_end(*arguments):
-        finish(*arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop._Periods, "_finish", finish_and_end)
-    again = tmp_path / "again"
-    with pytest.raises(KeyboardInterrupt):
-        train(path, [f"run.dir={again}/runs"], follow=True)
-    assert [line["rows"] for line in lines(again)] == [403]
-    assert "waiting for files" in capsys.readouterr().out
-
-
 def write_days(folder, write_last):
     """Three days with whole ids; a function writes the last one. What training on them prints."""
     draw, path = np.random.default_rng(0), write_job(folder)
@@ -497,34 +395,6 @@ def test_a_period_with_many_new_ids_is_warned_of(tmp_path, capsys):
         count = line.get("new_ids_samples") or 0
         assert (f" in {count:,} rows where ids are new" in told) == (count >= 100)
     assert lines(tmp_path / "log")[2]["new_ids_samples"] >= 100
-
-
-def test_files_may_come_in_the_order_of_their_times(tmp_path):
-    folder = tmp_path / "timed"
-    path = write_job(folder)
-    schema = (folder / "schema.yaml").read_text()
-    (folder / "schema.yaml").write_text(schema + "time: {column: seconds}\n")
-
-    def write_timed(number, first):
-        log = folder / f"log{number}.csv"
-        write_log(log, 30 * number, seed=number, rows=60)
-        head, *rows = log.read_text().splitlines()
-        rows = [f"{row},{10**9 + first + 60 - i}" for i, row in enumerate(rows)]
-        log.write_text("\n".join([f"{head},seconds", *rows, ""]))
-
-    for number, first in enumerate((9000, 700, 8000), 1):
-        write_timed(number, first)
-    train(path, ["data.order_by=time"])
-    assert [line["file"][-8:-4] for line in lines(folder)] == ["log2", "log3", "log1"]
-    write_timed(4, 8500)
-    with pytest.raises(DataError, match=r"log4\.csv: comes before .*log1\.csv"):
-        train(path, ["data.order_by=time"])
-    write_timed(4, 9500)
-    train(path, ["data.order_by=time"])
-    assert len(lines(folder)) == 4
-    (folder / "schema.yaml").write_text(schema)
-    with pytest.raises(SettingsError, match="the schema names no time"):
-        train(path, ["data.order_by=time", "run.name=other"])
 
 
 def test_keys_that_may_change_are_taken_and_others_refused(tmp_path, monkeypatch):
@@ -583,34 +453,6 @@ def test_a_process_of_many_periods_keeps_no_files_of_each(tmp_path):
     path = write_logs(tmp_path / "many", [0, 10, 20], rows=60)
     for first, *later in run_ranks(2, _open_files, path):
         assert later == [first] * 2
-
-
-def follow(path, said):
-    files._AT_REST_SECONDS, loop._POLL_SECONDS = 2.0, 0.05
-    with open(said, "w", buffering=1) as file, redirect_stdout(file):
-        sys.exit(incremental.main([str(path), "--follow"]))
-
-
-@pytest.mark.slow
-def test_following_takes_files_that_are_whole_and_ends_on_a_signal(tmp_path):
-    folder, said = tmp_path / "followed", tmp_path / "said"
-    path = write_job(folder)
-    context = multiprocessing.get_context(START_METHOD)
-    process = context.Process(target=follow, args=(path, said))
-    process.start()
-    assert wait_for(lambda: said.exists() and "waiting for files: " in said.read_text())
-    write_log(folder / "log1.csv", 0, seed=1)
-    whole = (folder / "log1.csv").read_bytes()
-    (folder / "log1.csv").write_bytes(whole[:3000])
-    time.sleep(0.5)
-    # It was written in pieces, and only the whole of it is a period.
-    (folder / "log1.csv").write_bytes(whole)
-    assert wait_for(lambda: not process.is_alive() or (folder / "runs/ads/periods.png").exists())
-    process.terminate()
-    process.join(HANG)
-    assert process.exitcode == 128 + signal.SIGTERM
-    assert "between two periods; the same command continues" in said.read_text()
-    assert [line["rows"] for line in lines(folder)] == [400]
 
 
 @pytest.mark.soak
