@@ -1,10 +1,13 @@
 """The jobs of examples/cluster: run where this machine can, else compared with their schema."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -14,13 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stampede import open_run, stores
 from stampede.data.prepare_command import main as prepare
+from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.load import load_config
 from support.jobs import tensors_of
 from support.movie_runs import JOB, prepare_movies, rows_of_test_part
 from support.object_store import BUCKET, object_store
 from support.paths import ROOT
 from support.ranks import run_ranks
-from support.waiting import HANG
+from support.waiting import HANG, wait_for
 
 CLUSTER = ROOT / "examples/cluster"
 # Of one rank each.
@@ -146,10 +150,10 @@ def store(tmp_path):
         yield files
 
 
-def expected(folder):
+def expected(*overrides):
     """Weights of the same run on two ranks of this machine."""
     ours = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "STAMPEDE_"))}
-    run_ranks(2, _train, ["run.name=expected", *SMALL], ours)
+    run_ranks(2, _train, ["run.name=expected", *SMALL, *overrides], ours)
     return _weights(stores.working(f"{BUCKET}/runs/expected"))
 
 
@@ -161,7 +165,7 @@ def _train(overrides, environment):
 
 
 def _weights(run_folder):
-    return tensors_of(run_folder / "checkpoints/epoch_0001")
+    return tensors_of(newest(run_folder / "checkpoints"))
 
 
 def assert_same(folder, weights, monkeypatch):
@@ -189,7 +193,7 @@ exit ${status:-0}
 
 @pytest.mark.slow
 def test_slurm_starts_the_run(store, tmp_path, monkeypatch):
-    weights = expected(tmp_path)
+    weights = expected()
     commands = {"srun": SRUN, "scontrol": "#!/bin/sh\necho localhost\necho other\n"}
     # What pip has installed beside the interpreter that runs the tests.
     commands["torchrun"] = f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'
@@ -226,20 +230,43 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.slow
-def test_ray_trains_with_two_workers(store, tmp_path, monkeypatch, request):
+def test_ray_trains_with_two_workers_one_of_which_dies(store, tmp_path, monkeypatch, request):
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
-    weights = expected(tmp_path)
-    config = load_config(CLUSTER / "clicks.yaml", SMALL, 2).model_dump(mode="json")
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
-    given = [str(CLUSTER / "on_ray.py"), str(tmp_path / "small.yaml"), "2"]
+    weights = expected("train.epochs=8")
+    config = load_config(CLUSTER / "clicks.yaml", [*SMALL, "train.epochs=8"], 2)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     # The paths of its sockets must be short.
     place = tempfile.TemporaryDirectory(prefix="ray")
     request.addfinalizer(place.cleanup)
-    done = subprocess.run(
-        [sys.executable, "-c", RAY, *given],
-        capture_output=True, text=True, timeout=HANG, check=False,
-        env={**os.environ, "RAY_TMPDIR": place.name, "RAY_USAGE_STATS_ENABLED": "0"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    given = [str(CLUSTER / "on_ray.py"), str(tmp_path / "small.yaml"), "2"]
+    with (tmp_path / "said").open("w") as said:
+        started = subprocess.Popen(
+            [sys.executable, "-c", RAY, *given], stdout=said, stderr=subprocess.STDOUT,
+            env={**os.environ, "RAY_TMPDIR": place.name, "RAY_USAGE_STATS_ENABLED": "0"},
+        )  # fmt: skip
+        checkpoint = stores.working(f"{BUCKET}/runs/ads") / "checkpoints/epoch_0001/manifest.json"
+        try:
+            wait_for(lambda: checkpoint.exists() or started.poll() is not None)
+            for pid in workers_of_ray(place.name)[-1:]:
+                os.kill(pid, signal.SIGKILL)
+            started.wait(HANG)
+        finally:
+            # It ends Ray's own processes, too.
+            started.terminate()
+            started.wait()
+    said = (tmp_path / "said").read_text()
+    assert started.returncode == 0, said
+    assert "continuing after step " in said
     assert_same(tmp_path, weights, monkeypatch)
-    assert f"test AUC {open_run(f'{BUCKET}/runs/ads').metrics['test']['auc']:.4f})" in done.stdout
+    assert f"test AUC {open_run(f'{BUCKET}/runs/ads').metrics['test']['auc']:.4f})" in said
+
+
+def workers_of_ray(place):
+    """Processes of the session that has its files in a place."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_worker = b"ray::RayTrainWorker" in (path / "cmdline").read_bytes()
+            if is_worker and f"RAY_TMPDIR={place}".encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
+    return sorted(found)

@@ -20,8 +20,8 @@ from stampede.data.prepared.manifest import MANIFEST
 from stampede.engine.processes import Processes, together
 from stampede.files import FileEntry, remove
 
-# Every rank may hold one in memory.
-_PIECE = 16 << 20
+# Rank 0 holds one of each rank in memory.
+_PIECE = 4 << 20
 
 
 def gather_files(

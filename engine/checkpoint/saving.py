@@ -65,6 +65,7 @@ class Checkpoints:
         apart: bool = False,
     ) -> None:
         self._folder, self._apart = folder, apart
+        self._makes_folder = processes.is_first_of_host if apart else processes.is_main
         self._job = job
         self._settings = config.checkpoint
         self._processes, self._publish = processes, publish
@@ -189,7 +190,7 @@ class Checkpoints:
         # torch's CheckpointException is not an Exception.
         except (Exception, CheckpointException) as found:
             self._failure, self._remedy = reason(found), _REMEDY
-            if self._processes.is_main:
+            if self._makes_folder:
                 remove(hidden(self._target, "tmp"))
 
     def _write(self, state: dict[str, Any], failure: str | None, progress: Progress) -> None:
@@ -199,7 +200,7 @@ class Checkpoints:
         def prepare() -> None:
             if failure is not None:
                 raise RuntimeError(failure)
-            if here.is_first_of_host if self._apart else here.is_main:
+            if self._makes_folder:
                 remove(folder)
                 folder.mkdir(parents=self._apart)
 
@@ -208,7 +209,7 @@ class Checkpoints:
         entries = together(lambda: [file_entry(folder / n, folder) for n in names], self._group)
         if self._apart:
             gather_files(folder, entries, here)
-            if here.is_first_of_host and not here.is_main:
+            if self._makes_folder and not here.is_main:
                 remove(folder)
 
         def finish() -> None:

@@ -30,6 +30,7 @@ from stampede.files import (
     read_file,
     read_json,
     refuse_links,
+    remove,
     sync,
     to_json,
     write_file,
@@ -221,7 +222,10 @@ class RunFolder:
         if not seen[processes.rank]:
             # Its own folder of that name may have results of when it was the host of rank 0.
             self._lie_in(hidden(self.path, "host"))
-            self.path.mkdir(parents=True, exist_ok=True)
+            if processes.is_first_of_host:
+                # Left by a run that was killed.
+                remove(self.checkpoints)
+                self.path.mkdir(parents=True, exist_ok=True)
 
     def claim(self, config: Config) -> None:
         """Make the folder, or replace it if the configuration says so; else a `RunFolderError`."""

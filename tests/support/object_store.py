@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from unittest.mock import patch
@@ -96,7 +96,9 @@ def between(answer=lambda method, path: None, seconds=0.0, bytes_per_second=math
                 for start in range(0, len(body), _PIECE):
                     piece = body[start : start + _PIECE]
                     link.carry(len(piece))
-                    self.wfile.write(piece)
+                    # Who reads ahead may end before all of it came.
+                    with suppress(ConnectionError):
+                        self.wfile.write(piece)
             if cut is not None:
                 self.close_connection = True
 
