@@ -309,7 +309,8 @@ def _sentence(error: ErrorDetails, root: type[BaseModel]) -> str:
         field = model.model_fields.get(str(part))
         variants, discriminator = _kinds(field) if field else ([], None)
         if field is None or not variants or not parts:
-            # A key of this section; the rest of the path is within its value.
+            # A key of this section, or a whole section; the rest of the path is within a value.
+            model = variants[0] if variants and not parts else model
             keys += map(str, parts)
             break
         if typing.get_origin(field.annotation) is dict:
@@ -343,6 +344,10 @@ def _sentence(error: ErrorDetails, root: type[BaseModel]) -> str:
         return f"{path}: not given"
     if kind == "value_error":
         reason = str(context.get("error", error["msg"]))
+        name, _, rest = reason.partition(" is ")
+        if name in model.model_fields:
+            # A section of a dataclass, which knows its own names only.
+            return f"{path}.{name}: found {rest}"
         return f"{path}: {reason}" if path else reason
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         discriminator = context.get("discriminator", "kind").strip("'")

@@ -11,7 +11,7 @@ import torch
 from stampede import stores
 from stampede.data import DataError, Dataset
 from stampede.engine.checkpoint.manifest import weights_name
-from stampede.engine.checkpoint.tensors import local_parts
+from stampede.engine.checkpoint.tensors import copy_rows_
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.inference.kept import row_names
@@ -48,25 +48,18 @@ def fill_pretrained(
                 config, dataset, field, file, dim
             )
         )
-        due = np.ones(len(rows), bool)
+        due = np.full(len(rows), dataset.period <= 1)
         if dataset.period > 1:
-            due[:] = False
             due[dataset.rows_of_new_ids.get(field, [])] = True
         state = job.model.state_dict()
         # A process may hold some tables only.
         table = state.get(weights_name(field, state))
-        for part, (first_row, first_column) in local_parts(table) if table is not None else ():
-            here = slice(first_row, first_row + len(part))
-            mine = rows[here]
+        if table is not None:
             if frozen:
                 # Also what they have from another run.
-                part[torch.from_numpy(due[here].nonzero()[0]).to(part.device)] = 0
-            places = (due[here] & (mine >= 0)).nonzero()[0]
-            last = min(first_column + part.shape[1], dim)
-            if last > first_column:
-                found = torch.from_numpy(vectors[mine[places], first_column:last])
-                at = torch.from_numpy(places).to(part.device)
-                part[at, : last - first_column] = found.to(part)
+                zeros = torch.zeros(1, table.size()[1])
+                copy_rows_(table, zeros, torch.from_numpy(np.where(due, 0, -1)))
+            copy_rows_(table, torch.from_numpy(vectors), torch.from_numpy(np.where(due, rows, -1)))
         job.model.load_state_dict(state)
         have, count = int((due & (rows >= 0)).sum()), int(due.sum())
         without = f"{count - have:,} without one as usual"

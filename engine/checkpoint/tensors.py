@@ -42,6 +42,9 @@ from stampede.files import check_files
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+# Rows copied at a time.
+_PIECE = 1 << 18
+
 
 @torch.no_grad()
 def on_cpu(values: Any, *, copy: bool) -> Any:
@@ -76,6 +79,27 @@ def local_parts(tensor: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[i
         return
     for shard in tensor.local_shards():
         yield shard.tensor.detach(), list(shard.metadata.shard_offsets)
+
+
+@torch.no_grad()
+def copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> None:
+    """Copy rows into this process's parts of a table, from its first column on.
+
+    Args:
+        table: `[n]` or `[n, columns]`, on any device.
+        whole: `[m]` or `[m, these columns or fewer]`, on the CPU.
+        rows: `[n]` int64, the row of `whole` for each row of the table; -1: unchanged.
+    """
+    for part, (first_row, *first_column) in local_parts(table):
+        mine = rows[first_row : first_row + len(part)]
+        columns = [
+            slice(first, min(first + size, most))
+            for first, size, most in zip(first_column, part.shape[1:], whole.shape[1:], strict=True)
+        ]
+        for places in (mine >= 0).nonzero().squeeze(1).split(_PIECE):
+            values = whole[(mine[places], *columns)]
+            here = [slice(size) for size in values.shape[1:]]
+            part[(places.to(part.device), *here)] = values.to(part)
 
 
 def write_tensors(

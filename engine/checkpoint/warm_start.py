@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from stampede import stores
 from stampede.data.learning.row_meanings import (
@@ -32,7 +31,7 @@ from stampede.engine.checkpoint.manifest import (
     weights_name,
 )
 from stampede.engine.checkpoint.retention import being_read, choose_checkpoint, verify
-from stampede.engine.checkpoint.tensors import local_parts, read_tensors
+from stampede.engine.checkpoint.tensors import copy_rows_, local_parts, read_tensors
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.config.presets import flat_keys
@@ -54,9 +53,6 @@ _NEW_RUN = "a new run's optimizers start from scratch"
 _MODEL, _OF_TABLES, _OF_LAYERS = "model.", "fused.", "dense."
 _OPTIMIZERS = (_OF_TABLES, _OF_LAYERS)
 _NUMBER_WEIGHTS = "model.number_weights.weight"
-
-# Rows copied at a time.
-_PIECE = 1 << 18
 
 # Columns of the terminal.
 _WIDTH = 100
@@ -207,7 +203,7 @@ def draw_rows_of_new_ids(
         drawn = torch.from_numpy(drawn_by_id(found, inits[name], table=name, dim=dim))
         order = torch.full((table.size()[0],), -1, dtype=torch.int64)
         order[torch.from_numpy(places)] = torch.arange(len(places))
-        _copy_rows_(table, drawn, order)
+        copy_rows_(table, drawn, order)
     job.model.load_state_dict(state)
 
 
@@ -278,14 +274,14 @@ class _Load:
         then = weights_name(self.table_then(field), self.manifest.tensors, _MODEL)
         whole = self._read(then)
         whole[:, slice(*self._front.columns_of(field).names["first_order"])] *= self._ratio
-        _copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
+        copy_rows_(self._targets[name], whole, torch.from_numpy(rows))
         begin, now = (f"{_OF_TABLES}{one.removeprefix(_MODEL)}." for one in (then, name))
         for state in self.manifest.tensors if self.takes_all else ():
             target = self._targets.get(state.replace(begin, now))
             if state.startswith(begin) and target is not None:
                 whole = self._read(state)
                 if whole.dim():
-                    _copy_rows_(target, whole, torch.from_numpy(rows))
+                    copy_rows_(target, whole, torch.from_numpy(rows))
                 else:
                     target.copy_(whole)
 
@@ -320,26 +316,6 @@ class _Load:
 
     def _fill(self, tensors: dict[str, Tensor]) -> None:
         read_tensors(self._source.checkpoint, tensors, alone=True, manifest=self.manifest)
-
-
-@torch.no_grad()
-def _copy_rows_(table: Tensor | ShardedTensor, whole: Tensor, rows: Tensor) -> None:
-    """Copy rows into this process's parts of a table.
-
-    Args:
-        table: `[n]` or `[n, columns]`, on any device.
-        whole: `[m]` or `[m, columns]`, on the CPU.
-        rows: `[n]` int64, the row of `whole` for each row of the table; -1: unchanged.
-    """
-    for part, (first_row, *first_column) in local_parts(table):
-        mine = rows[first_row : first_row + len(part)]
-        columns = [
-            slice(first, first + size)
-            for first, size in zip(first_column, part.shape[1:], strict=True)
-        ]
-        for places in (mine >= 0).nonzero().squeeze(1).split(_PIECE):
-            values = whole[(mine[places], *columns)]
-            part[places.to(part.device)] = values.to(part)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from stampede import stores
 from stampede.data.errors import exit_status
 from stampede.engine.console import readable_bytes, table
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.packaging import RowType, export, export_delta
+from stampede.engine.inference.deltas import export_delta
+from stampede.engine.inference.packaging import RowType, export
 from stampede.engine.inference.trained import (
     Trained,
     add_checkpoint_arguments,

@@ -1,24 +1,18 @@
-"""Exports packages, folders that score without stampede, and the changes since an earlier one."""
+"""Exports packages: folders that score without stampede."""
 
 from __future__ import annotations
 
 import errno
-import operator
-import shutil
-from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import polars as pl
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
-from torch.fx import Node
-from torch.nn import functional
+from safetensors.torch import save_file
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from stampede.data import formulas
@@ -28,22 +22,17 @@ from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.prepared.manifest import LEARNED_FOLDER
 from stampede.data.schema.schema import RULES, Hashed, Integers, NumberField, TimePart
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.dense_part import describe, export_dense_part
 from stampede.engine.inference.kept import (
     check_trained_with,
     inputs_folder,
     meanings_of_rows,
     remedy,
 )
-from stampede.engine.inference.package import update
-from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
-from stampede.engine.inference.package.load import together
 from stampede.engine.inference.package.update import PACKAGE, sealed
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
 from stampede.files import hidden, make_folder, publish_folder, remove, to_json
-from stampede.models import CTRModel, StoredColumns
-from stampede.models.histories import Padded
-from stampede.models.negative_sampling import corrected
 
 RowType = Literal["fp32", "fp16", "int8"]
 
@@ -52,9 +41,6 @@ _FORMAT = 4
 
 _INT8 = 127
 _CHUNK = 1 << 20
-
-# Of the example input. Not 1: torch.export would take it for a fixed size.
-SAMPLES = 4
 
 
 def export(trained: Trained, folder: Path, rows: RowType, overwrite: bool) -> None:
@@ -242,267 +228,3 @@ def _half(values: Tensor, field: str) -> Tensor:
             "finite; write --rows fp32"
         )
     return halves
-
-
-class DensePart(nn.Module):
-    """From looked-up rows and numbers to logits; the model's tables are removed."""
-
-    def __init__(self, model: CTRModel) -> None:
-        super().__init__()
-        front = model.front
-        front.drop_tables()
-        self.model = model
-        self.pooled = [front.columns_of(field) for field in front.pooled]
-        self.histories = {field: front.columns_of(field) for field in front.histories}
-
-    def forward(
-        self,
-        rows: Tensor,
-        numbers: Tensor,
-        values: Sequence[Tensor] = (),
-        is_id: Sequence[Tensor] = (),
-    ) -> Tensor:
-        """Logits `[n]`, or `[n, goals]`.
-
-        Args:
-            rows: `[n, pooled fields, dim + 1]`, embedding and first-order weight of each field; if
-                fields differ in width, `[n, sum of dim + 1]`.
-            numbers: `[n, numbers]`.
-            values: of each history `[n, most, dim + 1]`, the same of each id.
-            is_id: of each history `[n, most]`, whether there is an id at a place.
-        """
-        read = {
-            name: Padded(_padded(one, columns), mask)
-            for (name, columns), one, mask in zip(
-                self.histories.items(), values, is_id, strict=True
-            )
-        }
-        if rows.ndim == 3:
-            stored = _padded(rows, self.pooled[0]).flatten(1)
-        else:
-            parts = rows.split([columns.dim + 1 for columns in self.pooled], 1)
-            stored = torch.cat(list(map(_padded, parts, self.pooled)), 1)
-        logits = self.model.logits(stored, numbers, histories=read)
-        return corrected(logits, self.model.negative_rate)
-
-
-def _padded(rows: Tensor, columns: StoredColumns) -> Tensor:
-    """Rows `[..., dim + 1]` as they are stored."""
-    return functional.pad(rows, [0, columns.stored - columns.dim - 1])
-
-
-def export_dense_part(model: CTRModel) -> ExportedProgram:
-    """The dense part of a model, whose tables are removed, for any number of samples.
-
-    Raises:
-        RunFolderError: torch cannot export it; this happens with users' own networks.
-    """
-    front, samples = model.front, Dim("samples", min=1)
-    pooled, histories = (
-        [front.columns_of(field).dim + 1 for field in fields]
-        for fields in (front.pooled, front.histories)
-    )
-    inputs = (
-        together([torch.zeros(SAMPLES, columns) for columns in pooled]),
-        torch.zeros(SAMPLES, model.numbers),
-        [torch.zeros(SAMPLES, SAMPLES + 1, columns) for columns in histories],
-        [torch.ones(SAMPLES, SAMPLES + 1, dtype=torch.bool) for _ in histories],
-    )
-    of_history = [{0: samples, 1: Dim.DYNAMIC} for _ in histories]
-    of_rows = {0: samples}
-    shapes = {"rows": of_rows, "numbers": of_rows, "values": of_history, "is_id": of_history}
-    return exported(DensePart(model), inputs, shapes, model.network)
-
-
-def exported(
-    module: nn.Module, inputs: tuple[Any, ...], shapes: dict[str, Any], network: nn.Module
-) -> ExportedProgram:
-    """A module with a network as a program of torch operators; `shapes` are the dynamic ones."""
-    try:
-        with torch.no_grad():
-            # Without `strict`, torch.export takes `len(embeddings)` in a network for fixed.
-            return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=True)
-    except Exception as failure:
-        reason = ": ".join([type(failure).__name__, *str(failure).strip().splitlines()[:1]])
-        raise RunFolderError(
-            f"torch.export cannot export the network {type(network).__name__}: {reason}; its "
-            "forward must not branch on tensor values"
-        ) from failure
-
-
-def describe(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The contents of `dense.json` and `dense.safetensors` for a program; see `package/dense.py`.
-
-    Raises:
-        RunFolderError: it has an operator that packages do not support.
-    """
-    weights, known = {}, {}
-    tensors = {**program.constants, **program.state_dict}
-    for spec in program.graph_signature.input_specs:
-        if spec.target is not None:
-            # Two names may share one parameter, which safetensors does not support.
-            weight = tensors[spec.target].detach()
-            weights[spec.target] = weight.clone(memory_format=torch.contiguous_format)
-            known[spec.arg.name] = {"weight": spec.target}
-
-    def described(given: Any) -> Any:
-        if isinstance(given, Node):
-            return known.get(given.name, {"value": given.name})
-        if isinstance(given, list | tuple):
-            return [described(one) for one in given]
-        return argument(given)
-
-    nodes = [node for node in program.graph.nodes if node.op != "placeholder"]
-    output = nodes.pop().args[0][0]
-    steps, needed = [], {output}
-    for node in reversed(nodes):
-        schema = getattr(node.target, "_schema", None)
-        # Skip unused results, and assertions, which return nothing.
-        if node not in needed and not (schema is not None and schema.is_mutable):
-            continue
-        needed.update(node.all_input_nodes)
-        is_of_python = node.target in (*ARITHMETIC.values(), operator.getitem)
-        name = node.target.__name__ if is_of_python else str(node.target).removeprefix("aten.")
-        try:
-            find_operator(name)
-            step = {"name": node.name, "operator": name, "arguments": described(node.args)}
-            if node.kwargs:
-                step["named"] = {key: described(one) for key, one in node.kwargs.items()}
-        except ValueError as failure:
-            raise RunFolderError(
-                f"the network cannot be exported: {failure}; use other torch functions in its "
-                "forward"
-            ) from None
-        steps.append(step)
-    trained = [name for name in weights if tensors[name].requires_grad]
-    return {"steps": steps[::-1], "output": output.name, "trained": trained}, weights
-
-
-class Delta(NamedTuple):
-    """Sizes of a delta."""
-
-    rows: int  # of all tables after the update
-    changed: int  # rows that are new or have new values
-    ids: int  # lines of vocabularies that are new or have new ids
-
-
-def export_delta(trained: Trained, base: Path, folder: Path, tolerance: float = 0.0) -> Delta:
-    """Write the differences from a package; the folder appears once it is complete.
-
-    `delta.json` identifies the base package; `package.json` describes the updated package.
-    `changes/` holds the changed rows of tables and ids of vocabularies. The dense part is complete.
-
-    Args:
-        base: a package made by `export` or `update.py`; tables are stored as in it.
-        tolerance: a row is unchanged if no value moved by more than this.
-
-    Raises:
-        RunFolderError: the base is not a package or has other fields, or the folder exists or
-            cannot be written.
-    """
-    try:
-        before = update.load.checked(base)
-    except ValueError as failure:
-        raise RunFolderError(
-            f"{failure}; write a package made by `stampede export` or update.py"
-        ) from None
-    found: list[Delta] = []
-
-    def fill(unfinished: Path) -> None:
-        # Inside the unfinished folder, so that a killed process leaves nothing else behind.
-        whole, made = unfinished / "whole", unfinished / "made"
-        export(trained, whole, before["rows"], overwrite=False)
-        after = update.load.read_about(whole)
-        why = _incomparable(before, after)
-        if why:
-            raise RunFolderError(f"{base}: {why}; export a full package once")
-        found.append(_write_changes(base, whole, unfinished, list(after["files"]), tolerance))
-        try:
-            # Apply the delta as a server will. With a tolerance, the result differs from a full
-            # export and gets its own description.
-            update.patch(base, unfinished, made, checked=tolerance == 0.0)
-        except ValueError as failure:
-            raise RunFolderError(
-                f"the delta would not reproduce a full export ({failure}); export a full package "
-                "once"
-            ) from None
-        shutil.copyfile(made / PACKAGE, unfinished / PACKAGE)
-        for done in (whole, made):
-            shutil.rmtree(done)
-
-    if not make_folder(folder, fill, RunFolderError):
-        raise RunFolderError(f"{folder}: already exists; write another folder")
-    return found[0]
-
-
-def _incomparable(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Why there can be no delta between two packages; empty if there can."""
-    names = [[field["name"] for field in about["fields"]] for about in (before, after)]
-    if names[0] != names[1]:
-        return "its fields differ from the model's"
-    for name, entry in after["files"].items():
-        if name.endswith(".py") and before["files"].get(name) != entry:
-            return (
-                f"its {name} is from another version of stampede, and a delta does not update "
-                "programs"
-            )
-    return ""
-
-
-def _write_changes(
-    base: Path, whole: Path, delta: Path, names: list[str], tolerance: float
-) -> Delta:
-    rows = changed_rows = changed_ids = 0
-    tables, vocabularies, sizes = {}, {}, {}
-    (delta / "changes").mkdir()
-    for name in names:
-        kind, _, file = name.partition("/")
-        if kind == "tables":
-            old, new = load_file(base / name), load_file(whole / name)
-            changed = _changed(old, new, tolerance)
-            rows, changed_rows = rows + len(new["first_order"]), changed_rows + len(changed)
-            values = {key: tensor[changed].contiguous() for key, tensor in new.items()}
-            size = torch.tensor(len(new["first_order"]))
-            tables[name] = f"changes/{file}"
-            save({**values, "rows": changed, "size": size}, delta / tables[name])
-        elif kind == "vocabularies":
-            old, new = (pl.read_parquet(one / name)["value"] for one in (base, whole))
-            lines = _changed_lines(old, new)
-            changed_ids, sizes[name] = changed_ids + len(lines), len(new)
-            vocabularies[name] = f"changes/{file}"
-            save(lines, delta / vocabularies[name])
-        elif not name.endswith(".py"):
-            shutil.copyfile(whole / name, delta / name)
-    about = {
-        "format": update.FORMAT,
-        "base": update.package_digest(base),
-        "tables": tables,
-        "vocabularies": vocabularies,
-        "sizes": sizes,
-    }
-    (delta / update.DELTA).write_text(to_json(about, indent=1), encoding="utf-8")
-    shutil.copyfile(whole / PACKAGE, delta / PACKAGE)
-    return Delta(rows, changed_rows, changed_ids)
-
-
-def _changed(old: dict[str, Tensor], new: dict[str, Tensor], tolerance: float) -> Tensor:
-    """Rows of a table that moved by more than a tolerance or are new, `[n]` int64."""
-    size, common = len(new["first_order"]), min(len(new["first_order"]), len(old["first_order"]))
-    moved = torch.ones(size, dtype=torch.bool)
-    if tolerance:
-        then, now = (update.load.looked_up(table, slice(common)) for table in (old, new))
-        moved[:common] = (now - then).abs().amax(1) > tolerance
-        return moved.nonzero().squeeze(1)
-    moved[:common] = False
-    for name, tensor in new.items():
-        # Bits, as minus zero equals zero.
-        bits = [t[:common].contiguous().view(torch.uint8) for t in (old[name], tensor)]
-        moved[:common] |= (bits[0] != bits[1]).view(common, -1).any(1)
-    return moved.nonzero().squeeze(1)
-
-
-def _changed_lines(old: pl.Series, new: pl.Series) -> pl.DataFrame:
-    """Lines of a vocabulary that are new or hold a new id."""
-    lines = new.to_frame().with_row_index("line")
-    then = pl.concat([old, pl.Series("value", [None] * max(0, len(new) - len(old)), pl.String)])
-    return lines.filter(then.head(len(new)).ne_missing(new))

@@ -35,7 +35,7 @@ def test_its_settings_reach_the_tables(tmp_path):
     [
         ("optim.embedding.eps=1", "eps: not for optimizer: lion, only for optimizer: adam"),
         ("optim.embedding.beta=1", "beta: unknown key with optimizer: lion; did you mean 'betas'?"),
-        ("optim.embedding.betas=[0.9,2]", "optim.embedding: betas is (0.9, 2.0); write"),
+        ("optim.embedding.betas=[0.9,2]", "optim.embedding.betas: found (0.9, 2.0); write"),
         ("optim.embedding.clip.ratio=1", "clip.ratio: not for granularity: root_count, only for"),
         ("optim.embedding.optimizer=lyon", "found 'lyon'", ),
     ],

@@ -45,10 +45,18 @@ OVERRIDES = [
     ),
     (
         "optim.dense.betas=[0.9,1.0]",
-        ["optim.dense: betas is (0.9, 1.0); write two numbers"],
+        ["optim.dense.betas: found (0.9, 1.0); write two numbers"],
     ),
     ("optim.embedding.weight_decay=-1", ["weight_decay: found -1", "greater than or equal to 0"]),
-    ("optim.embedding.eps=0", ["optim.embedding: eps is 0", "above 0"]),
+    (
+        "optim.dense.schedule.warmup=-1",
+        [
+            "with optim.dense.schedule.warmup=-1:",
+            "optim.dense.schedule.warmup: found -1",
+            "least 0",
+        ],
+    ),
+    ("optim.embedding.eps=0", ["optim.embedding.eps: found 0", "above 0"]),
     ("optim.dense.schedule.decay=linear", ["optim.dense.schedule.decay", "'step'"]),
     ("optim.embedding.optimizer=adamw", ["embedding.optimizer: found 'adamw'", "'adam'"]),
     ("optim.embedding.momentum=0.9", ["momentum: not for optimizer: adam, only for", "sgd"]),
@@ -65,7 +73,7 @@ OVERRIDES = [
     ),
     (
         "optim.embedding.schedule.decay=cosine optim.embedding.schedule.every=2",
-        ["optim.embedding.schedule: every is 2.0", "'cosine' does not use", "decay 'step'"],
+        ["optim.embedding.schedule.every: found 2.0", "'cosine' does not use", "decay 'step'"],
     ),
     (
         "optim.dense.schedule.decay=cosine optim.dense.schedule.warmup=1 train.epochs=1",

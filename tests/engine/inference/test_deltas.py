@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from stampede.engine.inference import export_command as export
-from stampede.engine.inference import packaging
+from stampede.engine.inference.deltas import _changed, _changed_lines
 from stampede.engine.inference.package import update
 from support.packages import loaded
 from support.periods import period, train, write_job, write_log
@@ -215,8 +215,9 @@ def test_nothing_outside_of_a_delta_is_read(full, deltas, tmp_path):
 def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_path, monkeypatch):
     base = shutil.copytree(full[1], tmp_path / "full1")
     # As if a bug left a row out.
-    changed = packaging._changed
-    monkeypatch.setattr(packaging, "_changed", lambda *a: changed(*a)[1:])
+    monkeypatch.setattr(
+        "stampede.engine.inference.deltas._changed", lambda *given: _changed(*given)[1:]
+    )
     given = (export.main, tmp_path, period(days, 2), tmp_path / "delta", "--since", base)
     assert "differs from the export after the update" in refused(*given)
     monkeypatch.undo()
@@ -231,5 +232,5 @@ def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_p
 
 def test_a_vocabulary_may_get_shorter():
     old, new = pl.Series("value", ["a", "b", "c"]), pl.Series("value", ["a", "x"])
-    changed = packaging._changed_lines(old, new)
+    changed = _changed_lines(old, new)
     assert update.patched_vocabulary(old, changed, 2).to_list() == ["a", "x"]

@@ -10,10 +10,10 @@ from onnxruntime import InferenceSession
 from torch import nn
 
 from stampede.engine.errors import RunFolderError
+from stampede.engine.inference.dense_part import DensePart, describe, export_dense_part
 from stampede.engine.inference.export_command import main
 from stampede.engine.inference.onnx_file import translated
 from stampede.engine.inference.package.dense import Dense
-from stampede.engine.inference.packaging import DensePart, describe, export_dense_part
 from stampede.models import CTRModel, network
 from support.jobs import run_small
 from support.networks import OURS, goals_of
