@@ -14,7 +14,7 @@ import fcntl
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -298,7 +298,10 @@ def taken_up(url: str, here: Path) -> None:
     """
     with _Shared(url, here) as shared:
         there = shared.there()
-        if shared.is_unchanged(there):
+        if shared.is_ours(there):
+            for name in shared.record.keys() & shared.files().keys() - there.keys():
+                # A process that was killed has deleted it there, to replace it.
+                del shared.record[name]
             shared.download(keep=True)
             return
         if shared.files().keys() - shared.record.keys():
@@ -385,10 +388,26 @@ class _Shared:
         names = {name.removeprefix(key).lstrip("/"): one for name, one in found.items()}
         return {name: one for name, one in names.items() if not _is_hidden(name)}
 
-    def is_unchanged(self, there: dict[str, Any]) -> bool:
-        """Whether the store holds what it held after the last copy."""
-        ids = {name: one["id"] for name, one in self.record.items()}
-        return ids == {name: _content_id(one) for name, one in there.items()}
+    def is_ours(self, there: dict[str, Any]) -> bool:
+        """Whether the store holds only what was copied from here, perhaps by a killed process."""
+        if not there:
+            return not self.record
+
+        def is_known(name: str) -> bool:
+            return self.record.get(name, {}).get("id") == _content_id(there[name])
+
+        return all(is_known(name) or self._begins_as(name) for name in there)
+
+    def _begins_as(self, name: str) -> bool:
+        """Whether a file of the store is a local one, to which lines may have been added since."""
+        url, file = f"{self._url}/{name}" if name else self._url, self._here / name
+        if not file.is_file():
+            return False
+        with opened(url) as one, file.open("rb") as other:
+            while block := one.read(1 << 20):
+                if other.read(len(block)) != block:
+                    return False
+        return True
 
     def download(self, keep: bool = False) -> None:
         """Bring the local files up to date; `keep` those that the store does not have."""
@@ -401,7 +420,8 @@ class _Shared:
                 if last_try or failure.errno != errno.ENOENT:
                     raise
 
-    def _download(self, there: dict[str, Any], keep: bool) -> None:
+    def _download(self, found: dict[str, Any], keep: bool) -> None:
+        there = {name: one for name, one in found.items() if not _is_unfinished(name, found)}
         files = self.files()
         # What somebody has deleted here must not be deleted there.
         for name in self.record.keys() - files.keys():
@@ -485,6 +505,12 @@ def _vouches(name: str, other: str) -> bool:
     """Whether a file says that another one is whole: both are in its folder."""
     folder, slash, _ = name.rpartition("/")
     return other != name and other.startswith(folder + slash)
+
+
+def _is_unfinished(name: str, names: Collection[str]) -> bool:
+    """Whether a file belongs to a checkpoint without a manifest, which does not count."""
+    checkpoint = re.match(r"(.*/)?checkpoints/[^/]+/", name)
+    return checkpoint is not None and f"{checkpoint[0]}manifest.json" not in names
 
 
 def _is_hidden(name: str) -> bool:

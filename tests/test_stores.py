@@ -192,6 +192,27 @@ def test_a_run_goes_on_with_what_could_not_be_copied(store, tmp_path, monkeypatc
     assert (aside / "b.json").read_text() == "new" and str(aside) in capsys.readouterr().out
 
 
+def test_a_run_that_was_killed_in_its_first_copy_goes_on(store, tmp_path, monkeypatch):
+    url, name = f"{BUCKET}/runs/ads", "checkpoints/epoch_0001/a.distcp"
+    here = stores.working(url)
+    (here / name).parent.mkdir(parents=True)
+    for one, content in {name: "rows", "metrics.jsonl": "1\n2\n"}.items():
+        (here / one).write_text(content)
+    (here / "checkpoints/epoch_0001/manifest.json").write_text("{}")
+    # Lines were added after a part was copied, of which nothing was noted.
+    store.pipe_file(f"{url}/{name}", b"rows")
+    store.pipe_file(f"{url}/metrics.jsonl", b"1\n")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("STAMPEDE_STORES", str(tmp_path / "other"))
+        stores.taken_up(url, stores.working(url))
+        assert not (stores.working(url) / "checkpoints").exists()
+    stores.taken_up(url, here)
+    assert (here / "metrics.jsonl").read_text() == "1\n2\n" and (here / name).exists()
+    stores.published(url, here)
+    assert store.cat_file(f"{url}/metrics.jsonl") == b"1\n2\n"
+    assert store.exists(f"{url}/checkpoints/epoch_0001/manifest.json")
+
+
 def test_what_will_be_replaced_is_not_taken_up(store):
     url = f"{BUCKET}/runs/a"
     here = stores.working(url)
