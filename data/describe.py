@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 import shutil
@@ -41,8 +42,11 @@ _PART, _VALUE = "#part", "#value"
 # For the AUC of a column: buckets of a number, and rows at the mean click rate that smooth a rate.
 _BUCKETS, _PRIOR = 50, 20
 
-# Shares and AUCs from which a column gets advice.
-_MANY_UNSEEN, _ALL_UNSEEN, _LEAK, _ROW_NAMES = 0.2, 0.98, 0.95, 0.9
+# Shares from which a column gets advice.
+_MANY_UNSEEN, _ALL_UNSEEN, _ROW_NAMES = 0.2, 0.98, 0.9
+# A column leaks the label if its AUC alone, less two standard errors, is this high; or lower, if it
+# is so far above all others.
+_LEAK, _LOW_LEAK, _FAR_ABOVE = 0.95, 0.8, 0.15
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -245,6 +249,7 @@ class Column:
     distinct: int  # different ones that are not missing
     unseen: float | None  # share of the test ids that the training part lacks, if it is known
     alone: float | None  # test AUC of the click rates in the training part, if defined
+    alone_error: float | None  # its standard error
     # The most frequent id, its rows and its clicks; minimum, median and maximum of a number.
     common: tuple[str, int, int] | tuple[float, float, float] | None
 
@@ -277,7 +282,7 @@ def described_column(frame: pl.LazyFrame, name: str, kind: str) -> Column:
         test = counts["test"].sum()
         unseen = new / test if test and counts["train"].sum() else None
     total = counts["rows"].sum()
-    return Column(name, kind, total, missing / total, distinct, unseen, _alone(counts), common)
+    return Column(name, kind, total, missing / total, distinct, unseen, *_alone(counts), common)
 
 
 def _counts(values: pl.LazyFrame) -> pl.DataFrame:
@@ -290,19 +295,29 @@ def _counts(values: pl.LazyFrame) -> pl.DataFrame:
     return values.group_by(_VALUE).agg(**counts).collect(engine="streaming")
 
 
-def _alone(counts: pl.DataFrame) -> float | None:
-    """Test AUC of the click rates that the values have in the training part."""
+def _alone(counts: pl.DataFrame) -> tuple[float, float] | tuple[None, None]:
+    """Test AUC of the click rates that the values have in the training part, and its error."""
     test, others = counts["test_clicks"], counts["test"] - counts["test_clicks"]
     rows, clicks = counts["train"], counts["train_clicks"]
     if not (rows.sum() and test.sum() and others.sum()):
-        return None
+        return None, None
     rate = (clicks + _PRIOR * clicks.sum() / rows.sum()) / (rows + _PRIOR)
     # Imported here: it takes a second, which --help need not wait for.
     from sklearn.metrics import roc_auc_score
 
     labels = np.repeat([1, 0], len(rate))
     weights = pl.concat([test, others.alias(test.name)])
-    return float(roc_auc_score(labels, pl.concat([rate, rate]), sample_weight=weights))
+    auc = float(roc_auc_score(labels, pl.concat([rate, rate]), sample_weight=weights))
+    return auc, _error_of(auc, int(test.sum()), int(others.sum()))
+
+
+def _error_of(auc: float, clicks: int, others: int) -> float:
+    """Standard error of an AUC, at least that of one pair less (Hanley and McNeil 1982, eq. 2)."""
+    auc = min(max(auc, 0.5), 1 - 0.5 / min(clicks, others))
+    of_clicks, of_others = auc / (2 - auc), 2 * auc**2 / (1 + auc)
+    variance = auc * (1 - auc)
+    variance += (clicks - 1) * (of_clicks - auc**2) + (others - 1) * (of_others - auc**2)
+    return math.sqrt(variance / (clicks * others))
 
 
 def parts_of(frame: pl.LazyFrame, label: str = LABEL) -> list[tuple[int, int]]:
@@ -324,13 +339,18 @@ def _about_columns(columns: Sequence[Column]) -> list[str]:
     """What to change before training: one sentence per finding."""
     found: dict[str, list[str]] = {}
     for column in columns:
-        for sentence, beside in _about(column):
+        others = [one.alone for one in columns if one is not column and one.alone is not None]
+        for sentence, beside in _about(column, max(others, default=math.inf)):
             found.setdefault(sentence, []).append(_short(column.name, 40) + beside)
     return [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
 
 
-def _about(column: Column) -> Iterator[tuple[str, str]]:
-    """Findings about a column, each with what to print beside the column's name."""
+def _about(column: Column, highest: float) -> Iterator[tuple[str, str]]:
+    """Findings about a column, each with what to print beside the column's name.
+
+    Args:
+        highest: AUC alone of the other columns.
+    """
     if not column.distinct:
         yield "missing in all rows; leave it out", ""
         return
@@ -348,9 +368,11 @@ def _about(column: Column) -> Iterator[tuple[str, str]]:
         yield finding, f" {unseen:.0%}"
     elif column.kind != "number" and column.distinct > _ROW_NAMES * column.values > 100:
         yield "almost every row has its own id, like a row number; leave it out", ""
-    if (column.alone or 0.0) >= _LEAK:
+    least = 0.0 if column.alone is None else column.alone - 2 * column.alone_error
+    if least >= _LEAK or least >= max(_LOW_LEAK, highest + _FAR_ABOVE):
         finding = "this test AUC alone suggests that the value is known only after the click; "
-        yield finding + "leave it out unless it is known before", f" {column.alone:.3f}"
+        beside = f" {column.alone:.3f} (+- {column.alone_error:.3f})"
+        yield finding + "leave it out unless it is known before", beside
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -110,7 +110,7 @@ class _Search:
         return optuna.create_study(
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(self.folder / _JOURNAL))),
             study_name="tune",
-            direction="minimize" if self.metric == "logloss" else "maximize",
+            direction="maximize",
             sampler=sampler,
             pruner=optuna.pruners.MedianPruner(_UNCUT, n_warmup_steps=2),
             load_if_exists=True,
@@ -160,8 +160,8 @@ def tune(
         file: the configuration.
         overrides: `section.key=value` for all trials; what they or the file set is not searched.
         folder: of the trials, and of `tuned.yaml`.
-        metric: of the validation part, `auc` or `logloss`; unless `evaluate.metric` is set, it also
-            chooses the epoch of a trial.
+        metric: of the validation part, as `evaluate.metric`: `auc`, `logloss`, or `both`, AUC minus
+            logloss; unless that key is set, it also chooses the epoch of a trial.
         seed: `run.seed` of the trials, and of the search.
         trials: after which it ends too, those of earlier searches included.
         workers: trainings at a time; by default one for each CPU core, at most 8, and one on a GPU
@@ -177,8 +177,8 @@ def tune(
     first = open_run(folder / _TRIALS / "0000") if study.trials else search.train(0, {})
     if "validation" not in first.metrics:
         raise SettingsError("tune needs a validation part: write data.validation_fraction=0.1")
-    if first.metrics["validation"][metric] is None:
-        raise SettingsError(f"the validation part has one class only, and so no {metric}")
+    if _worth(first.metrics, metric) is None:
+        raise SettingsError("the validation part has one class only, and so no AUC")
     parameters = open_parameters(given, first)
     if not parameters:
         raise SettingsError(f"{file}: every key that tune searches is set; leave some out")
@@ -201,7 +201,7 @@ def tune(
     if limits.leave_time(study):
         _in_processes(workers, end, (search, parameters, first.config.model.name, limits))
     done = [one for one in study.trials if one.state is TrialState.COMPLETE]
-    done.sort(key=lambda one: one.value if metric == "logloss" else -one.value)
+    done.sort(key=lambda one: -one.value)
     if done[0].number > 0:
         for key, value in done[0].params.items():
             _set(given, key, value)
@@ -278,6 +278,14 @@ def _changes(
     for key, what in parameters.items():
         others = what.choices or [math.sqrt(end * usual[key]) for end in (what.high, what.low)]
         yield from ({key: other} for other in others if other != usual[key])
+
+
+def _worth(metrics: Mapping[str, dict[str, Any]], metric: str) -> float | None:
+    """What is searched for, as `evaluate.metric` has it: higher is better."""
+    auc, logloss = (metrics["validation"][name] for name in ("auc", "logloss"))
+    if metric == "logloss":
+        return -logloss
+    return auc if auc is None or metric == "auc" else auc - logloss
 
 
 def _rows(run: Run) -> int:
@@ -378,7 +386,7 @@ def _work(
             trial: optuna.Trial = trial,
             values: list[float] = values,
         ) -> bool:
-            values.append(metrics["validation"][search.metric])
+            values.append(_worth(metrics, search.metric))
             trial.report(values[-1], len(values))
             return trial.should_prune() or time.time() >= limits.end
 
@@ -405,10 +413,11 @@ def _work(
 
 def _tell(study: optuna.Study, trial: optuna.Trial, run: Run, metric: str) -> None:
     found = run.metrics["validation"]
+    value = _worth(run.metrics, metric)
     for name in ("auc", "logloss"):
         trial.set_user_attr(name, found[name])
     trial.set_user_attr("seconds", run.summary["train_seconds"])
-    study.tell(trial, found[metric])
+    study.tell(trial, value)
 
 
 def _table(done: Sequence[Any], trials: Sequence[Any], tuned: Path) -> str:
@@ -474,7 +483,8 @@ def _parser() -> argparse.ArgumentParser:
     changes = "changes it for all trials, such as data.path=train.txt"
     add("overrides", nargs="*", default=[], metavar="section.key=value", help=changes)
     add("--minutes", type=float, default=10.0, help="for the search; default 10")
-    add("--metric", choices=["auc", "logloss"], default="auc", help="to choose by; default auc")
+    chosen = "to choose by; default both, AUC minus logloss"
+    add("--metric", choices=["auc", "logloss", "both"], default="both", help=chosen)
     most = "ends the search too, with those of earlier searches"
     add("--trials", type=int, default=_MOST_TRIALS, metavar="N", help=most)
     several = "trainings at a time; default: one for each core, 1 on a GPU or from 1M rows on"

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from stampede.data import describe
 from stampede.data.describe import described_column, main, parts_of, read_rows
 from stampede.data.guess import guess
 from stampede.data.options import Split
@@ -323,7 +324,8 @@ def test_advice(tmp_path, capsys):
         "hour 100%, request 100%: this share of the test ids is not in the training part; leave it",
         "for a time, use hour_of_day and weekday, as data.features=auto does",
         "min_count=2 or more trains the row that they share",
-        "landing_page 1.000, number_of_seconds 1.000: this test AUC alone suggests that",
+        "landing_page 1.000 (+- 0.005), number_of_seconds 1.000 (+- 0.005): this test AUC alone "
+        "suggests that",
         "nothing, number_of_nothing: missing in all rows; leave it out",
         "country, number_one: the same in all rows; leave it out",
     ):
@@ -333,6 +335,30 @@ def test_advice(tmp_path, capsys):
     said = printed_of(tmp_path, frame[["label", "site"]], capsys)
     assert "the train part has no clicks, so it has no AUC" in said
     assert "the test part" not in said.partition("\nadvice\n")[2]
+
+
+@pytest.mark.parametrize("share, click_rate, said", [
+    (1.0, 0.5, True), (1.0, 0.004, False), (0.75, 0.5, True), (0.55, 0.5, False),
+])  # fmt: skip
+def test_a_leak_is_told_where_enough_clicks_prove_it(tmp_path, capsys, share, click_rate, said):
+    """A column that knows a share of the labels, beside one that knows nothing."""
+    draw, rows = np.random.default_rng(1), 4000
+    label = (draw.random(rows) < click_rate).astype(int)
+    told = np.where(draw.random(rows) < share, label, draw.integers(0, 2, rows))
+    frame = pd.DataFrame({"label": label, "told": told, "site": draw.integers(0, 9, rows)})
+    printed = printed_of(tmp_path, frame.astype({"told": str}), capsys)
+    assert ("known only after the click" in printed) == said
+
+
+def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
+    draw = np.random.default_rng(2)
+    aucs = []
+    for _ in range(2000):
+        scores = np.concatenate([draw.exponential(1, 60), draw.exponential(0.2, 400)])
+        aucs.append(roc_auc_score(np.repeat([1, 0], [60, 400]), scores))
+    # For scores drawn from two exponentials the formula is exact.
+    assert describe._error_of(np.mean(aucs), 60, 400) == pytest.approx(np.std(aucs), rel=0.06)
+    assert describe._error_of(1.0, 20, 1000) > 0.01
 
 
 def test_a_reader_that_has_enough(log, tmp_path):
