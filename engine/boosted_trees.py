@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,24 @@ def boosted_trees(
     Returns:
         As `logistic_regression`, with the number of `trees` and `leaves`; None without LightGBM or
         without a validation part.
+
+    Raises:
+        ValueError: LightGBM cannot be fitted.
     """
     try:
         import lightgbm
-    except ImportError:
+    # OSError: a library of the system is missing, such as libgomp.
+    except (ImportError, OSError):
         return None
     if dataset.validation is None:
         return None
+    try:
+        return _fitted(lightgbm, dataset, on_fit)
+    except lightgbm.basic.LightGBMError as failure:
+        raise ValueError(f"LightGBM: {failure}") from None
+
+
+def _fitted(lightgbm: ModuleType, dataset: Dataset, on_fit: Callable[[], object]) -> dict[str, Any]:
     start = time.perf_counter()
     frequent = _frequent(dataset)
     inputs, labels, weights = {}, {}, {}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 from stampede.data import Dataset
 from stampede.engine.advice import tell
@@ -16,7 +19,7 @@ from stampede.engine.processes import Processes
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.training.progress import Progress
 from stampede.files import read_json
-from stampede.settings import DAMAGE
+from stampede.settings import DAMAGE, SettingsError
 
 _LARGEST_LOSS = 0.002
 # As many as small logs often need with falling rates.
@@ -52,15 +55,26 @@ BASELINES = {
 }
 
 
+def check_installed(config: Config) -> None:
+    """Refuse a comparison that is asked for and cannot be made."""
+    if config.evaluate.compare_with_trees is True and find_spec("lightgbm") is None:
+        raise SettingsError(
+            "evaluate.compare_with_trees: found true, but LightGBM is not installed; write "
+            "`pip install lightgbm`, or leave the key out"
+        )
+
+
 def fit_baseline(key: str, dataset: Dataset, processes: Processes) -> dict[str, Any] | None:
     """Its result on rank 0; None if there is none; all ranks must call it."""
     baseline = BASELINES[key]
 
     def fit() -> dict[str, Any] | None:
         bar = progress_bar(None, 0, True, baseline.title, "fits", delay=5.0)
-        # One class only: the run says so before training.
-        with bar, suppress(ValueError):
-            return baseline.fit(dataset, bar.update)
+        with bar:
+            try:
+                return baseline.fit(dataset, bar.update)
+            except ValueError as failure:
+                tqdm.write(f"no comparison with {baseline.title}: {failure}")
         return None
 
     if dataset.goals:
@@ -90,11 +104,11 @@ def compare(
         Its result by key of the summary; None for one that is not compared with.
     """
     few_ids = sum(dataset.tables.values()) <= _MOST_TABLE_ROWS
-    wanted = dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
+    is_small = dataset.train.rows <= _MOST_TRAINING_ROWS and few_ids
     part, results = config.evaluate.select_on, {}
     for key, baseline in BASELINES.items():
         found, asked = known.get(key), getattr(config.evaluate, baseline.setting)
-        wanted = wanted if asked == "auto" else asked
+        wanted = is_small and config.evaluate.compare_with_lr if asked == "auto" else asked
         results[key] = None
         if dataset.goals or not wanted:
             continue

@@ -19,7 +19,7 @@ from stampede.engine.advice import (
     told,
 )
 from stampede.engine.checkpoint.resume import begin, find_beginning
-from stampede.engine.comparison import BASELINES, compare, fit_baseline
+from stampede.engine.comparison import BASELINES, check_installed, compare, fit_baseline
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run
 from stampede.engine.config.recipe import described, takes_strength, with_recipe
@@ -110,6 +110,7 @@ def run_here(
         after_epoch: see `run`.
     """
     check_same_run(config, here)
+    check_installed(config)
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))

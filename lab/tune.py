@@ -9,17 +9,19 @@ trials, so the same command goes on with a search that was stopped, and spends i
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
-import math
 import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,26 +43,20 @@ from stampede import (
     open_run,
     train,
 )
-from stampede.files import refuse_links, write_file
+from stampede.files import delete_folder, refuse_links, write_file
+from stampede.lab.search_space import (
+    COLUMNS,
+    SMALL_LOG,
+    changes_of_one,
+    choose,
+    is_open,
+    open_parameters,
+    training_rows,
+    value_of,
+)
 from stampede.lab.sweep import Parameter
 from stampede.settings import SettingsError, parse_yaml, read_yaml
-
-# By key, a range of factors of the value that the first trial had.
-_FACTORS = {
-    "optim.embedding.lr": (0.3, 10.0),
-    "optim.dense.lr": (0.3, 5.0),
-    "optim.embedding.l2": (0.1, 10.0),
-}
-_MORE_EPOCHS = (1, 2, 4)
-# On smaller logs the recipe trains until evaluations are no longer better, in up to this many
-# epochs: a higher limit changes little, but with few epochs the rates fall.
-_SMALL_LOG, _UNTIL_NO_BETTER, _FEW_EPOCHS = 1_000_000, 20, 6
-# There a half and twice the first trial's batch are tried.
-_BATCHES = (1, 2, 4)
-# The first trial's network may be replaced by those of its group.
-_NETWORKS = (("deepfm", "dcnv2", "fm", "lr"), ("mmoe", "ple", "shared_bottom"), ("din", "dcnv2"))
-_WITHOUT_DROPOUT = ("fm", "lr")
-_DROPOUTS = (0.0, 0.1, 0.2, 0.4)
+from stampede.stores import is_url
 
 # More trials than fit into any time.
 _MOST_TRIALS = 10_000
@@ -69,16 +65,6 @@ _COMPARED, _UNCUT = 8, 4
 _JOURNAL, _TRIALS = "search.log", "trials"
 # Most trainings at a time, unless asked for; each has a copy of everything.
 _MOST_WORKERS = 8
-# Columns of the table, by key, with their widths. Trials change one key each in this order.
-_COLUMNS = {
-    "optim.embedding.lr": ("table lr", 9),
-    "model.name": ("network", 14),
-    "model.dropout": ("dropout", 8),
-    "train.batch_size": ("batch", 6),
-    "train.epochs": ("epochs", 7),
-    "optim.embedding.l2": ("table l2", 9),
-    "optim.dense.lr": ("dense lr", 9),
-}
 
 
 @dataclass(frozen=True)
@@ -98,6 +84,14 @@ class _Search:
     folder: Path
     metric: str
     seed: int
+
+    def digest(self, given: Mapping[str, Any]) -> str:
+        """Of all that the trials share."""
+        checked = configuration(given)
+        told = checked.model_dump_json(exclude={"run"}) + f"{self.metric} {self.seed}"
+        if checked.model.import_file:
+            told += Path(checked.model.import_file).read_text(encoding="utf-8")
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def study(self, worker: int = 0) -> optuna.Study:
         """Optuna's study of this search, with the trials of all processes."""
@@ -120,12 +114,22 @@ class _Search:
         """Train a trial; what it prints is in `trials/NUMBER.log`."""
         name, folder = f"{number:04d}", self.folder / _TRIALS
         refuse_links(self.folder, f"{_TRIALS}/{name}.log")
-        own = {"run.name": name, "run.dir": str(folder), "checkpoint.resume": "auto"}
+        own = {"run.name": name, "run.dir": str(folder)}
+        own |= {"run.overwrite": False, "checkpoint.resume": "auto", "train.refit": False}
         with (folder / f"{name}.log").open("a") as log, redirect_stdout(log):
-            run = train(self.config, **{**self.values, **chosen, **own}, **further)
-        # Its scores and curves are kept.
-        shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
-        return run
+            return train(self.config, **{**self.values, **chosen, **own}, **further)
+
+    def tell(self, study: optuna.Study, trial: optuna.Trial, run: Run) -> None:
+        """Note how a trial ended; of its run, scores and curves are kept."""
+        found = run.metrics["validation"]
+        for name in ("auc", "logloss"):
+            trial.set_user_attr(name, found[name])
+        trial.set_user_attr("seconds", run.summary["train_seconds"])
+        if trial.number > 0 and trial.should_prune():
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, _worth(run.metrics, self.metric))
+        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def tune(
 ) -> Path:
     """Search until the time is over; write the best configuration and return its path.
 
-    A trial that trains when the time is over ends with its epoch.
+    A trial that trains when the time is over ends with its epoch, also the first one.
 
     Args:
         file: the configuration.
@@ -172,34 +176,23 @@ def tune(
         TrainingStoppedError: the first trial failed, or no process of the search could go on.
     """
     end = time.time() + 60 * minutes
-    given, search = _begun(file, overrides, folder, metric, seed)
-    study = search.study()
-    first = open_run(folder / _TRIALS / "0000") if study.trials else search.train(0, {})
-    if "validation" not in first.metrics:
-        raise SettingsError("tune needs a validation part: write data.validation_fraction=0.1")
-    if _worth(first.metrics, metric) is None:
-        raise SettingsError("the validation part has one class only, and so no AUC")
-    parameters = open_parameters(given, first)
-    if not parameters:
-        raise SettingsError(f"{file}: every key that tune searches is set; leave some out")
-    if not study.trials:
-        usual = {key: _value(first.config, key) for key in parameters}
-        study.enqueue_trial(usual)
-        trial = study.ask()
-        _choose(trial, parameters, first.config.model.name)
-        _tell(study, trial, first, metric)
-        for changes in _changes(parameters, usual):
-            study.enqueue_trial({**usual, **changes})
-    for one in study.trials:
-        if one.state is TrialState.RUNNING:
-            # Of a process that was killed.
-            study.tell(one.number, state=TrialState.FAIL)
-    if workers is None:
-        is_small = first.summary["device"] == "cpu" and _rows(first) < _SMALL_LOG
-        workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if is_small else 1
-    limits = _Limits(end, trials)
-    if limits.leave_time(study):
-        _in_processes(workers, end, (search, parameters, first.config.model.name, limits))
+    given, values = _configured(file, overrides, metric, seed)
+    (folder / _TRIALS).mkdir(parents=True, exist_ok=True)
+    search = _Search(file.resolve(), values, folder, metric, seed)
+    with _alone(folder):
+        first, parameters = _first_trial(search, given, end)
+        limits = _Limits(end, trials)
+        network = first.config.model.name
+        study = search.study()
+        for one in study.trials:
+            if one.state is TrialState.RUNNING:
+                # Of a process that was killed.
+                study.tell(one.number, state=TrialState.FAIL)
+        if workers is None:
+            is_small = first.summary["device"] == "cpu" and training_rows(first) < SMALL_LOG
+            workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if is_small else 1
+        if limits.leave_time(study):
+            _in_processes(workers, end, (search, parameters, network, limits))
     done = [one for one in study.trials if one.state is TrialState.COMPLETE]
     done.sort(key=lambda one: -one.value)
     if done[0].number > 0:
@@ -211,73 +204,79 @@ def tune(
     return tuned
 
 
-def _begun(
-    file: Path, overrides: Sequence[str], folder: Path, metric: str, seed: int
-) -> tuple[dict[str, Any], _Search]:
-    """The configuration with the overrides, and the search in its folder."""
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other searches out of the folder; the system lets them in once this process is gone."""
+    with (folder / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"{folder}: another search writes here; end it first, or write another --out"
+            ) from None
+        yield
+
+
+def _first_trial(
+    search: _Search, given: dict[str, Any], end: float
+) -> tuple[Run, dict[str, Parameter]]:
+    """The run of the configuration as it is, which the study then holds, and what to search."""
+    folder = search.folder / _TRIALS
+    study, digest = search.study(), search.digest(given)
+    is_other = study.user_attrs.get("searched", digest) != digest
+    is_told = any(one.state is TrialState.COMPLETE for one in study.trials)
+    if is_told and is_other:
+        raise SettingsError(
+            f"{search.folder}: was searched with another configuration; write another --out"
+        )
+    if not is_told:
+        if is_other:
+            delete_folder(folder)
+            folder.mkdir()
+        (search.folder / _JOURNAL).unlink()
+        study = search.study()
+        study.set_user_attr("searched", digest)
+    if (folder / "0000/summary.json").is_file():
+        first = open_run(folder / "0000")
+    else:
+        first = search.train(0, {}, after_epoch=lambda metrics: time.time() >= end)
+    if "validation" not in first.metrics:
+        raise SettingsError("tune needs a validation part: write data.validation_fraction=0.1")
+    if _worth(first.metrics, search.metric) is None:
+        raise SettingsError("the validation part has one class only, and so no AUC")
+    parameters = open_parameters(given, first)
+    if not parameters:
+        raise SettingsError(f"{search.config}: every key that tune searches is set; leave some out")
+    if not is_told:
+        usual = {key: value_of(first.config, key) for key in parameters}
+        for changes in ({}, *changes_of_one(parameters, usual)):
+            study.enqueue_trial({**usual, **changes})
+        trial = study.ask()
+        choose(trial, parameters, first.config.model.name)
+        search.tell(study, trial, first)
+    return first, parameters
+
+
+def _configured(
+    file: Path, overrides: Sequence[str], metric: str, seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration with the overrides, and the values of all trials by key."""
     given = read_yaml(file, "write the path of a configuration")
     values: dict[str, Any] = {"evaluate.compare_with_lr": False, "run.seed": seed}
     for text in overrides:
         key, _, value = text.partition("=")
         values[key] = parse_yaml(value, f"override {text!r}")
         _set(given, key, values[key])
-    if _is_open(given, "evaluate.metric"):
+    if is_open(given, "evaluate.metric"):
         # Trials choose their epochs, and `stampede train tuned.yaml` its own, by what is searched.
         _set(given, "evaluate.metric", metric)
         values["evaluate.metric"] = metric
-    checked = configuration(given)
-    if checked.evaluate.select_on != "validation":
+    if configuration(given).evaluate.select_on != "validation":
         raise SettingsError(
             "evaluate.select_on: found test, but tune chooses by the validation part; leave the "
             "key out"
         )
-    told = checked.model_dump_json(exclude={"run"}) + f"{metric} {seed}"
-    if checked.model.import_file:
-        told += Path(checked.model.import_file).read_text(encoding="utf-8")
-    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
-    (folder / _TRIALS).mkdir(parents=True, exist_ok=True)
-    search = _Search(file.resolve(), values, folder, metric, seed)
-    study = search.study()
-    if study.user_attrs.get("searched", digest) != digest:
-        raise SettingsError(
-            f"{folder}: was searched with another configuration; write another --out"
-        )
-    study.set_user_attr("searched", digest)
-    return given, search
-
-
-def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
-    """What to search, by key: what `given` leaves open, around the values that `run` had."""
-    is_small = _rows(run) < _SMALL_LOG
-    parameters: dict[str, Parameter] = {}
-    for key, (low, high) in _FACTORS.items():
-        if usual := _value(run.config, key):
-            parameters[key] = Parameter(low=low * usual, high=high * usual, log=True)
-    epochs = _value(run.config, "train.epochs")
-    choices = [factor * epochs for factor in _MORE_EPOCHS]
-    if is_small and epochs == _UNTIL_NO_BETTER:
-        choices = [_FEW_EPOCHS, epochs]
-    parameters["train.epochs"] = Parameter(choices=choices)
-    if is_small:
-        half = max(1, _value(run.config, "train.batch_size") // 2)
-        usual = _value(run.config, "train.batch_size")
-        sizes = dict.fromkeys([*(half * factor for factor in _BATCHES), usual])
-        parameters["train.batch_size"] = Parameter(choices=sorted(sizes))
-    used = _value(run.config, "model.name")
-    others = next((group for group in _NETWORKS if used in group), ())
-    parameters["model.name"] = Parameter(choices=list(dict.fromkeys([used, *others])))
-    dropouts = sorted({_value(run.config, "model.dropout"), *_DROPOUTS})
-    parameters["model.dropout"] = Parameter(choices=dropouts)
-    return {key: parameters[key] for key in _COLUMNS if key in parameters and _is_open(given, key)}
-
-
-def _changes(
-    parameters: Mapping[str, Parameter], usual: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Changes of one key each: its other choices, or half of the way to the ends of its range."""
-    for key, what in parameters.items():
-        others = what.choices or [math.sqrt(end * usual[key]) for end in (what.high, what.low)]
-        yield from ({key: other} for other in others if other != usual[key])
+    return given, values
 
 
 def _worth(metrics: Mapping[str, dict[str, Any]], metric: str) -> float | None:
@@ -286,16 +285,6 @@ def _worth(metrics: Mapping[str, dict[str, Any]], metric: str) -> float | None:
     if metric == "logloss":
         return -logloss
     return auc if auc is None or metric == "auc" else auc - logloss
-
-
-def _rows(run: Run) -> int:
-    return run.summary["rows"]["train"]
-
-
-def _value(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def _set(given: dict[str, Any], key: str, value: Any) -> None:
@@ -310,47 +299,49 @@ def _set(given: dict[str, Any], key: str, value: Any) -> None:
     given[name] = value
 
 
-def _is_open(given: Any, key: str) -> bool:
-    for part in key.split("."):
-        given = given.get(part) if isinstance(given, dict) else None
-    return given is None
-
-
-def _choose(trial: optuna.Trial, parameters: Mapping[str, Parameter], network: str) -> None:
-    """Let Optuna choose; without a choice of it, the network is the one that is named."""
-    for key, what in parameters.items():
-        if key == "model.dropout" and trial.params.get("model.name", network) in _WITHOUT_DROPOUT:
-            continue
-        what.suggest(trial, key)
-
-
 def _in_processes(workers: int, end: float, given: tuple[Any, ...]) -> None:
     """Let so many processes do `_work` until the time is over."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_work, args=(n, *given)) for n in range(1, workers + 1)]
     left = round(end - time.time())
-    with (
-        _threads(workers),
-        tqdm(total=left, desc="tune", unit="s", ncols=100, disable=None) as bar,
-    ):
+    with _threads(workers):
         for process in processes:
             process.start()
-        try:
-            while any(process.is_alive() for process in processes):
-                processes[0].join(1.0)
+    try:
+        with (
+            _stopping_by_signals(),
+            tqdm(total=left, desc="tune", unit="s", ncols=100, disable=None) as bar,
+        ):
+            while running := [process.sentinel for process in processes if process.is_alive()]:
+                multiprocessing.connection.wait(running, 1.0)
                 bar.update(max(0, min(left, round(left - end + time.time())) - bar.n))
-        except KeyboardInterrupt:
-            for process in processes:
-                process.terminate()
-                process.join()
-            raise InterruptedRunError(
-                "stopped; the same command goes on with the search", signal.SIGINT
-            ) from None
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
     if all(process.exitcode for process in processes):
         raise TrainingStoppedError(
             "every process of the search ended with an error, see above; the same command goes on "
             "with the search"
         )
+
+
+@contextmanager
+def _stopping_by_signals() -> Iterator[None]:
+    """Raise an InterruptedRunError at SIGTERM or SIGINT, in the main thread."""
+
+    def stop(number: int, _: Any) -> None:
+        raise InterruptedRunError("stopped; the same command goes on with the search", number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -375,10 +366,15 @@ def _work(
     limits: _Limits,
 ) -> None:
     """Train trials until the time is over, in a process of its own."""
-    study = search.study(worker)
-    while limits.leave_time(study):
+    study, parent = search.study(worker), multiprocessing.parent_process()
+
+    def is_over() -> bool:
+        # A killed search leaves its processes behind.
+        return time.time() >= limits.end or (parent is not None and not parent.is_alive())
+
+    while limits.leave_time(study) and not is_over():
         trial = study.ask()
-        _choose(trial, parameters, network)
+        choose(trial, parameters, network)
         values: list[float] = []
 
         def after_epoch(
@@ -388,42 +384,30 @@ def _work(
         ) -> bool:
             values.append(_worth(metrics, search.metric))
             trial.report(values[-1], len(values))
-            return trial.should_prune() or time.time() >= limits.end
+            return trial.should_prune() or is_over()
 
-        message = ""
         try:
             log = search.folder / _TRIALS / f"{trial.number:04d}.log"
             with log.open("a") as errors, redirect_stderr(errors):
                 run = search.train(trial.number, trial.params, after_epoch=after_epoch)
-            if trial.should_prune():
-                study.tell(trial, state=TrialState.PRUNED)
-            else:
-                _tell(study, trial, run, search.metric)
+            search.tell(study, trial, run)
+            continue
         except (SettingsError, DataError, RunFolderError, TrainingStoppedError) as failure:
             message = " ".join(str(failure).split())
         except (RuntimeError, MemoryError, OSError) as failure:
             message = f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
         except (InterruptedRunError, KeyboardInterrupt):
-            study.tell(trial, state=TrialState.FAIL)
             return
-        if message:
+        # Another search may have taken over.
+        with suppress(optuna.exceptions.UpdateFinishedTrialError):
             trial.set_user_attr("message", message)
             study.tell(trial, state=TrialState.FAIL)
-
-
-def _tell(study: optuna.Study, trial: optuna.Trial, run: Run, metric: str) -> None:
-    found = run.metrics["validation"]
-    value = _worth(run.metrics, metric)
-    for name in ("auc", "logloss"):
-        trial.set_user_attr(name, found[name])
-    trial.set_user_attr("seconds", run.summary["train_seconds"])
-    study.tell(trial, value)
 
 
 def _table(done: Sequence[Any], trials: Sequence[Any], tuned: Path) -> str:
     """The best trials, by the validation part."""
     searched = {key for trial in done for key in trial.params}
-    columns = {key: column for key, column in _COLUMNS.items() if key in searched}
+    columns = {key: column for key, column in COLUMNS.items() if key in searched}
     headers = "".join(f"{name:>{width}}" for name, width in columns.values())
     lines = [f"{'AUC':>7}{'logloss':>9}{'seconds':>8}{headers}"]
     for trial in done[:10]:
@@ -457,9 +441,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("workers", "trials"):
         if (found := getattr(given, name)) is not None and found < 1:
             parser.error(f"--{name}: found {found}; write a number of at least 1")
-    folder = given.out or Path("runs") / f"{given.config.stem}-tuned"
+    folder = Path(given.out or f"runs/{given.config.stem}-tuned")
 
     def search() -> None:
+        if given.out and is_url(given.out):
+            raise SettingsError(f"--out: found {given.out}; write a folder of this machine")
         tuned = tune(
             given.config, given.overrides, folder, given.minutes, given.metric,
             trials=given.trials, workers=given.workers,
@@ -490,7 +476,7 @@ def _parser() -> argparse.ArgumentParser:
     several = "trainings at a time; default: one for each core, 1 on a GPU or from 1M rows on"
     add("--workers", type=int, metavar="N", help=several)
     out = "folder of the trials and of tuned.yaml; default runs/CONFIG-tuned"
-    add("--out", type=Path, metavar="FOLDER", help=out)
+    add("--out", metavar="FOLDER", help=out)
     return parser
 
 

@@ -59,7 +59,7 @@ class Schedule:
                 )
         ranges = {
             "warmup": (self.warmup >= 0, "a number of at least 0"),
-            "length": (self.length is None or self.length > 0, "a number above 0, or None"),
+            "length": (self.length is None or self.length > 0, "a number above 0, or leave it out"),
             "power": (self.power > 0, "a number above 0"),
             "every": (self.every > 0, "a number above 0"),
             "final": (0 <= self.final <= 1, "a number from 0 to 1"),

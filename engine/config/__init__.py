@@ -254,7 +254,7 @@ class EvaluateSection(Section):
     compare_with_trees: Literal["auto", True, False] = Field(
         "auto",
         description="the same with LightGBM, if it is installed and there is a validation part; "
-        "auto: where logistic regression is fitted",
+        "auto: up to a million training rows, unless compare_with_lr is false",
     )
 
     @model_validator(mode="after")

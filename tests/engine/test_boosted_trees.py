@@ -64,3 +64,20 @@ def test_none_without_a_validation_part_or_without_lightgbm(tmp_path, monkeypatc
     assert boosted_trees(dataset) is not None
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     assert boosted_trees(dataset) is None
+
+
+def test_a_lightgbm_that_fails_does_not_fail_the_run(tmp_path, monkeypatch):
+    parts = {"train": drawn(300, 0), "validation": drawn(90, 1), "test": drawn(90, 2)}
+    dataset = opened(tmp_path, parts)
+
+    def fails(*_, **__):
+        raise lightgbm.basic.LightGBMError("no memory")
+
+    monkeypatch.setattr(lightgbm, "train", fails)
+    with pytest.raises(ValueError, match="LightGBM: no memory"):
+        boosted_trees(dataset)
+    # As in a container without libgomp.
+    (tmp_path / "lightgbm.py").write_text("raise OSError('libgomp.so.1: cannot open')")
+    monkeypatch.delitem(sys.modules, "lightgbm")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert boosted_trees(dataset) is None

@@ -7,6 +7,7 @@ import pytest
 
 from stampede.engine import comparison
 from stampede.engine.comparison import on_baseline
+from stampede.settings import SettingsError
 from support.jobs import run_small
 from support.movie_runs import summary_of
 
@@ -49,13 +50,21 @@ def test_both_are_automatic_up_to_a_million_rows_and_are_kept(tmp_path, monkeypa
     assert after["advice"][:2] == before["advice"][:2]
 
 
-@pytest.mark.parametrize("settings", [
-    {"compare_with_lr": False}, {"compare_with_lr": True, "compare_with_trees": False},
+LR, TREES = "logistic_regression", "boosted_trees"
+
+
+@pytest.mark.parametrize("settings, rows, expected", [
+    ({}, 10, [LR, TREES]),
+    ({}, 2_000_000, []),
+    ({"compare_with_lr": False}, 10, []),
+    ({"compare_with_lr": True}, 2_000_000, [LR]),
+    ({"compare_with_trees": False}, 10, [LR]),
+    ({"compare_with_lr": False, "compare_with_trees": True}, 2_000_000, [TREES]),
 ])  # fmt: skip
-def test_what_is_asked_for(settings):
+def test_what_is_asked_for(settings, rows, expected):
     given = {"compare_with_lr": "auto", "compare_with_trees": "auto", "select_on": "validation"}
     config = SimpleNamespace(evaluate=SimpleNamespace(**given | settings))
-    dataset = SimpleNamespace(tables={}, train=SimpleNamespace(rows=10), goals=())
+    dataset = SimpleNamespace(tables={}, train=SimpleNamespace(rows=rows), goals=())
     progress, folder = SimpleNamespace(selected={}, epoch=1, step=1), mock.Mock()
     with (
         mock.patch.object(comparison, "fit_baseline") as fit,
@@ -63,4 +72,14 @@ def test_what_is_asked_for(settings):
     ):
         comparison.compare(config, dataset, progress, folder, None, {}, same_data=False)
     fitted = [call.args[0] for call in fit.call_args_list]
-    assert fitted == ["logistic_regression"] * bool(settings["compare_with_lr"])
+    assert fitted == expected
+
+
+def test_a_comparison_that_cannot_be_made(monkeypatch):
+    config = SimpleNamespace(evaluate=SimpleNamespace(compare_with_trees=True))
+    comparison.check_installed(config)
+    monkeypatch.setattr(comparison, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="`pip install lightgbm`, or leave the key out"):
+        comparison.check_installed(config)
+    config.evaluate.compare_with_trees = "auto"
+    comparison.check_installed(config)

@@ -1,6 +1,10 @@
 """A search by minutes: what it searches, what it writes, and that it goes on."""
 
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -9,10 +13,12 @@ import pytest
 import yaml
 from optuna.storages.journal import JournalFileBackend
 
-from stampede import SettingsError, TrainingStoppedError, configuration, open_run
+from stampede import DataError, SettingsError, TrainingStoppedError, configuration, open_run
+from stampede.lab.search_space import open_parameters
 from stampede.lab.sweep import Parameter
-from stampede.lab.tune import _begun, _Limits, _work, main, open_parameters, tune
+from stampede.lab.tune import _alone, _configured, _Limits, _Search, _work, main, tune
 from support.movie_runs import job, prepare_movies
+from support.waiting import HANG
 
 
 @pytest.fixture
@@ -90,21 +96,103 @@ def test_a_trial_that_is_worse_than_half_of_the_others_is_cut_short(folder):
         np.testing.assert_allclose(scores, list(trial.intermediate_values.values()), rtol=1e-12)
 
 
+def search_of(folder, *overrides):
+    left = [one for one in job(folder) if not one.startswith(("run.dir", "train.epochs"))]
+    _, values = _configured(folder / "movies.yaml", [*left, *overrides], "auc", 1)
+    (folder / "out/trials").mkdir(parents=True)
+    return _Search(folder / "movies.yaml", values, folder / "out", "auc", 1)
+
+
 @pytest.mark.slow
 def test_a_trial_ends_with_its_epoch_when_the_time_is_over(folder):
-    left = [one for one in job(folder) if not one.startswith(("run.dir", "train.epochs"))]
-    _, search = _begun(folder / "movies.yaml", left, folder / "out", "auc", 1)
     epochs = {"train.epochs": Parameter(choices=[100_000])}
-    _work(1, search, epochs, "deepfm", _Limits(time.time() + 5, 10))
+    _work(1, search_of(folder), epochs, "deepfm", _Limits(time.time() + 5, 10))
     (*_, last) = trials_of(folder)
     assert last.state.name == "COMPLETE", last.user_attrs
     assert len(last.intermediate_values) < 100_000
 
 
-def trials_of(folder):
+def test_so_does_the_first_one(folder):
+    tuned(folder, "train.epochs=7")
+    assert len(open_run(folder / "out/trials/0000").history) == 1
+
+
+def test_a_mistake_that_is_corrected_does_not_bind_the_folder(folder):
+    with pytest.raises(DataError, match="write the path of the click log"):
+        tuned(folder, "data.path=nowhere.csv")
+    with pytest.raises(SettingsError, match="every key that tune searches is set"):
+        searched = ["optim.embedding.lr=0.01", "optim.embedding.l2=0", "optim.dense.lr=0.01"]
+        others = ["train.epochs=1", "model.name=fm", "model.dropout=0"]
+        tuned(folder, *searched, *others)
+    assert tuned(folder, "train.epochs=1")["train"]["epochs"] == 1
+    with pytest.raises(SettingsError, match="was searched with another configuration"):
+        tuned(folder, "train.epochs=2")
+
+
+@pytest.mark.parametrize("at", ["before it is told", "while it is told"])
+def test_a_search_that_was_killed_after_its_first_trial_goes_on(folder, at):
+    expected = tuned(folder)
+    journal = folder / "out/search.log"
+    if at == "before it is told":
+        journal.unlink()
+    else:
+        lines = journal.read_text().splitlines(keepends=True)
+        told = next(n for n, line in enumerate(lines) if '"auc"' in line)
+        journal.write_text("".join(lines[:told]))
+        assert [trial.state.name for trial in trials_of(folder)] == ["RUNNING"]
+    assert tuned(folder) == expected
+    (only,) = trials_of(folder)
+    assert only.state.name == "COMPLETE"
+    # Those of one changed key are waiting.
+    assert len(load(folder).trials) > 10
+
+
+def test_keys_of_a_run_that_do_not_concern_a_trial(folder):
+    found = tuned(folder, "train.refit=true", "run.overwrite=true", "train.epochs=1")
+    assert found["train"]["refit"] is True and found["run"]["overwrite"] is True
+    assert not (folder / "out/trials/0000-selection").exists()
+
+
+def test_another_search_in_the_folder_is_refused(folder):
+    with _alone(folder), pytest.raises(SettingsError, match="another search writes here"):
+        (folder / "out").symlink_to(folder)
+        tuned(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_trains_on_after_a_signal(folder, number):
+    """Its processes end with it: at once, or of a killed one with their epochs."""
+    command = [sys.executable, "-m", "stampede.lab.tune", str(folder / "movies.yaml")]
+    left = ("run.dir", "train.epochs", "optim.")
+    command += [one for one in job(folder) if not one.startswith(left)]
+    command += ["--minutes", "60", "--workers", "2", "--out", str(folder / "out")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        waited = time.monotonic()
+        while not (folder / "out/trials/0003.log").exists():
+            assert process.poll() is None and time.monotonic() - waited < HANG
+            time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) >= 2
+        process.send_signal(number)
+        status = process.wait(HANG)
+    assert status == (-number if number == signal.SIGKILL else 128 + number)
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() - waited < HANG
+        time.sleep(0.1)
+    # The same command goes on.
+    before = len(trials_of(folder))
+    assert main([*command[3:-4], "--out", str(folder / "out"), "--trials", "1"]) == 0
+    assert len(trials_of(folder)) == before
+
+
+def load(folder):
     journal = JournalFileBackend(str(folder / "out/search.log"))
-    found = optuna.load_study(study_name="tune", storage=optuna.storages.JournalStorage(journal))
-    return [trial for trial in found.trials if trial.state.name != "WAITING"]
+    return optuna.load_study(study_name="tune", storage=optuna.storages.JournalStorage(journal))
+
+
+def trials_of(folder):
+    return [trial for trial in load(folder).trials if trial.state.name != "WAITING"]
 
 
 def test_small_logs_are_searched_with_rates_that_fall_too(folder):
@@ -136,5 +224,7 @@ def test_mistakes(folder, capsys):
     (folder / "text.yaml").write_text("data: foo")
     assert main([str(folder / "text.yaml"), "data.kind=table"]) == 2
     assert "data: found 'foo'" in capsys.readouterr().err
+    assert main([str(folder / "movies.yaml"), "--out", "s3://x/tuned"]) == 2
+    assert "--out: found s3://x/tuned; write a folder of this machine" in capsys.readouterr().err
     assert main([str(folder / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err

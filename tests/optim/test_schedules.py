@@ -139,7 +139,7 @@ def test_rises_then_falls_and_stays_within_0_and_the_full_rate(
         ({"unit": "batches"}, "unit is 'batches'; write one of epochs, steps"),
         ({"warmup": -1}, "warmup is -1; write a number of at least 0"),
         ({"warmup": math.nan}, "warmup is nan"),
-        ({"decay": "cosine", "length": 0}, "length is 0; write a number above 0, or None"),
+        ({"decay": "cosine", "length": 0}, "length is 0; write a number above 0, or leave"),
         ({"decay": "cosine", "final": 1.5}, "final is 1.5; write a number from 0 to 1"),
         ({"decay": "step", "every": 0}, "every is 0; write a number above 0"),
         ({"length": 3}, "length is 3, which decay 'constant' does not use; leave it out, or "

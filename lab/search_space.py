@@ -1,0 +1,102 @@
+"""What `stampede tune` searches: a configuration's open keys, around the values it had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stampede import Run
+from stampede.lab.sweep import Parameter
+
+if TYPE_CHECKING:
+    import optuna
+
+# By key, a range of factors of the value that the first trial had.
+_FACTORS = {
+    "optim.embedding.lr": (0.3, 10.0),
+    "optim.dense.lr": (0.3, 5.0),
+    "optim.embedding.l2": (0.1, 10.0),
+}
+_MORE_EPOCHS = (1, 2, 4)
+# On smaller logs the recipe trains until evaluations are no longer better, in up to this many
+# epochs: a higher limit changes little, but with few epochs the rates fall.
+SMALL_LOG, _UNTIL_NO_BETTER, _FEW_EPOCHS = 1_000_000, 20, 6
+# There a half and twice the first trial's batch are tried.
+_BATCHES = (1, 2, 4)
+# The first trial's network may be replaced by those of its group.
+_NETWORKS = (("deepfm", "dcnv2", "fm", "lr"), ("mmoe", "ple", "shared_bottom"), ("din", "dcnv2"))
+_WITHOUT_DROPOUT = ("fm", "lr")
+_DROPOUTS = (0.0, 0.1, 0.2, 0.4)
+
+# Columns of the table, by key, with their widths. Trials change one key each in this order.
+COLUMNS = {
+    "optim.embedding.lr": ("table lr", 9),
+    "model.name": ("network", 14),
+    "model.dropout": ("dropout", 8),
+    "train.batch_size": ("batch", 6),
+    "train.epochs": ("epochs", 7),
+    "optim.embedding.l2": ("table l2", 9),
+    "optim.dense.lr": ("dense lr", 9),
+}
+
+
+def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
+    """What to search, by key: what `given` leaves open, around the values that `run` had."""
+    is_small = training_rows(run) < SMALL_LOG
+    parameters: dict[str, Parameter] = {}
+    for key, (low, high) in _FACTORS.items():
+        if usual := value_of(run.config, key):
+            parameters[key] = Parameter(low=low * usual, high=high * usual, log=True)
+    epochs = value_of(run.config, "train.epochs")
+    choices = [factor * epochs for factor in _MORE_EPOCHS]
+    if is_small and epochs == _UNTIL_NO_BETTER:
+        choices = [_FEW_EPOCHS, epochs]
+    parameters["train.epochs"] = Parameter(choices=choices)
+    if is_small:
+        half = max(1, value_of(run.config, "train.batch_size") // 2)
+        usual = value_of(run.config, "train.batch_size")
+        sizes = dict.fromkeys([*(half * factor for factor in _BATCHES), usual])
+        parameters["train.batch_size"] = Parameter(choices=sorted(sizes))
+    used = value_of(run.config, "model.name")
+    others = next((group for group in _NETWORKS if used in group), ())
+    parameters["model.name"] = Parameter(choices=list(dict.fromkeys([used, *others])))
+    dropouts = sorted({value_of(run.config, "model.dropout"), *_DROPOUTS})
+    parameters["model.dropout"] = Parameter(choices=dropouts)
+    return {key: parameters[key] for key in COLUMNS if key in parameters and is_open(given, key)}
+
+
+def changes_of_one(
+    parameters: Mapping[str, Parameter], usual: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Changes of one key each: its other choices, or half of the way to the ends of its range."""
+    for key, what in parameters.items():
+        others = what.choices or [math.sqrt(end * usual[key]) for end in (what.high, what.low)]
+        yield from ({key: other} for other in others if other != usual[key])
+
+
+def training_rows(run: Run) -> int:
+    """Of a run that has ended."""
+    return run.summary["rows"]["train"]
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of a `section.key`."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def is_open(given: Any, key: str) -> bool:
+    """Whether a configuration leaves a key out."""
+    for part in key.split("."):
+        given = given.get(part) if isinstance(given, dict) else None
+    return given is None
+
+
+def choose(trial: optuna.Trial, parameters: Mapping[str, Parameter], network: str) -> None:
+    """Let Optuna choose; without a choice of it, the network is the one that is named."""
+    for key, what in parameters.items():
+        if key == "model.dropout" and trial.params.get("model.name", network) in _WITHOUT_DROPOUT:
+            continue
+        what.suggest(trial, key)
