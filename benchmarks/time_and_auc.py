@@ -23,7 +23,6 @@ from typing import Any
 from full_size import attainable_auc
 from launched import run_program
 from machine import CORES
-from matplotlib.figure import Figure
 from report import ROOT, Report, command_line, markdown
 
 from stampede.data.prepared.manifest import read_manifest
@@ -63,7 +62,6 @@ def time_and_auc(options: argparse.Namespace, report: Report) -> str:
             ]
             for one in begun:
                 report.add(found=[*report.found["found"], one.result()])
-    draw(report.found, options.out.with_suffix(".png"))
     return table(report.found)
 
 
@@ -94,24 +92,6 @@ def plain(prepared: Path, batch: int, folder: Path) -> dict[str, Any]:
     done = json.loads(run_program(command, threads=1).said.splitlines()[-1])
     best = max(done["evaluations"], key=lambda one: one["auc"])
     return {"contender": "plain PyTorch", "batch": batch, "epochs": EPOCHS, **best}
-
-
-def draw(found: dict[str, Any], path: Path) -> None:
-    """AUC by seconds, a point for each contender and batch."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.add_subplot(xscale="log", xlabel="seconds of training on one core")
-    axes.set_ylabel("test AUC")
-    for name, color in (("stampede", "tab:blue"), ("plain PyTorch", "tab:gray")):
-        points = [one for one in found["found"] if one["contender"] == name]
-        seconds, aucs = ([one[key] for one in points] for key in ("seconds", "auc"))
-        axes.plot(seconds, aucs, "o-", color=color, label=name)
-        for one in points:
-            place = one["seconds"], one["auc"]
-            axes.annotate(f"batch {one['batch']:,}", place, (6, 5), textcoords="offset points")
-    axes.margins(x=0.2, y=0.2)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
 
 
 def table(found: dict[str, Any]) -> str:
