@@ -68,11 +68,6 @@ def working(url: str) -> Path:
     return _place() / "runs" / local(url).relative_to(_place())
 
 
-def is_working(path: Path) -> bool:
-    """Whether a path lies in the working folder of a run."""
-    return path.is_relative_to(_place() / "runs")
-
-
 def scratch(name: str) -> Path:
     """A place on this machine for what is soon deleted."""
     return hidden(_place() / name, "copy")

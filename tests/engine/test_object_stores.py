@@ -251,6 +251,7 @@ def test_days_of_hosts_without_a_shared_folder_are_refused(store, tmp_path):
     given = [f"run.dir={BUCKET}/runs"]
     for said in run_ranks(2, refused_days, path, given, ours, ranks_per_node=1):
         assert said.endswith("such as by NFS, and write it as $STAMPEDE_STORES")
+    assert not store.find(f"{BUCKET}/runs")
 
 
 def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):
