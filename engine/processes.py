@@ -6,7 +6,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -62,6 +62,11 @@ class Processes:
     def is_first_of_host(self) -> bool:
         """Whether no lower rank is on this machine."""
         return self.rank % self.local_world_size == 0
+
+    @property
+    def host_number(self) -> int:
+        """From 0, which is the host of rank 0."""
+        return self.rank // self.local_world_size
 
     def named(self, rank: int) -> str:
         """A rank for a sentence, with its host if there are several: `rank 3 on node2`."""
@@ -164,7 +169,8 @@ def processes(device: str) -> Iterator[Processes]:
     One that is there already, as in a worker of Ray Train, is used and left.
 
     Raises:
-        SettingsError: a GPU is asked for and there is none, or the group cannot be used.
+        SettingsError: a GPU is asked for and there is none, the group cannot be used, or hosts have
+            different numbers of processes.
         TrainingStoppedError: on rank 0, other processes do not join.
     """
     chosen = choose_device(device, "run.device")
@@ -179,15 +185,18 @@ def processes(device: str) -> Iterator[Processes]:
         # processes share them.
         groups += (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
         world_size = dist.get_world_size()
+        per_host = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+        hosts = together(lambda: (platform.node(), per_host), groups[0])
+        _check_hosts(hosts)
         with denormals_as_zero():
             yield Processes(
                 rank=dist.get_rank(),
                 world_size=world_size,
-                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
+                local_world_size=per_host,
                 device=chosen,
                 group=groups[0],
                 checkpoint_group=groups[1],
-                hosts=tuple(together(platform.node, groups[0])),
+                hosts=tuple(name for name, _ in hosts),
             )
         # Without it a process may exit while another still uses their connection, and abort it.
         dist.barrier()
@@ -218,11 +227,21 @@ def _check_group(device: torch.device) -> None:
     """Refuse a process group of somebody else that this run cannot use."""
     given = (launched_rank(), launched_world_size())
     found = (dist.get_rank(), dist.get_world_size())
+    remedy = (
+        "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as "
+        "torchrun does, or let stampede make the group"
+    )
     if given != found:
         raise SettingsError(
             f"this is rank {found[0]} of {found[1]} in torch's process group, and rank {given[0]} "
-            f"of {given[1]} in the environment; set RANK, WORLD_SIZE, LOCAL_RANK and "
-            "LOCAL_WORLD_SIZE as torchrun does, or let stampede make the group"
+            f"of {given[1]} in the environment; {remedy}"
+        )
+    # The watchdog makes a connection of its own.
+    has_store = STORE_FILE in os.environ or {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if found[1] > 1 and not has_store:
+        raise SettingsError(
+            "the environment does not say where the store of torch's process group is "
+            f"(MASTER_ADDR and MASTER_PORT); {remedy}"
         )
     backends, needed = dist.get_backend_config(), _BACKENDS[device.type]
     if "cpu:" not in backends:
@@ -230,6 +249,28 @@ def _check_group(device: torch.device) -> None:
             f"torch's process group is made with the backend {backends!r}, which exchanges no CPU "
             f"tensors; make it with {needed!r}, in Ray Train by TorchConfig(backend={needed!r})"
         )
+
+
+def _check_hosts(hosts: Sequence[tuple[str, int]]) -> None:
+    """Refuse ranks that are not spread over hosts as torchrun does it: block by block, all alike.
+
+    Args:
+        hosts: the name of each rank's host, and how many ranks it takes to be there.
+    """
+    name, per_host = hosts[0]
+    for rank, (host, count) in enumerate(hosts):
+        if count != per_host:
+            raise SettingsError(
+                f"LOCAL_WORLD_SIZE: found {count} for rank {rank} on {host}, and {per_host} for "
+                f"rank 0 on {name}; start as many processes on each host"
+            )
+        first = rank - rank % per_host
+        if host != hosts[first][0]:
+            raise SettingsError(
+                f"rank {first} on {hosts[first][0]} and rank {rank} on {host} count as processes "
+                "of one host; set LOCAL_WORLD_SIZE to the number of processes on each host, as "
+                "torchrun does, and number those of a host one after another"
+            )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from stampede import stores
 from stampede.data.prepared.manifest import MANIFEST
 from stampede.engine.processes import Processes, together
-from stampede.files import FileEntry, remove
+from stampede.files import FileEntry, remove, sync
 
 # Rank 0 holds one of each rank in memory.
 _PIECE = 4 << 20
@@ -27,9 +27,10 @@ _PIECE = 4 << 20
 def gather_files(
     folder: Path, entries: Sequence[Sequence[FileEntry]], processes: Processes
 ) -> None:
-    """Bring the files of other hosts into the same folder of rank 0's; all ranks must call it.
+    """Bring the files of other hosts into the folder of rank 0's; all ranks must call it.
 
     Args:
+        folder: of this rank's host.
         entries: of the files that each rank has written.
     """
     group = processes.checkpoint_group
@@ -45,6 +46,9 @@ def gather_files(
             if processes.is_main:
                 for one in filter(None, got):
                     attempt(partial(_append, folder, *one))
+        if processes.is_main:
+            for file in chain.from_iterable(sent):
+                attempt(partial(sync, folder / file.name))
 
 
 @contextmanager
@@ -62,7 +66,8 @@ def on_every_host(folder: Path | None, processes: Processes) -> Iterator[Path | 
     if not any(together(lambda: lacks, group)):
         yield folder
         return
-    copy = stores.scratch(processes.on_main(lambda: uuid4().hex))
+    # Hosts may share the disk.
+    copy = stores.scratch(f"{processes.on_main(lambda: uuid4().hex)}_{processes.host_number}")
     names = processes.on_main(lambda: [str(one.relative_to(folder)) for one in _files(folder)])
     writes = lacks and processes.is_first_of_host
     pieces = chain.from_iterable(_pieces(folder, name) for name in names)

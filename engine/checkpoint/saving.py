@@ -32,7 +32,15 @@ from stampede.engine.exit_status import is_lost_connection
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes, together
 from stampede.engine.training.progress import Progress
-from stampede.files import file_entry, hidden, publish_folder, remove, sync, write_file
+from stampede.files import (
+    check_files,
+    file_entry,
+    hidden,
+    publish_folder,
+    remove,
+    sync,
+    write_file,
+)
 from stampede.models import table_name
 
 _NO_MEMORY = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: "
@@ -214,9 +222,11 @@ class Checkpoints:
 
         def finish() -> None:
             if here.is_main:
+                files = list(chain(*entries))
+                check_files(folder, files, content=False)
                 manifest = Manifest(
                     progress=progress,
-                    files=list(chain(*entries)),
+                    files=files,
                     tensors=tensors,
                     **self._described,
                 )

@@ -79,7 +79,6 @@ def train_incrementally(
     folder = RunFolder(os.path.join(whole.run.dir, whole.run.name))
 
     def begin() -> None:
-        folder.reserve(whole)
         if folder.checkpoints.exists():
             raise RunFolderError(
                 f"{folder.path} holds a run of `train`; choose another run.name for the periods"
@@ -92,6 +91,9 @@ def train_incrementally(
             folder.lines()
 
     with printing(not whole.run.quiet), processes(whole.run.device) as here, folder:
+        here.on_main(lambda: folder.reserve(whole))
+        # Periods are folders here, and each reads what the one before has learned.
+        folder.check_shared(here, must_share=True)
         here.on_main(begin)
         _Periods(path, overrides, whole, folder, here, on_bad_file).train(follow)
 

@@ -183,10 +183,11 @@ class RunFolder:
             "choose another run.name"
         )
 
-    def check_shared(self, processes: Processes) -> None:
+    def check_shared(self, processes: Processes, must_share: bool = False) -> None:
         """Check that all hosts see the same folder, after `reserve`; all ranks must call it.
 
-        Of a run in a store they need not: then they are `apart`, and work in `.NAME.host`.
+        Of a run in a store they need not, unless they `must_share`: then they are `apart`, and all
+        but the host of rank 0 work in `.NAME.host_1` and so on, also those that see its folder.
 
         Raises:
             RunFolderError: a host has a folder of its own there, so no checkpoint would be whole.
@@ -201,12 +202,13 @@ class RunFolder:
                 raise RunFolderError(_cannot_write(self.path, failure)) from None
 
         def look() -> None:
-            if not mark.exists() and not self.url:
+            if not mark.exists() and (must_share or not self.url):
                 raise RunFolderError(
                     f"{self.path.parent.absolute()} is not the folder that {processes.hosts[0]}, "
                     "the host of rank 0, has there, and a checkpoint would be in pieces; mount one "
                     "folder on all hosts at the same place, such as by NFS, and write it as "
-                    "run.dir, or write the URL of a store"
+                    + ("$STAMPEDE_STORES" if self.url else "run.dir")
+                    + ("" if must_share else ", or write the URL of a store")
                 )
 
         # A new name, which no host's network file system remembers as absent.
@@ -214,14 +216,14 @@ class RunFolder:
         processes.on_main(make)
         try:
             processes.on_each_machine(look)
-            seen = together(mark.exists, processes.group)
+            self.apart = not all(together(mark.exists, processes.group))
         finally:
             if processes.is_main:
                 mark.unlink()
-        self.apart = not all(seen)
-        if not seen[processes.rank]:
-            # Its own folder of that name may have results of when it was the host of rank 0.
-            self._lie_in(hidden(self.path, "host"))
+        if self.apart and processes.host_number:
+            # Its own folder of that name may have results of when it was the host of rank 0; one
+            # that it shares gets the files of all.
+            self._lie_in(hidden(self.path, f"host_{processes.host_number}"))
             if processes.is_first_of_host:
                 # Left by a run that was killed.
                 remove(self.checkpoints)

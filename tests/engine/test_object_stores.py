@@ -214,6 +214,46 @@ def test_hosts_without_a_shared_folder(store, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.rglob(".*") if path.suffix == ".copy"]
 
 
+def train_partly_shared(folder, overrides, environment):
+    """As the host of a rank; the last host shares no folder with the others."""
+    rank = int(os.environ["RANK"])
+    platform.node = lambda: f"host{rank}"
+    os.environ |= {**environment, "STAMPEDE_STORES": str(folder / f"stores{rank // 2}")}
+    train(folder, overrides, 3)
+
+
+def test_hosts_of_which_two_share_a_folder(store, tmp_path):
+    job = [*put_movies(store, tmp_path), "sharding.plan=row_wise"]
+    job += ["train.batch_size=63", "evaluate.batch_size=63"]
+    ours = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "STAMPEDE_"))}
+    run_ranks(3, train_as_ranks, tmp_path, [*job, "run.name=shared"], 3, ours)
+    run_ranks(3, train_partly_shared, tmp_path, job, ours, ranks_per_node=1)
+    expected = weights(stores.working(f"{BUCKET}/runs/shared"))
+    found = weights(stampede.open_run(f"{BUCKET}/runs/movies").path)
+    assert found.keys() == expected.keys()
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, expected[name])
+
+
+def refused_days(path, overrides, environment):
+    """What a rank on a host of its own, with a folder of its own, says of days in a store."""
+    rank = os.environ["RANK"]
+    platform.node = lambda: f"host{rank}"
+    os.environ |= {**environment, "STAMPEDE_STORES": str(path.parent / f"stores{rank}")}
+    with pytest.raises(stampede.RunFolderError) as refusal:
+        periods.train(path, overrides)
+    return str(refusal.value)
+
+
+def test_days_of_hosts_without_a_shared_folder_are_refused(store, tmp_path):
+    path = periods.write_logs(tmp_path / "job", [1])
+    ours = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    given = [f"run.dir={BUCKET}/runs"]
+    for said in run_ranks(2, refused_days, path, given, ours, ranks_per_node=1):
+        assert said.endswith("such as by NFS, and write it as $STAMPEDE_STORES")
+    assert not store.find(f"{BUCKET}/runs")
+
+
 def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):
     job = put_movies(store, tmp_path)
     train(tmp_path, job)

@@ -116,6 +116,23 @@ def test_wait_raises_a_failure_once(tmp_path, monkeypatch):
         assert names(target) == []
 
 
+def test_a_file_that_is_cut_meanwhile_is_not_vouched_for(tmp_path, monkeypatch):
+    described = saving.file_entry
+
+    def cut(path, folder):
+        entry = described(path, folder)
+        path.write_bytes(path.read_bytes()[:9])
+        return entry
+
+    monkeypatch.setattr(saving, "file_entry", cut)
+    with small_job(tmp_path) as (here, job, config, data, target):
+        checkpoints = Checkpoints(target, job, config, data, here)
+        checkpoints.save(at(7))
+        with pytest.raises(TrainingStoppedError, match=r"distcp: 9 bytes instead of [\d,]+\)"):
+            checkpoints.wait()
+        assert names(target) == []
+
+
 def test_the_next_checkpoint_is_written_after_one_that_failed(tmp_path, monkeypatch, capsys):
     with small_job(tmp_path) as (here, job, config, data, target):
         with Checkpoints(target, job, config, data, here) as checkpoints:
