@@ -317,8 +317,10 @@ def _in_processes(workers: int, end: float, given: tuple[Any, ...]) -> None:
                 bar.update(max(0, min(left, round(left - end + time.time())) - bar.n))
     finally:
         for process in processes:
-            process.terminate()
-            process.join()
+            # A signal in the last evaluation of a trial does not end that trial.
+            while process.is_alive():
+                process.terminate()
+                process.join(1.0)
     if all(process.exitcode for process in processes):
         raise TrainingStoppedError(
             "every process of the search ended with an error, see above; the same command goes on "
