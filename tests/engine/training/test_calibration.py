@@ -97,12 +97,12 @@ def test_two_ranks_find_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    "overrides, said",
     [
-        ["evaluate.select_on=test"],
-        ["model.name=esmm"],
+        (["evaluate.select_on=test"], "needs the validation part"),
+        (["model.name=esmm"], "sets the bias"),
     ],
 )
-def test_what_it_cannot_calibrate_is_refused(tmp_path, overrides):
-    with pytest.raises(SettingsError, match=r"evaluate\.calibrate sets the bias.*write"):
+def test_what_it_cannot_calibrate_is_refused(tmp_path, overrides, said):
+    with pytest.raises(SettingsError, match=rf"evaluate\.calibrate {said}.*write"):
         small_config(tmp_path, *CALIBRATED, *overrides)
