@@ -91,7 +91,8 @@ def plain(prepared: Path, batch: int, folder: Path) -> dict[str, Any]:
     command += ["--hidden", *HIDDEN]
     done = json.loads(run_program(command, threads=1).said.splitlines()[-1])
     best = max(done["evaluations"], key=lambda one: one["auc"])
-    return {"contender": "plain PyTorch", "batch": batch, "epochs": EPOCHS, **best}
+    every = {"epochs": EPOCHS, "evaluations": done["evaluations"]}
+    return {"contender": "plain PyTorch", "batch": batch, **every, **best}
 
 
 def table(found: dict[str, Any]) -> str:

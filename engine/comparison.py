@@ -46,12 +46,8 @@ class Baseline(NamedTuple):
 
 # By key of the summary.
 BASELINES = {
-    "logistic_regression": Baseline(
-        "compare_with_lr", "logistic regression", lambda *given: logistic_regression(*given)
-    ),
-    "boosted_trees": Baseline(
-        "compare_with_trees", "LightGBM", lambda *given: boosted_trees(*given)
-    ),
+    "logistic_regression": Baseline("compare_with_lr", "logistic regression", logistic_regression),
+    "boosted_trees": Baseline("compare_with_trees", "LightGBM", boosted_trees),
 }
 
 

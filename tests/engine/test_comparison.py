@@ -41,8 +41,8 @@ def test_both_are_automatic_up_to_a_million_rows_and_are_kept(tmp_path, monkeypa
     printed = " ".join(capsys.readouterr().out.split())
     said = f"of LightGBM {trees['test_auc']:.4f}, logloss {trees['test_logloss']:.4f}: "
     assert f"{said}{trees['trees']} trees of {trees['leaves']} leaves on the same" in printed
-    monkeypatch.setattr(comparison, "logistic_regression", None)
-    monkeypatch.setattr(comparison, "boosted_trees", None)
+    for key, baseline in comparison.BASELINES.items():
+        monkeypatch.setitem(comparison.BASELINES, key, baseline._replace(fit=None))
     run_small(tmp_path, [COMPARED, "checkpoint.resume=auto", "train.epochs=2"])
     after = summary_of(tmp_path / "small")
     assert after["steps"] == 16
