@@ -180,7 +180,7 @@ def test_in_bf16_only_products_are_rounded(activation):
         found[is_bf16] = [attended.detach(), *(tensor.grad for tensor in given)]
     for rounded, exact in zip(found[True], found[False], strict=True):
         error = (rounded - exact).norm() / exact.norm()
-        assert 0 < error < 0.02
+        assert 0 < error < 0.04
 
 
 def block_by_hand(block, x):
