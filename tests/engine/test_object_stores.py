@@ -141,7 +141,7 @@ def test_a_report_of_runs_there(store, tmp_path, monkeypatch, capsys):
     given = [f"{BUCKET}/runs/movies", "--out", f"{BUCKET}/report"]
     for _ in range(2):
         assert report([*given, "--baseline", f"{BUCKET}/runs/movies"]) == 0
-    assert f"  1 runs: {BUCKET}/report/report.html" in capsys.readouterr().out
+    assert f"  report of 1 run: {BUCKET}/report/report.html" in capsys.readouterr().out
     page = store.cat_file(f"{BUCKET}/report/report.html").decode()
     assert "movies" in page and "test AUC" in page
 
