@@ -29,9 +29,10 @@ KINDS = ("weights", "mean_of_weights", "optimizer_state", "activations")
 
 FLOAT, LONG = 4, 8
 
-# Bytes per looked-up id: the id as it arrives and in the order of the tables, each with the length
-# of its bag; its row, its bag, and a sort with its order (see `sum_by_row`), all int64.
-_OF_ID = 2 * (LONG + 4) + 5 * LONG
+# Bytes per looked-up id: the id as it arrives and in the order of the tables, its row, its bag, and
+# a sort with its order (see `sum_by_row`), all int64; and per row of output: the length of its bag
+# as it arrives and in the order of the tables.
+_OF_ID, _OF_OUTPUT = 7 * LONG, 2 * 4
 
 # Batch sizes of two passes; their difference in memory gives the memory of a sample.
 _SAMPLES = (16, 32)
@@ -44,6 +45,7 @@ class Table:
     Attributes:
         rows, columns: of the whole table.
         ids: mean ids per sample of each field that uses it.
+        outputs: mean rows per sample that a lookup returns: of each field, or id of a history.
         has_bags: whether a sample may have any number of ids of a field.
         settings: of its update.
     """
@@ -51,6 +53,7 @@ class Table:
     rows: int
     columns: int
     ids: list[float]
+    outputs: float
     has_bags: bool
     settings: UpdateSettings
 
@@ -105,7 +108,7 @@ class Workload:
         summed = (3 + 2 * len(table.settings.rule.row_states)) * FLOAT
         # Looked-up rows and their gradients; the gradient, weights and states of different rows.
         row = 2 * columns * FLOAT
-        step = ids * (_OF_ID + row)
+        step = ids * _OF_ID + samples * table.outputs * (_OF_OUTPUT + row)
         if not table.settings.rule.is_frozen:
             step += min(ids, rows) * (row + state + 2 * LONG + summed)
         if table.settings.needs_all_rows:
@@ -139,15 +142,15 @@ def workload(
         model: built from it, its tables on `meta`, with their optimizers (`optimize_tables`).
         device_type: `cuda` or `cpu`.
     """
-    tables = {}
+    tables, histories = {}, data.ids_of_histories()
     for field, weights in model.front.weights().items():
         users, chosen = data.tables[field], optimizer_of(weights)
         ids, has_bags = data.ids_of(users), any(user in data.ids_per_sample for user in users)
-        tables[table_name(field)] = Table(*weights.shape, ids, has_bags, chosen.settings)
-    histories = data.ids_of_histories()
-    widths = {user: tables[table_name(t)].columns for t in data.tables for user in data.tables[t]}
+        outputs = sum(histories.get(user, 1.0) for user in users)
+        table = Table(*weights.shape, ids, outputs, has_bags, chosen.settings)
+        tables[table_name(field)] = table
     # Embeddings as they arrive, in the order of the fields, and their gradient.
-    embeddings = 3 * sum(histories.get(name, 1.0) * width for name, width in widths.items())
+    embeddings = 3 * sum(table.outputs * table.columns for table in tables.values())
     # Ids of the batch, again as they are sent, and numbers with label and weight.
     ids = 2 * sum(sum(table.ids) for table in tables.values())
     inputs = ids * (LONG + FLOAT) + (data.numbers + 2) * FLOAT
