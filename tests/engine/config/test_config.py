@@ -28,7 +28,6 @@ OVERRIDES = [
     ("train.batch_size=1.5", ["train.batch_size: found 1.5", "a whole number"]),
     ("train.batch_size=0", ["train.batch_size: found 0", "greater than or equal to 1"]),
     ("train.epochs=0", ["train.epochs: found 0", "greater than or equal to 1"]),
-    ("train.on_divergence.loss_factor=1", ["train.on_divergence.loss_factor", "above 1"]),
     ("run.overwrite=1", ["run.overwrite: found 1", "true or false"]),
     ("model.hidden=400", ["model.hidden: found 400", "a list"]),
     ("optim.embedding.lr=.inf", ["optim.embedding.lr: found inf", "finite"]),
