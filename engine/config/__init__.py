@@ -144,12 +144,6 @@ class TrainSection(Section):
         "compute one by one; a power of two",
     )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
-    clip_stats_every: int = Field(
-        0,
-        ge=0,
-        description="steps between counts of clipped rows, by field and by frequency of the id, "
-        "for the report; 0: none",
-    )
     on_nonfinite: Literal["error", "skip_batch"] = Field(
         "error",
         description="what to do with a batch whose loss is not finite. error: stop; skip_batch: "
@@ -352,13 +346,6 @@ class Config(Section):
             raise ValueError(
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto "
                 "continues from; write only one of them"
-            )
-        clip = self.optim.embedding.clip
-        if self.train.clip_stats_every and (clip is None or not clip.built().clips):
-            raise ValueError(
-                f"train.clip_stats_every is {self.train.clip_stats_every}, but "
-                "optim.embedding.clip does not clip; write 0, or "
-                "optim.embedding.clip.granularity: cowclip or row"
             )
         if self.train.compile == "cuda_graphs" and self.run.device == "cpu":
             raise ValueError(

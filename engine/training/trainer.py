@@ -24,7 +24,6 @@ from stampede.engine.training.epoch_end import finish_epoch, is_evaluated, stops
 from stampede.engine.training.evaluate import evaluate_run
 from stampede.engine.training.plateau import Plateau
 from stampede.engine.training.training_run import TrainingRun
-from stampede.engine.watching.clip_statistics import clip_statistics
 from stampede.engine.watching.monitor import Monitor
 from stampede.engine.watching.stop import Agreement, StopRequestedError
 
@@ -147,21 +146,14 @@ class Trainer:
             for rate, plateau in zip(self._rates.after(progress.step), plateaus, strict=True)
         )
         run.job.set_learning_rates(embedding_lr, dense_lr)
-        step, clipping = progress.step + 1, {}
-        is_watched = train.clip_stats_every > 0 and step % train.clip_stats_every == 0
-
-        def watch(*seen: Any) -> None:
-            clipping.update(clip_statistics(run, *seen))
-
-        loss = train_step(run.job, sent, step, run.processes, watch if is_watched else None)
+        step = progress.step + 1
+        loss = train_step(run.job, sent, step, run.processes)
         progress.step = step
         progress.samples += sent.batch.global_samples
         progress.reader = sent.position
         self._monitor.after_step(step)
         if run.job.skips_nonfinite and count_if_skipped(loss, progress):
             run.log({"kind": "skipped_batch", "step": step, "loss": loss.item()})
-        elif is_watched:
-            run.log({"kind": "clipping", "step": step, **clipping})
         ended = progress.has_ended(epoch)
         if step % train.log_every == 0 or ended:
             run.add_row_counts()

@@ -6,7 +6,7 @@ it lacks because runs did not record it.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -165,8 +165,6 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             "no step was logged, or the tables' optimizer does not count clipped rows",
             (_SAMPLES, _CLIPPED),
         ),
-        _clipped_by("count", styled),
-        _clipped_by("field", styled),
         _embedding_norms(styled),
         _time_by_phase(drawn),
     ]
@@ -426,51 +424,6 @@ def _calibration(styled: Styled, goal: str = "") -> Picture:
         axis.set_major_locator(locator())
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter("{x:.3g}")
-    return picture.finish()
-
-
-def _clipped_by(by: str, styled: Styled) -> Picture:
-    """Clipped share of the rows by `count` of their ids or by `field`, over all counted steps."""
-    titles = {"count": "Clipped rows by frequency of the id", "field": "Clipped rows by field"}
-    how = {"count": "how often the id occurs in that global batch", "field": "field"}
-    caption = (
-        f"Share of the ids of a batch whose gradient was clipped, by {how[by]}, over all counted "
-        "steps."
-    )
-    picture = Picture(f"clipped_by_{by}", titles[by], caption)
-    found: list[tuple[str, Style, dict[Any, float]]] = []
-    absent, several = [], set()
-    for one, style in styled:
-        touched, clipped = Counter(), Counter()
-        for line in (line for run in one.runs for line in run.of_kind("clipping")):
-            by_count = {count["from"]: count for count in line["counts"]}
-            for group, count in (by_count if by == "count" else line["fields"]).items():
-                touched[group] += count["touched"]
-                clipped[group] += count["clipped"]
-            several.update(line["left_out"])
-        if touched:
-            shares = {group: clipped[group] / n for group, n in touched.items() if n}
-            found.append((one.label, style, shares))
-        else:
-            absent.append(one.label)
-    if by == "field":
-        picture.lacks(sorted(several), "fields with several ids in a sample or with weights of ids")
-    picture.lacks(absent, "not counted (set train.clip_stats_every)")
-    if not found:
-        return picture
-    groups = list(dict.fromkeys(group for *_, shares in found for group in shares))
-    if by == "count":
-        groups.sort()
-    axes = picture.begin()
-    for label, style, shares in found:
-        x = [place for place, group in enumerate(groups) if group in shares]
-        # Fields have no order, so draw no line.
-        line = {"linestyle": "none"} if by == "field" else {}
-        axes.plot(x, [shares[groups[place]] for place in x], **{**style, **line}, label=label)
-    names = [f"{n}-{2 * n - 1}" if n != 1 else "1" for n in groups] if by == "count" else groups
-    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 8 else 0, fontsize=8)
-    as_written(axes.get_xticklabels())
-    axes.set(xlabel="occurrences" if by == "count" else "", ylabel=_CLIPPED)
     return picture.finish()
 
 

@@ -34,7 +34,7 @@ _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 _NOT_COMPARED = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
     "checkpoint.", "train.log_every", "evaluate.compare_with_",
-    "train.clip_stats_every", "train.timing_every", "train.profile.",
+    "train.timing_every", "train.profile.",
 )  # fmt: skip
 
 # Keys that decide which rows a run is tested on.

@@ -200,21 +200,6 @@ def test_a_plan_of_histories_from_sizes():
             dry_run(planned_config(*given, wrong), gpus(1, 80))
 
 
-@pytest.mark.parametrize("more", [[], ["model.dims={item: 3, user: 9}"]], ids=["", "widths"])
-def test_clips_of_tables_are_watched_whole(tmp_path, more):
-    """Of a table whose ids come in bags, the rows of all fields; else of all fields together."""
-    kept = [line for line in SHOP.splitlines() if "separator" not in line]
-    schema = "\n".join(kept)
-    folder = write_shop(tmp_path, schema)
-    run = train_on_shop(folder, "train.clip_stats_every=1", "train.batch_size=432", *more)
-    found = next(line for line in lines(run) if line["kind"] == "clipping")
-    frame = pd.read_csv(folder / "log.csv", dtype=str, keep_default_na=False)[:432]
-    counts = pd.concat([frame["item"], frame["last"].replace("", np.nan)]).value_counts()
-    touched = int((counts >= 3).sum()) + 2  # and the rows of missing and of rare items
-    assert found["fields"]["item"]["touched"] == touched
-    assert found["left_out"] == [] and "last" not in found["fields"]
-
-
 @pytest.mark.slow
 def test_tables_that_were_shared_or_are_now_start_from_their_rows(trained, tmp_path):
     apart = SHOP.replace("share: item", "min_count: 1")

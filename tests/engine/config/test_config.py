@@ -94,10 +94,6 @@ OVERRIDES = [
     ("evaluate.batch_size=3", ["evaluate.batch_size: 3", "number of ranks, 2"]),
     ("train.reproducible=true train.tiles=1", ["train.tiles: 1", "number of ranks, 2"]),
     ("train.tiles=12", ["train.tiles: 12 is not a power of two"]),
-    (
-        "train.clip_stats_every=5 optim.embedding.clip.granularity=none",
-        ["train.clip_stats_every is 5, but"],
-    ),
     ("train.compile=cuda_graphs run.device=cpu", ["train.compile: found 'cuda_graphs', which"]),
     ("optim.embedding.optimizer=helen", ["embedding.optimizer: found 'helen'", "'adam'"]),
     (
