@@ -243,10 +243,6 @@ class Runner:
             )
         return name, values, digest
 
-    def has_run(self, point: Point, seed: int) -> bool:
-        """Whether the trial has ended before."""
-        return self.checked(point, seed)[0] in self._record
-
     def run(self, point: Point, seed: int) -> Trial:
         """Run a trial, or open it if it has ended before."""
         name, values, digest = self.checked(point, seed)
