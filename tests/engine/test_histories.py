@@ -35,8 +35,6 @@ ATTENDS = SHOP.replace("pooling: mean", "pooling: attention, query: item").repla
 # Read one by one by the network.
 ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
 OPTIONS = ["model.attention.hidden=[6]", "train.epochs=2"]
-
-
 # And batch norm: scores take what training has noted of its batches.
 DICE = ["model.name=din", "model.options.activation=dice", "model.attention.activation=dice",
         "model.normalization=batch"]  # fmt: skip
@@ -47,7 +45,7 @@ BST = ["model.name=bst", "model.options.positions=4", "train.epochs=2"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS)
+    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS, *DICE)
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +54,12 @@ def trained_bst(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained_dice(tmp_path_factory):
-    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS, *DICE)
-
-
-@pytest.fixture(scope="module")
 def trained_widths(tmp_path_factory):
     folder = write_shop(tmp_path_factory.mktemp("shop"), ATTENDS)
     return train_on_shop(folder, "model.name=deepfm", *OPTIONS, *WIDTHS)
 
 
-@pytest.fixture(params=["trained", "trained_bst", "trained_dice", "trained_widths"])
+@pytest.fixture(params=["trained", "trained_bst", "trained_widths"])
 def either(request):
     return request.getfixturevalue(request.param)
 
@@ -282,7 +275,7 @@ def test_wrong_widths_are_refused(tmp_path, given, message):
         train_on_shop(write_shop(tmp_path / "shop", ATTENDS), *OPTIONS, given)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_attention_is_worth_most_of_the_gap_to_the_truth(tmp_path):
     """On synthetic users, against the same network on sums."""
     gained = {}

@@ -251,7 +251,7 @@ def test_a_new_row_depends_only_on_its_id(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "max_rows", "given"),
-    [("row_wise", 60, KEEP_ALL), ("data_parallel", "null", KEEP_ALL), ("row_wise", "null", ANEW)],
+    [("row_wise", 60, KEEP_ALL), ("row_wise", "null", ANEW)],
 )
 def test_each_period_may_have_another_number_of_ranks(tmp_path, plan, max_rows, given):
     """Two, four and one; where a table is full, new ids take rows on whatever rank they are."""
