@@ -76,8 +76,6 @@ def assert_same(one, other):
     "cuts, options",
     [
         ((), {"split": "random", "shard_rows": 100}),
-        ((1, 100, 101), {"split": "random", "shard_rows": 100}),
-        ((1, 100, 101), {"split": "sequential", "shard_rows": 64, "validation_fraction": 0.3}),
         ((1, 100, 101), {"split": "by_column", "split_column": "city", "test_values": ["Oslo"]}),
         ((1, 100, 101), {"split": "highfreq", "keep_ids": 3, "spool": False}),
         ((1, 100, 101), {"split": "periods"}),
@@ -93,7 +91,7 @@ def test_the_folder_is_that_of_one_process(local, tmp_path, cuts, options):
     assert_same(here, there)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_logs(local, tmp_path, seed):
     """Ties in counts, files without rows of a part, bags without ids, numbers that are missing."""
     draw = np.random.default_rng(seed)
