@@ -13,8 +13,15 @@ from support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 
+# Everything but the laboratory is there, and needs nothing of it.
 PROGRAM = """
+import importlib, pkgutil
 import stampede
+
+for module in pkgutil.walk_packages(stampede.__path__, "stampede."):
+    if not {"package", "triton", "__main__"} & set(module.name.split(".")):
+        importlib.import_module(module.name)
+assert importlib.util.find_spec("stampede.lab") is None
 
 data = {"rows": 2000, "test_rows": 500, "scale": 1e-4}
 run = stampede.train(

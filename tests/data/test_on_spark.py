@@ -174,8 +174,8 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     assert sorted(scored[0]) != sorted(scored[1])
 
 
-def test_the_command_on_a_cluster_of_two_workers(tmp_path):
-    """Spark's own master and workers, each a process of its own."""
+def test_the_command_on_a_cluster(tmp_path):
+    """Spark's own master and worker, each a process of its own."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -189,10 +189,9 @@ def test_the_command_on_a_cluster_of_two_workers(tmp_path):
     try:
         address = waited(tmp_path / "spark.log", "Starting Spark master at ")
         worker = [*run, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
-        worker += ["--cores", "1", "--memory", "1G", "--webui-port", "0"]
-        for number in range(2):
-            place = ["--work-dir", str(tmp_path / f"worker_{number}")]
-            processes.append(subprocess.Popen([*worker, *place, address], **kept))
+        worker += ["--cores", "2", "--memory", "1G", "--webui-port", "0"]
+        worker += ["--work-dir", str(tmp_path / "worker"), address]
+        processes.append(subprocess.Popen(worker, **kept))
         files = write_logs(tmp_path, movies(300), (100, 200))
         command = [sys.executable, "-m", "stampede.data.prepare_command", "table", files]
         command += ["--schema", str(tmp_path / "schema.yaml"), "--set", "split=random"]

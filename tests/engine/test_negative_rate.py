@@ -93,6 +93,8 @@ def test_several_goals(tmp_path):
     export_onnx(trained, tmp_path / "model.onnx", "fp32", overwrite=False)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     named = {"user": np.array(frame["user"], object), "item": np.array(frame["item"], object)}
+    outputs = [one.name for one in session.get_outputs()]
+    assert outputs == ["probability_click", "probability_buy", "logit_click", "logit_buy"]
     given = session.run(None, {**named, "x": frame["x"].to_numpy(np.float64)})
     np.testing.assert_allclose(np.stack(given[:2], 1), expected, rtol=2e-5)
 

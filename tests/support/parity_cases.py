@@ -12,8 +12,6 @@ PLANS = (
     "table_column_wise",
     "grid_shard",
 )
-# Sharding types whose mean pooling TorchRec computes wrongly beside tables of other types.
-NO_MEAN = ("grid_shard", "row_wise", "table_row_wise")
 SUMS = (Table(40), Table(23, features=2), Table(1), Table(60))
 # Widths that FBGEMM does not know.
 ODD = (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stampede import open_run
-from stampede.lab.report.pictures import all_pictures, styles
+from stampede.lab.report.pictures import all_pictures
 from stampede.lab.report.records import settings_of
 
 
@@ -153,8 +153,3 @@ def test_what_was_not_recorded_is_said(runs):
         assert alone.figure is None and "bare" in alone.left_out[0]
         assert any(sentence.endswith(": bare.") for sentence in both.left_out)
         assert (both.figure is None) == (both.name == "auc_batch_size")
-
-
-def test_curves_differ_without_colour():
-    looks = [(str(s["linestyle"]), s["marker"], s["markerfacecolor"]) for s in styles(35)]
-    assert len(set(looks)) == 35
