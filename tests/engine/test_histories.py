@@ -93,26 +93,20 @@ def test_empty_cells_stay_empty(trained):
     assert found.tolist() == expected and 0 in expected
 
 
-def test_packages_score_as_the_run(either, rows_to_score, tmp_path):
+@pytest.mark.slow
+def test_packages_and_onnx_files_score_as_the_run(either, rows_to_score, tmp_path):
     expected = open_run(either).score(rows_to_score)
     assert expected.std() > 0.02
-    assert export.main([str(either), str(tmp_path / "package")]) == 0
+    file, folder = tmp_path / "model.onnx", tmp_path / "package"
+    assert export.main([str(either), str(folder)]) == 0
     columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
-    (found,) = logits_alone(tmp_path / "package", [columns], tmp_path)
+    (found,) = logits_alone(folder, [columns], tmp_path)
     np.testing.assert_allclose(1 / (1 + np.exp(-np.array(found))), expected, atol=1e-6)
-    model = loaded(tmp_path / "package")
-    one_by_one = [model.score({n: [v[i]] for n, v in columns.items()})[0] for i in range(40)]
+    package = loaded(folder)
+    one_by_one = [package.score({n: [v[i]] for n, v in columns.items()})[0] for i in range(40)]
     np.testing.assert_allclose(one_by_one, expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_an_onnx_file_scores_as_the_run(either, rows_to_score, tmp_path):
-    expected = open_run(either).score(rows_to_score)
-    file = tmp_path / "model.onnx"
     assert export.main([str(either), str(file), "--format", "onnx"]) == 0
-    export.main([str(either), str(tmp_path / "package")])
-    session, package = onnxruntime.InferenceSession(file), loaded(tmp_path / "package")
-    columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
+    session = onnxruntime.InferenceSession(file)
     (found,) = session.run(["probability"], onnx_inputs(session, columns, package))
     np.testing.assert_allclose(found, expected, atol=1e-6)
     # A table of several fields is there once; weights are stored as they are in memory.
