@@ -271,6 +271,13 @@ def test_a_batch_without_ids_is_a_step(samples):
     assert steps_of(model) == [1]
 
 
+def test_bags_that_no_sample_is_told_of_are_refused():
+    ids, lengths = torch.tensor([1, 2, 3]), torch.ones(3, dtype=torch.int64)
+    sizes = {"stride_per_key_per_rank": [[1], [2]]}
+    with pytest.raises(ValueError, match="feature 'fa' has a batch size of its own"):
+        shard(Model())(KeyedJaggedTensor(["fa", "fb"], ids, lengths=lengths, **sizes))
+
+
 def test_an_error_inside_backward_does_not_spoil_the_next():
     class Fails(torch.autograd.Function):
         @staticmethod
