@@ -20,6 +20,7 @@ from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import ShardedPart, open_prepared
 from stampede.data.prepared.verify import check_unchanged
 from stampede.data.residence import Readahead, choose_residence, make_order, place
+from stampede.data.samples import Slice
 from stampede.data.sources import Source, fingerprint, open_source
 from stampede.engine.config import Config, check_goals, goal_weights
 from stampede.engine.config.data import (
@@ -178,6 +179,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         processes.on_each_machine(lambda: check_unchanged(folder, say))
         hashed = processes.on_main(lambda: vocabulary_fingerprint(folder))
         dataset = replace(open_prepared(folder), vocabulary_sha256=hashed)
+        dataset = _last_rows(dataset, section.train_rows)
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError(
             "data: the training or the test part has no rows; write data.split=random, or "
@@ -192,6 +194,18 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     _check_groups(config.evaluate.group_by, multi)
     check_goals(config, dataset.goals)
     return dataset
+
+
+def _last_rows(dataset: Dataset, most: int | None) -> Dataset:
+    """The dataset with at most so many training rows, the last ones."""
+    rows = dataset.train.rows
+    if most is None or most >= rows:
+        return dataset
+    if dataset.period:
+        raise SettingsError(
+            "data.train_rows: delete it; a period is scored and trained on as a whole"
+        )
+    return replace(dataset, train=Slice(dataset.train, rows - most, rows))
 
 
 def _check_same_folder(folder: Path, processes: Processes) -> None:

@@ -23,7 +23,9 @@ class PReLU(nn.PReLU):
     def forward(self, input: Tensor) -> Tensor:
         """`[n, width]` from `[n, width]`."""
         if cpu.trains_in_float32(input, self.weight):
-            return _PReLU.apply(input, self.weight)
+            # Autocast would round the outputs.
+            with torch.autocast("cpu", enabled=False):
+                return _PReLU.apply(input.float(), self.weight)
         return super().forward(input)
 
 
@@ -49,6 +51,7 @@ class Dice(nn.Module):
             and norm.training
             and cpu.trains_in_float32(x, self.alpha)
         ):
+            x = x.float()
             given = (column, *norm.of_batch(x), norm.eps, norm.ranks)
             found = _Dice.apply(x, self.alpha, *given)
             return found if bias is None else found + bias

@@ -196,7 +196,7 @@ class TargetAttention(nn.Module):
         # With kernels, the lengths that they take.
         lengths = None
         if isinstance(history, Jagged) and cpu.trains_in_float32(rows, query):
-            lengths = history.lengths.long()
+            lengths, query, rows = history.lengths.long(), query.float(), rows.float()
             inputs = _UnitInputs.apply(query, rows, lengths)
         else:
             keys, each = rows[..., : self.dim], history.each(query)

@@ -20,6 +20,7 @@ from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.missing import without_marks
 from stampede.data.raw.files import Block, count_bytes, read_blocks
+from stampede.data.raw.nested import columns_with, nested, unnested
 from stampede.data.raw.rows import BadRow, RawRows, pieces_of
 from stampede.settings import cut, shown
 
@@ -319,24 +320,26 @@ class Parquet:
             yield file.metadata.num_rows, stores.length(path)
 
     def names(self, path: Path, _: Set[str]) -> list[str]:
-        """Names of a file's columns."""
+        """Names of a file's columns, and of what is within them."""
         with open_parquet(path) as file:
-            return file.schema_arrow.names
+            types = _types(file)
+        return [*types, *nested(types)]
 
     def pieces(self, path: Path, used: set[str]) -> Iterator[_Batch]:
         """See `Delimited.pieces`."""
         with open_parquet(path) as file:
             size = stores.length(path)
             total = max(file.metadata.num_rows, 1)
-            absent = sorted(used - set(file.schema_arrow.names))
-            if absent:
-                names = cut(", ".join(file.schema_arrow.names))
+            types = _types(file)
+            columns = sorted(columns_with(used, types))
+            if absent := sorted({*columns} - {*types}):
+                names = cut(", ".join([*types, *nested(types)]))
                 raise DataError(
                     f"{path}: no column {absent[0]!r}; its columns are {names}; rename one, or "
                     "correct the schema"
                 )
             done = 0
-            for batch in file.iter_batches(_BATCH_ROWS, columns=sorted(used)):
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                 first, done = done, done + len(batch)
                 yield path, batch, first, size * done // total
 
@@ -344,10 +347,15 @@ class Parquet:
         """Rows of a piece, with the columns as they are stored."""
         path, batch, first, position = piece
         numbers = np.arange(first, first + len(batch))
-        frame = pl.from_arrow(batch)
+        frame = unnested(pl.from_arrow(batch), used)
         frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
         frame, marks = without_marks(frame, self.missing)
         return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
+
+
+def _types(file: pyarrow.parquet.ParquetFile) -> pl.Schema:
+    """Of a file's columns."""
+    return pl.from_arrow(file.schema_arrow.empty_table()).schema
 
 
 def suffix_of(path: Path) -> str:

@@ -319,6 +319,14 @@ class ShardingSection(Section):
     communication: CommunicationSection = CommunicationSection()
 
 
+class RecipeSection(Section):
+    """Factors of what the recipe chooses; they suit a log at any batch size and number of rows."""
+
+    table_lr: float = Field(1.0, gt=0, description="of optim.embedding.lr, if that is null")
+    dense_lr: float = Field(1.0, gt=0, description="of optim.dense.lr, if that is null")
+    l2: float = Field(1.0, ge=0, description="of optim.embedding.l2, if that is null")
+
+
 class Config(Section):
     """A whole job."""
 
@@ -328,6 +336,7 @@ class Config(Section):
         "keys by the size of the training part, and prints them; paper: as in the CowClip "
         "paper (arXiv 2204.06240)",
     )
+    recipe: RecipeSection = RecipeSection()
     run: RunSection = RunSection()
     data: DataSection = SyntheticSection()
     model: ModelSection = ModelSection()

@@ -32,6 +32,12 @@ class ReadingSection(Section):
         "shuffles blocks, then rows within a quarter of memory_gb; none: as in the data. auto: "
         "block if the training part is larger than memory_gb, else global",
     )
+    train_rows: int | None = Field(
+        None,
+        ge=1,
+        description="train on the last so many rows of the training part, with the ids of all; "
+        "null: on all rows",
+    )
     memory_gb: float = Field(
         16.0, gt=0, description="main memory for the data on each machine, in 10^9 bytes"
     )

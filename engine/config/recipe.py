@@ -120,7 +120,7 @@ def with_recipe(
     run = _Run(values, rows, fields, world_size, strength)
     for key, choose in _CHOICES.items():
         # Also for keys that are given or saved: `kind` must be found before these are set.
-        choice = Choice(key, *choose(run))
+        choice = _times_factor(Choice(key, *choose(run)), run)
         if not _is_open(values, key):
             continue
         value = at(before, key)
@@ -397,6 +397,22 @@ _CHOICES: dict[str, Callable[[_Run], tuple[Any, str]]] = {
     "model.first_order_scale": _first_order_scale,
     "model.dropout": _dropout,
 }  # fmt: skip
+
+
+# The key with a factor of a choice.
+_FACTORS = {
+    "optim.embedding.lr": "recipe.table_lr",
+    "optim.dense.lr": "recipe.dense_lr",
+    "optim.embedding.l2": "recipe.l2",
+}
+
+
+def _times_factor(choice: Choice, run: _Run) -> Choice:
+    """The choice times the factor that the configuration has for it."""
+    key = _FACTORS.get(choice.key)
+    if key is None or (factor := run.at(key)) == 1:
+        return choice
+    return Choice(choice.key, factor * choice.value, f"{choice.reason}, x {factor:g} ({key})")
 
 
 def _power_of_two(size: float, least: int, most: float = math.inf) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ _TIMES = (datetime.date, np.datetime64)  # a datetime is a date
 
 
 def columns_of(frame: Frame, used: Set[str]) -> pl.DataFrame:
-    """The used columns of a frame.
+    """The used columns of a frame, and those that hold used values, such as `orders` `orders.item`.
 
     Values of different Python types in one column become text, whole numbers without a fraction.
 
@@ -30,11 +30,19 @@ def columns_of(frame: Frame, used: Set[str]) -> pl.DataFrame:
         DataError: a column appears twice, or has values that no log can have; names the column.
     """
     names = frame.column_names if isinstance(frame, pyarrow.Table) else [*frame.columns]
-    wanted = [name for name in names if isinstance(name, str) and name in used]
+    holding = {start for name in used - {*names} for start in _starts(name)}
+    wanted = [name for name in names if isinstance(name, str) and name in used | holding]
     twice = next((name for name in wanted if wanted.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"the frame: has the column {twice!r} twice; rename or drop one of them")
     return pl.DataFrame([_column(name, frame[name]) for name in wanted])
+
+
+def _starts(name: str) -> Iterator[str]:
+    """Of `a.b.c`: `a.b` and `a`."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _column(name: str, values: pd.Series | pl.Series | pyarrow.ChunkedArray) -> pl.Series:
@@ -67,8 +75,12 @@ def _of_objects(name: str, values: Sequence[Any]) -> pl.Series:
     are_lists = {isinstance(value, _LISTS) for value in present}
     if present and all(isinstance(value, float | np.floating) for value in present):
         return pl.Series(name, [None if v is None else float(v) for v in values], pl.Float64)
+    if present and all(isinstance(value, dict) for value in present):
+        return pl.Series(name, pl.from_arrow(pyarrow.array(values)))
     if are_lists == {True}:
         inner = [one for value in map(_listed, present) for one in value]
+        if inner and all(isinstance(one, dict) for one in inner):
+            return pl.Series(name, pl.from_arrow(pyarrow.array(map(_listed, values))))
         if inner and all(isinstance(one, float | np.floating) for one in inner):
             floats = [value and list(map(float, value)) for value in map(_listed, values)]
             return pl.Series(name, floats, dtype=pl.List(pl.Float64))

@@ -34,6 +34,15 @@ def test_training_is_shuffled_and_evaluation_is_not(tmp_path):
     assert rows_read(reader.evaluation(reader.dataset.test)) == list(range(67))
 
 
+def test_training_on_the_last_rows(tmp_path):
+    folder = prepared(tmp_path / "data")
+    reader = reader_of(prepared_config(tmp_path, folder, "data.train_rows=100"))
+    assert sorted(rows_read(reader.training())) == list(range(233, 333))
+    assert rows_read(reader.evaluation(reader.dataset.test)) == list(range(67))
+    reader = reader_of(prepared_config(tmp_path, folder, "data.train_rows=1000"))
+    assert reader.dataset.train.rows == 333
+
+
 @pytest.mark.parametrize(
     "overrides, shuffle, residence",
     [

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from stampede.models import CTRModel, network
-from stampede.models.histories import Jagged, Padded, tile
+from stampede.models.histories import Jagged, Padded, TargetAttention, tile
 from stampede.models.options import AttentionOptions
 from stampede.settings import SettingsError
 from support.memory import peak_memory
@@ -159,6 +159,28 @@ def test_in_training_dice_has_statistics_of_all_ids_and_samples():
     x = torch.cat([stored[..., :DIM].flatten(1), numbers], 1)
     expected = mlp_by_hand(model.network.mlp, x, in_training) + model.bias
     compare(model, expected, rows, numbers, histories)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_in_bf16_only_products_are_rounded(activation):
+    """The kernels of the unit, which are float32, take part as without autocast."""
+    unit = AttentionOptions(hidden=[32, 16], activation=activation)
+    attention = TargetAttention(8, unit, torch.Generator().manual_seed(1))
+    lengths = torch.tensor([3, 0, 40, 1, 17] * 20)
+    draw = torch.Generator().manual_seed(2)
+    query, rows = (torch.randn(n, 8, generator=draw) for n in (len(lengths), int(lengths.sum())))
+    found = {}
+    for is_bf16 in (False, True):
+        given = query.clone().requires_grad_(), rows.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+            attended = attention(given[0], Jagged(given[1], lengths))
+        assert attended.dtype == torch.float32
+        assert "_WeightedSums" in attended.grad_fn.name()
+        attended.square().sum().backward()
+        found[is_bf16] = [attended.detach(), *(tensor.grad for tensor in given)]
+    for rounded, exact in zip(found[True], found[False], strict=True):
+        error = (rounded - exact).norm() / exact.norm()
+        assert 0 < error < 0.04
 
 
 def block_by_hand(block, x):

@@ -142,6 +142,20 @@ def test_rates():
         assert large.dense.lr == pytest.approx(usual / 2, rel=2e-3)
 
 
+def test_factors_of_what_is_chosen():
+    usual, _ = chosen(ROWS)
+    factors = ["recipe.table_lr=2", "recipe.dense_lr=0.5", "recipe.l2=0.1"]
+    config, choices = chosen(ROWS, *factors)
+    of_usual = usual.optim.embedding.lr, usual.optim.dense.lr, usual.optim.embedding.l2
+    optim = config.optim
+    found = optim.embedding.lr, optim.dense.lr, optim.embedding.l2
+    assert found == pytest.approx([f * v for f, v in zip((2, 0.5, 0.1), of_usual, strict=True)])
+    assert choices["optim.embedding.l2"] == optim.embedding.l2
+    # Of more rows, by the rule for these.
+    assert chosen(100 * ROWS, *factors)[0].optim.embedding.l2 == pytest.approx(found[2] / 100)
+    assert chosen(ROWS, *factors, "optim.embedding.l2=3e-5")[0].optim.embedding.l2 == 3e-5
+
+
 def test_the_batch_divides_by_the_ranks():
     for world_size in (2, 3, 7):
         config, _ = chosen(ROWS, "evaluate.batch_size=84", world_size=world_size)
