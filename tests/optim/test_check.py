@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stampede.optim import CowClip
+from stampede.optim import CowClip, native
 from stampede.optim.rules import Adam
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.triton import check, steps, sum_runs
@@ -35,6 +35,8 @@ WRONG = {
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
+    # What was compiled for other tests is not compiled anew.
+    native.available()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
 
 
