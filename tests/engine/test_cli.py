@@ -71,9 +71,9 @@ def test_the_help_on_keys(capsys):
 
 
 @pytest.mark.parametrize(
-    "asked", [["--help", "all"], ["configs/quickstart.yaml", "--print-config"]]
+    "asked, unbuffered",
+    [(["--help", "all"], ""), (["configs/quickstart.yaml", "--print-config"], "1")],
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_enough(asked, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)

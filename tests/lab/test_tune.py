@@ -14,8 +14,7 @@ import yaml
 from optuna.storages.journal import JournalFileBackend
 
 from stampede import DataError, SettingsError, TrainingStoppedError, configuration, open_run
-from stampede.lab.search_space import open_parameters
-from stampede.lab.sweep import Parameter
+from stampede.lab.search_space import Parameter, open_parameters
 from stampede.lab.tune import _alone, _configured, _Limits, _Search, _work, main, tune
 from support.movie_runs import job, prepare_movies
 from support.waiting import HANG
@@ -160,7 +159,7 @@ def test_another_search_in_the_folder_is_refused(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_trains_on_after_a_signal(folder, number):
     """Its processes end with it: at once, or of a killed one with their epochs."""
     command = [sys.executable, "-m", "stampede.lab.tune", str(folder / "movies.yaml")]
