@@ -12,13 +12,14 @@ from stampede import Run
 if TYPE_CHECKING:
     import optuna
 
-# By key, a range of factors of the value that the first trial had.
+# By factor of the recipe, the key whose value it multiplies, and a range.
 _FACTORS = {
-    "optim.embedding.lr": (0.3, 10.0),
-    "optim.dense.lr": (0.3, 5.0),
-    "optim.embedding.l2": (0.1, 10.0),
+    "recipe.table_lr": ("optim.embedding.lr", 0.3, 10.0),
+    "recipe.dense_lr": ("optim.dense.lr", 0.3, 5.0),
+    "recipe.l2": ("optim.embedding.l2", 0.05, 10.0),
 }
-_MORE_EPOCHS = (1, 2, 4)
+# Besides the usual epochs and twice as many.
+_FEWER_EPOCHS = (1, 2)
 # On smaller logs the recipe trains until evaluations are no longer better, in up to this many
 # epochs: a higher limit changes little, but with few epochs the rates fall.
 SMALL_LOG, _UNTIL_NO_BETTER, _FEW_EPOCHS = 1_000_000, 20, 6
@@ -31,13 +32,13 @@ _DROPOUTS = (0.0, 0.1, 0.2, 0.4)
 
 # Columns of the table, by key, with their widths. Trials change one key each in this order.
 COLUMNS = {
-    "optim.embedding.lr": ("table lr", 9),
+    "recipe.table_lr": ("table lr x", 11),
     "model.name": ("network", 14),
     "model.dropout": ("dropout", 8),
     "train.batch_size": ("batch", 6),
     "train.epochs": ("epochs", 7),
-    "optim.embedding.l2": ("table l2", 9),
-    "optim.dense.lr": ("dense lr", 9),
+    "recipe.l2": ("l2 x", 6),
+    "recipe.dense_lr": ("dense lr x", 11),
 }
 
 
@@ -61,11 +62,11 @@ def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
     """What to search, by key: what `given` leaves open, around the values that `run` had."""
     is_small = training_rows(run) < SMALL_LOG
     parameters: dict[str, Parameter] = {}
-    for key, (low, high) in _FACTORS.items():
-        if usual := value_of(run.config, key):
-            parameters[key] = Parameter(low=low * usual, high=high * usual)
+    for key, (multiplied, low, high) in _FACTORS.items():
+        if is_open(given, multiplied) and run.config.preset == "auto":
+            parameters[key] = Parameter(low=low, high=high)
     epochs = value_of(run.config, "train.epochs")
-    choices = [factor * epochs for factor in _MORE_EPOCHS]
+    choices = sorted({*_FEWER_EPOCHS, epochs, 2 * epochs})
     if is_small and epochs == _UNTIL_NO_BETTER:
         choices = [_FEW_EPOCHS, epochs]
     parameters["train.epochs"] = Parameter(choices=choices)

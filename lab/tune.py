@@ -61,6 +61,9 @@ from stampede.stores import is_url
 
 # More trials than fit into any time.
 _MOST_TRIALS = 10_000
+# Training rows of a trial. What it finds are factors of what the recipe chooses for so many rows,
+# which suit all rows of the log (docs/experiments.md).
+ROWS = 1_000_000
 # Trials that Optuna has before it compares, and that end before others are cut short.
 _COMPARED, _UNCUT = 8, 4
 _JOURNAL, _TRIALS = "search.log", "trials"
@@ -90,6 +93,7 @@ class _Search:
         """Of all that the trials share."""
         checked = configuration(given)
         told = checked.model_dump_json(exclude={"run"}) + f"{self.metric} {self.seed}"
+        told += f" {self.values.get('data.train_rows')}"
         if checked.model.import_file:
             told += Path(checked.model.import_file).read_text(encoding="utf-8")
         return hashlib.sha256(told.encode()).hexdigest()[:16]
@@ -156,6 +160,7 @@ def tune(
     seed: int = 1,
     trials: int = _MOST_TRIALS,
     workers: int | None = None,
+    rows: int | None = ROWS,
 ) -> Path:
     """Search until the time is over; write the best configuration and return its path.
 
@@ -170,14 +175,15 @@ def tune(
         seed: `run.seed` of the trials, and of the search.
         trials: after which it ends too, those of earlier searches included.
         workers: trainings at a time; by default one for each CPU core, at most 8, and one on a GPU
-            or for a log of a million rows.
+            or if a trial has a million rows.
+        rows: of the training part, the last ones, that a trial trains on; None: all.
 
     Raises:
         SettingsError: the configuration cannot be used, or has no validation part.
         TrainingStoppedError: the first trial failed, or no process of the search could go on.
     """
     end = time.time() + 60 * minutes
-    given, values = _configured(file, overrides, metric, seed)
+    given, values = _configured(file, overrides, metric, seed, rows)
     (folder / _TRIALS).mkdir(parents=True, exist_ok=True)
     search = _Search(file.resolve(), values, folder, metric, seed)
     with _alone(folder):
@@ -196,8 +202,10 @@ def tune(
             _in_processes(workers, end, (search, parameters, network, limits))
     done = [one for one in study.trials if one.state is TrialState.COMPLETE]
     done.sort(key=lambda one: -one.value)
-    if done[0].number > 0:
-        for key, value in done[0].params.items():
+    usual = next(one for one in study.trials if one.number == 0).params
+    for key, value in done[0].params.items():
+        # What the recipe chose for the rows of a trial is another choice for all rows.
+        if value != usual[key]:
             _set(given, key, value)
     tuned = folder / "tuned.yaml"
     write_file(tuned, yaml.safe_dump(given, sort_keys=False))
@@ -259,7 +267,7 @@ def _first_trial(
 
 
 def _configured(
-    file: Path, overrides: Sequence[str], metric: str, seed: int
+    file: Path, overrides: Sequence[str], metric: str, seed: int, rows: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration with the overrides, and the values of all trials by key."""
     given = read_yaml(file, "write the path of a configuration")
@@ -272,7 +280,10 @@ def _configured(
         # Trials choose their epochs, and `stampede train tuned.yaml` its own, by what is searched.
         _set(given, "evaluate.metric", metric)
         values["evaluate.metric"] = metric
-    if configuration(given).evaluate.select_on != "validation":
+    checked = configuration(given)
+    if is_open(given, "data.train_rows") and hasattr(checked.data, "train_rows"):
+        values["data.train_rows"] = rows
+    if checked.evaluate.select_on != "validation":
         raise SettingsError(
             "evaluate.select_on: found test, but tune chooses by the validation part; leave the "
             "key out"
@@ -433,9 +444,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_intermixed_args(arguments)
     if given.minutes < 0:
         parser.error(f"--minutes: found {given.minutes:g}; write a number of at least 0")
-    for name in ("workers", "trials"):
-        if (found := getattr(given, name)) is not None and found < 1:
-            parser.error(f"--{name}: found {found}; write a number of at least 1")
+    for name, least in (("workers", 1), ("trials", 1), ("rows", 0)):
+        if (found := getattr(given, name)) is not None and found < least:
+            parser.error(f"--{name}: found {found}; write a number of at least {least}")
     folder = Path(given.out or f"runs/{given.config.stem}-tuned")
 
     def search() -> None:
@@ -443,7 +454,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise SettingsError(f"--out: found {given.out}; write a folder of this machine")
         tuned = tune(
             given.config, given.overrides, folder, given.minutes, given.metric,
-            trials=given.trials, workers=given.workers,
+            trials=given.trials, workers=given.workers, rows=given.rows or None,
         )  # fmt: skip
         print(f"train it with: stampede train {tuned}")
 
@@ -454,9 +465,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede tune",
         description="Search what a configuration leaves open (network, rates, L2, epochs,\n"
-        "dropout, on small logs the batch) for some minutes, by the validation part, and write\n"
-        "the best configuration. What the configuration sets stays. The same command goes on with\n"
-        "an earlier search.",
+        "dropout, on small logs the batch) for some minutes, by the validation part, with the last\n"
+        "million training rows, and write the best configuration. What the configuration sets\n"
+        "stays. The same command goes on with an earlier search.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -468,6 +479,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--metric", choices=["auc", "logloss", "both"], default="both", help=chosen)
     most = "ends the search too, with those of earlier searches"
     add("--trials", type=int, default=_MOST_TRIALS, metavar="N", help=most)
+    part = f"training rows of a trial, the last ones; default {ROWS:,}; 0: all"
+    add("--rows", type=int, default=ROWS, metavar="N", help=part)
     several = "trainings at a time; default: one for each core, 1 on a GPU or from 1M rows on"
     add("--workers", type=int, metavar="N", help=several)
     out = "folder of the trials and of tuned.yaml; default runs/CONFIG-tuned"

@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 def tuned(folder, *overrides, minutes=0.0, metric="both", **limits):
     """The configuration that a search writes, with the rates left to it."""
-    left = ("optim.", "train.epochs", "run.dir")
+    left = ("preset", "optim.", "train.epochs", "run.dir")
     given = [*(one for one in job(folder) if not one.startswith(left)), *overrides]
     found = tune(folder / "movies.yaml", given, folder / "out", minutes, metric, **limits)
     return yaml.safe_load(found.read_text())
@@ -48,8 +48,7 @@ def test_the_best_trial_of_what_is_open_is_written_and_a_second_search_goes_on(f
     # Two processes may each begin one more.
     assert 6 <= len(study) <= 7
     searched = {
-        "optim.embedding.lr", "optim.dense.lr", "optim.embedding.l2", "train.epochs",
-        "model.dropout",
+        "recipe.table_lr", "recipe.dense_lr", "recipe.l2", "train.epochs", "model.dropout",
     }  # fmt: skip
     assert all(set(trial.params) <= searched for trial in study)
     # After the first, each changes one key.
@@ -62,7 +61,8 @@ def test_the_best_trial_of_what_is_open_is_written_and_a_second_search_goes_on(f
     done = [trial for trial in study if trial.state.name == "COMPLETE"]
     assert all(trial.value == -losses[trial.number] for trial in done) and len(done) >= 4
     best = min((trial.number for trial in done), key=losses.get)
-    for key, value in study[best].params.items() if best else ():
+    changed = {key: value for key, value in study[best].params.items() if value != first[key]}
+    for key, value in changed.items():
         section = found
         for part in key.split("."):
             section = section[part]
@@ -80,6 +80,16 @@ def test_the_best_trial_of_what_is_open_is_written_and_a_second_search_goes_on(f
     assert len(trials_of(folder)) == len(study)
     with pytest.raises(SettingsError, match="was searched with another configuration"):
         tuned(folder, "model.name=deepfm", **asked)
+
+
+def test_trials_train_on_the_last_rows_and_the_best_configuration_on_all(folder):
+    found = tuned(folder, "train.epochs=1", rows=100)
+    run = open_run(folder / "out/trials/0000")
+    assert run.summary["rows"]["train"] == 100 and "train_rows" not in found["data"]
+    # The recipe's choices for so many rows are not those for all.
+    assert set(found.get("optim", {})) | set(found.get("recipe", {})) == set()
+    with pytest.raises(SettingsError, match="was searched with another configuration"):
+        tuned(folder, "train.epochs=1", rows=200)
 
 
 @pytest.mark.slow
@@ -204,7 +214,7 @@ def test_small_logs_are_searched_with_rates_that_fall_too(folder):
     assert searched["train.batch_size"].choices == [8, 16, 32]
     # 20 epochs of a larger log are no limit of that kind.
     large = mock.Mock(config=first.config, summary={"rows": {"train": 2_000_000}})
-    assert open_parameters({}, large)["train.epochs"].choices == [20, 40, 80]
+    assert open_parameters({}, large)["train.epochs"].choices == [1, 2, 20, 40]
 
 
 def test_a_metric_that_the_user_sets_stays(folder):
