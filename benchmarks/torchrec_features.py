@@ -45,13 +45,13 @@ from tqdm import tqdm
 
 from stampede.optim import CowClipAdam, cowclip_sharders
 from support import (
+    any_program,
     bags,
     foreign,
     managed_collision,
     processors,
     programs,
     torchrec_models,
-    variable_batch,
 )
 from support import two_tables as two
 from support.gathering import whole_tables
@@ -201,9 +201,10 @@ def _loop(kind: str) -> float:
 
 
 def _variable_batch() -> float:
-    case = Case(("row_wise", "column_wise", "table_wise", "data_parallel"), SUMS)
-    start, found, _ = run_ranks(RANKS, variable_batch.train_with_shared_bags, [case])[0][0]
-    return deviation(start, found, variable_batch.train_with_all_bags(case, start))
+    plan = ("row_wise", "column_wise", "table_wise", "data_parallel")
+    program = any_program.Program(plan, SUMS, repeats=True)
+    (found,) = run_ranks(RANKS, any_program.run_programs, [program])[0]
+    return any_program.deviation_of(program, found, RANKS)
 
 
 WORKS: dict[str, Callable[[], float]] = {

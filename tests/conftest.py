@@ -1,12 +1,14 @@
 """Settings of all tests."""
 
 import gc
+import logging
 import os
 
 # The tensors are small: threads would cost more than they bring, many times more on a busy machine.
 # Of processes that tests start, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -26,9 +28,22 @@ if not torch.cuda.is_available():
 
 def pytest_collection_finish():
     """Optimizers look for modules among all objects: let them not see a million of imports."""
+    from support import pictures
+
+    pictures.leave_out()
+    # TorchRec logs all that its planner is given, which pytest would keep.
+    logging.getLogger("MethodLogger-NullHandler").setLevel("WARNING")
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure():
     gc.unfreeze()
+
+
+@pytest.fixture
+def drawing(monkeypatch):
+    """Runs draw their pictures."""
+    from support import pictures
+
+    monkeypatch.setattr("stampede.engine.results.plots.to_png", pictures.to_png)

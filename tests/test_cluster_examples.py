@@ -8,12 +8,10 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 import pytest
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
 
 from stampede import open_run, stores
 from stampede.data.prepare_command import main as prepare
@@ -40,99 +38,41 @@ def test_the_configuration_is_one():
     )
 
 
-class Strict(BaseModel):
-    """The fields that the operator's definition of a PyTorchJob (v1.9.0) has, as far as used."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-Count = Annotated[int, Field(ge=0)]
-Quantity = Annotated[int | str, Field()]
-
-
-class Secret(Strict):
-    secretRef: dict[Literal["name"], str]  # noqa: N815
+# Of the operator's definition of a PyTorchJob (v1.9.0), as far as used; and names of ours.
+FIELDS = """
+apiVersion kind metadata name spec elasticPolicy rdzvBackend minReplicas maxReplicas maxRestarts
+nProcPerNode pytorchReplicaSpecs Worker replicas restartPolicy template containers image command
+envFrom secretRef env value resources limits volumeMounts mountPath volumes configMap emptyDir
+sizeLimit medium nvidia.com/gpu
+"""
 
 
-class Variable(Strict):
-    name: str
-    value: str
-
-
-class Mount(Strict):
-    name: str
-    mountPath: Annotated[str, Field(pattern="^/")]  # noqa: N815
-
-
-class Container(Strict):
-    # The operator leaves others alone.
-    name: Literal["pytorch"]
-    image: str
-    command: list[str]
-    envFrom: list[Secret]  # noqa: N815
-    env: list[Variable]
-    resources: dict[Literal["limits", "requests"], dict[str, Quantity]]
-    volumeMounts: list[Mount]  # noqa: N815
-
-
-class Volume(Strict):
-    name: str
-    configMap: dict[Literal["name"], str] | None = None  # noqa: N815
-    emptyDir: dict[Literal["sizeLimit", "medium"], str] | None = None  # noqa: N815
-
-
-class Pod(Strict):
-    containers: list[Container]
-    volumes: list[Volume]
-
-
-class Template(Strict):
-    spec: Pod
-
-
-class Replicas(Strict):
-    replicas: Count
-    restartPolicy: Literal["Always", "OnFailure", "Never", "ExitCode"]  # noqa: N815
-    template: Template
-
-
-class Elastic(Strict):
-    rdzvBackend: Literal["c10d", "etcd", "etcd-v2"]  # noqa: N815
-    minReplicas: Count  # noqa: N815
-    maxReplicas: Count  # noqa: N815
-    maxRestarts: Count  # noqa: N815
-    nProcPerNode: Count  # noqa: N815
-
-
-class Spec(Strict):
-    elasticPolicy: Elastic  # noqa: N815
-    pytorchReplicaSpecs: dict[Literal["Master", "Worker"], Replicas]  # noqa: N815
-
-
-class Named(Strict):
-    name: Annotated[str, Field(pattern="^[a-z0-9-]+$")]
-
-
-class PyTorchJob(Strict):
-    apiVersion: Literal["kubeflow.org/v1"]  # noqa: N815
-    kind: Literal["PyTorchJob"]
-    metadata: Named
-    spec: Spec
+def keys_in(value):
+    """All keys of mappings within mappings and lists."""
+    if isinstance(value, dict):
+        yield from value
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, dict | list):
+            yield from keys_in(one)
 
 
 def test_the_job_of_kubernetes_has_the_fields_of_its_schema():
     config, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
     assert (config["apiVersion"], config["kind"]) == ("v1", "ConfigMap")
-    spec = PyTorchJob.model_validate(job).spec
-    worker = spec.pytorchReplicaSpecs["Worker"]
-    (container,), volumes = worker.template.spec.containers, worker.template.spec.volumes
-    assert {one.name for one in container.volumeMounts} == {one.name for one in volumes}
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    assert set(keys_in(job)) == set(FIELDS.split())
+    policy, worker = job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    pod = worker["template"]["spec"]
+    (container,) = pod["containers"]
+    # The operator leaves containers of other names alone.
+    assert container["name"] == "pytorch"
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert mounts.keys() == {one["name"] for one in pod["volumes"]}
     # The file is where the command looks for it, and a GPU is there for each rank.
-    mounts = {one.name: one.mountPath for one in container.volumeMounts}
-    assert container.command[-1] == f"{mounts['config']}/clicks.yaml"
-    assert volumes[0].configMap == {"name": config["metadata"]["name"]}
-    assert container.resources["limits"]["nvidia.com/gpu"] == spec.elasticPolicy.nProcPerNode
-    assert worker.replicas == spec.elasticPolicy.maxReplicas
+    assert container["command"][-1] == f"{mounts['config']}/clicks.yaml"
+    assert pod["volumes"][0]["configMap"] == {"name": config["metadata"]["name"]}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == policy["nProcPerNode"]
+    assert worker["replicas"] == policy["maxReplicas"]
 
 
 @pytest.mark.parametrize("name", ["torchrun.sh", "slurm.sbatch"])

@@ -135,6 +135,9 @@ def desk(tmp_path, monkeypatch):
 
 def run_command(line):
     """Its exit status."""
+    # Two days are enough for a delta.
+    for shown, here in (("period_0006", "period_0001"), ("period_0007", "period_0002")):
+        line = line.replace(shown, here)
     words = shlex.split(line, comments=True)
     if words[:2] == ["stampede", "synthetic"]:
         if "--files" not in words:
@@ -153,7 +156,7 @@ def run_command(line):
             arguments[arguments.index("--world-size") + 1] = "16"
         return main(arguments)
     arguments += SMALL
-    if "configs/quickstart.yaml" in arguments:
+    if arguments[0] in ("configs/quickstart.yaml", "configs/histories.yaml"):
         arguments += FEW_CLICKS
     elif any(argument.startswith("train.batch_size") for argument in arguments):
         arguments.append("train.batch_size=64")
@@ -216,7 +219,7 @@ def test_commands_of_a_page_run_and_print_what_it_shows(page, desk, capfd):
 
 
 def check_commands(page, desk, capfd):
-    for day in range(1, 8 if page == "incremental.md" else 2):
+    for day in range(1, 3 if page == "incremental.md" else 2):
         write_criteo(desk / f"logs/day_{day}.tsv", seed=day)
     if page == "README.md":
         # It comes from `stampede describe`.

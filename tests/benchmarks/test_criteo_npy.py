@@ -128,60 +128,6 @@ def test_more_rows_than_a_block(tmp_path):
     assert manifest["ids_dtype"] == "int32"
 
 
-def at(array, place, value):
-    changed = array.copy()
-    changed[place] = value
-    return changed
-
-
-@pytest.mark.parametrize(
-    "name, change, sentence",
-    [
-        ("sparse", lambda a: at(a, (7, 2), -5), "row 7, column 2 (from 0): found -5; write 0 to"),
-        ("sparse", lambda a: at(a, (3, 1), 1000), "row 3, column 1 (from 0): found 1000;"),
-        ("labels", lambda a: at(a, 4, -1), "test_labels.npy: row 4 (from 0): found -1; write 0 or"),
-        ("dense", lambda a: at(a, (5, 0), np.nan), "test_dense.npy: row 5, column 0 (from 0): f"),
-        ("dense", lambda a: a[:-1], "test_*.npy hold dense float32 [19, 2], sparse int32 [20, 3]"),
-        ("sparse", lambda a: a[:, :2], "files with (2, 2) and (2, 3) columns of numbers and ids"),
-        ("labels", lambda a: a.reshape(10, 2), "labels int32 [10, 2]; write dense float32 [rows,"),
-        ("sparse", lambda a: a.astype(object), "test_sparse.npy: cannot be read as an array"),
-        ("labels", lambda a: None, "test_labels.npy is missing"),
-    ],
-)
-def test_bad_arrays(tmp_path, name, change, sentence, capsys):
-    folder = tmp_path / "npy"
-    write_npy(folder, "train", 30, seed=1)
-    array, path = write_npy(folder, "test", 20, seed=2)[name], folder / f"test_{name}.npy"
-    path.unlink() if change(array) is None else np.save(path, change(array))
-    assert main([str(folder), str(tmp_path / "out"), "--sizes", "100"]) == 2
-    error = capsys.readouterr().err
-    assert "error: " in error and sentence in error
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "names, more, sentence",
-    [
-        (["holdout_dense"], (), "holdout_dense.npy: not a file name of this layout; write train_d"),
-        (["test_sparse", "test_sparse_contig_freq"], (), "holds the same rows; keep one of the"),
-        (["day_0"], (), "found day_0_*.npy; write train_dense.npy"),
-        ([], (), "no .npy file"),
-        (["day_0", "day_1"], ("--modulo",), "modulo needs the sizes"),
-        (["day_0", "day_1"], ("--sizes", "50,60"), "for all fields, or 3 of them"),
-    ],
-)
-def test_bad_names_and_options(tmp_path, names, more, sentence, capsys):
-    folder = tmp_path / "npy"
-    folder.mkdir()
-    for name in names:
-        if name.startswith("day"):
-            write_npy(folder, name, 30)
-        else:
-            np.save(folder / f"{name}.npy", np.zeros((9, 3), np.int32))
-    assert main([str(folder), str(tmp_path / "out"), *more]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_what_is_said_of_an_import(tmp_path, capsys):
     for day in (0, 1):
         write_npy(tmp_path / "npy", f"day_{day}", 30)

@@ -14,35 +14,43 @@ from support.waiting import HANG
 pytestmark = pytest.mark.slow
 
 
-def run_script(tmp_path, command, *options):
-    """The results of a quick run on the CPU, without Polars as on the GPU machine."""
-    (tmp_path / "polars.py").write_text("raise ModuleNotFoundError('no polars here')\n")
-    out = tmp_path / "gpu.json"
-    done = subprocess.run(
-        ["sh", ROOT / "benchmarks/gpu.sh", "-", command, out],
-        env={
-            **os.environ,
-            "PYTHON": sys.executable,
-            "PYTHONPATH": str(tmp_path),
-            # A busy machine is slower than one with a GPU.
-            "GPU_OPTIONS": " ".join(["--device cpu --quick --slower 20", *options]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+# The cases of all parts in one process, without Polars as on the GPU machine.
+IN_ONE_PROCESS = """
+import importlib, json, sys, torch
+sys.modules["polars"] = None
+import run
+from cases import run_cases
+
+everything, cpu = {}, torch.device("cpu")
+for part, (place, _) in {**run.COMMANDS["first"], **run.COMMANDS["second"]}.items():
+    if part != "whole_step_graph":
+        module, function = place.split(".")
+        cases = getattr(importlib.import_module(module), function)
+        for _ in run_cases(cases(cpu, True, None), everything.setdefault(part, {}), cpu):
+            pass
+json.dump(everything, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.fixture
+def environment():
+    paths = [ROOT, ROOT / "tests", ROOT / "benchmarks", ROOT / "benchmarks/gpu"]
     return {
-        part: {name: case for name, case in state["cases"].items() if name != "machine"}
-        for part, state in json.loads(out.read_text())[command].items()
-        if isinstance(state, dict)
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "STAMPEDE_NATIVE": "0",
+        "TRITON_INTERPRET": "1",
     }
 
 
-def test_first_runs_to_its_end(tmp_path):
-    found = run_script(tmp_path, "first")
-    assert list(found) == ["floors", "correctness", "training", "yardsticks", "profile"]
-    assert all("error" not in case for cases in found.values() for case in cases.values())
+def test_all_cases_run_on_a_cpu_too(tmp_path, environment):
+    out = tmp_path / "gpu.json"
+    program = [sys.executable, "-c", IN_ONE_PROCESS, str(out)]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(out.read_text())
+    for cases in found.values():
+        assert all("error" not in case for case in cases.values()), cases
     assert found["floors"]["copy"]["bytes_per_second"] > 0
     assert len(found["correctness"]) == 18
     kernels = found["correctness"]["kernels: 64 columns, no clip"]["errors"]
@@ -57,10 +65,6 @@ def test_first_runs_to_its_end(tmp_path):
         assert run["seconds_for_413_million"] * run["samples_per_second"] == pytest.approx(413e6)
     (profile,) = found["profile"].values()
     assert profile["kernels"][0]["microseconds_a_step"] > 0
-
-
-def test_second_runs_to_its_end(tmp_path):
-    found = run_script(tmp_path, "second", "--only", "compiled", "large_batch", "quickstart")
     assert [case["compiled_graphs"] for case in found["compiled"].values()] == [1, 1]
     assert len(found["large_batch"]) == 2
     on_device, on_cpu = found["quickstart"].values()
@@ -104,14 +108,14 @@ if __name__ == "__main__":
 """
 
 
-def test_what_fails_is_kept_and_the_rest_goes_on(tmp_path):
+def test_what_fails_is_kept_and_the_rest_goes_on(tmp_path, environment):
     (tmp_path / "parts.py").write_text(PARTS)
-    out, folders = tmp_path / "gpu.json", [ROOT / "benchmarks/gpu", ROOT / "benchmarks"]
+    out = tmp_path / "gpu.json"
     # Of an earlier command.
     out.write_text(json.dumps({"second": {"quickstart": "kept"}}))
     done = subprocess.run(
         [sys.executable, tmp_path / "parts.py", "first", "--device", "cpu", "--out", out],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=HANG,

@@ -159,7 +159,7 @@ def test_ranges_of_chunks_are_those_of_the_whole(chunks, transform, fill):
     np.testing.assert_allclose(found, array.astype(np.float32), rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(-20, 20), max_size=60),
     st.lists(st.integers(-20, 20), max_size=3),
@@ -202,7 +202,7 @@ def test_learned_is_read_back(tmp_path):
             np.testing.assert_allclose(found["numbers"], [[1 / 3], [1.0], [0.0]], rtol=1e-6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.none() | st.text(max_size=14), max_size=40)
     | st.integers(0, 13).flatmap(

@@ -200,9 +200,3 @@ def test_histories_that_cannot_be(history, said):
     ids = {"item": {}, "last": {"share": "item"}, "history": {"separator": "|", **history}}
     with pytest.raises(ValueError, match=said):
         Schema.model_validate({"label": "clicked", "ids": ids, "numbers": ["price"]})
-
-
-def test_shares_in_a_circle():
-    ids = {"item": {"share": "last"}, "last": {"share": "item"}}
-    with pytest.raises(ValueError, match="found share: last, which itself shares the table of"):
-        Schema.model_validate({"label": "clicked", "ids": ids})

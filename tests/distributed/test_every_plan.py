@@ -14,7 +14,6 @@ from support.parity_cases import (
     PLANS,
     base_optimizers,
     corners,
-    drawn,
     every_plan,
     family,
     odd_widths,
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.slow
 # What one or four processes may do otherwise than two is a matter of the plan and the clip.
 ON = {
     1: (*every_plan(), *corners(), *own(), *sequences()),
-    2: (*every_plan(), *family(), *corners(), *odd_widths(), *base_optimizers(), *drawn(),
+    2: (*every_plan(), *family(), *corners(), *odd_widths(), *base_optimizers(),
         *own(), *queued(), *sequences()),
     4: (*every_plan(), *family()[::2], *odd_widths()),
 }  # fmt: skip

@@ -32,11 +32,6 @@ def features(ids=(1, 2, 2, 5)):
     )
 
 
-def same_tables(one, other):
-    """Compared on rank 0, which has them."""
-    return dist.get_rank() != 0 or all(one[name].equal(other[name]) for name in one)
-
-
 def train_partly(all_plans):
     """Three steps with a loss of the first table only; the weights of both, for each plan."""
     results = []

@@ -14,7 +14,6 @@ from stampede import open_run
 from stampede.data import DataError
 from stampede.engine.config import goal_weights
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.export_command import main as export
 from stampede.engine.job.build import build
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, check_files, open_dataset
@@ -25,7 +24,7 @@ from stampede.settings import SettingsError
 from support.goals import SCHEMA, goal_config, goal_log, write_goals
 from support.jobs import lines
 from support.packages import loaded
-from support.predicting import predict, run_command, scores
+from support.predicting import predict, scores
 
 WEIGHTS = {"click": 0.5, "buy": 3.0}
 WEIGHTED = ["train.goals.click=0.5", "train.goals.buy=3"]
@@ -221,20 +220,6 @@ def test_scores_of_files_frames_and_packages(trained, tmp_path):
     names = scores(trained, [tmp_path / "inputs.csv"], tmp_path).columns
     assert names == ["file", "row", "score_click", "score_buy", "weight"]
     assert scores(trained, ["@run"], tmp_path)["label_buy"].null_count() > 10
-
-
-@pytest.mark.slow
-def test_onnx(trained, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    status, said = run_command(export, trained, tmp_path / "model.onnx", "--format", "onnx")
-    assert status == 0, said
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    outputs = [one.name for one in session.get_outputs()]
-    assert outputs == ["probability_click", "probability_buy", "logit_click", "logit_buy"]
-    frame = goal_log()
-    given = {one.name: frame[one.name].to_numpy() for one in session.get_inputs()}
-    found = session.run(outputs[:2], given)
-    np.testing.assert_allclose(np.stack(found, 1), open_run(trained).score(frame), atol=1e-6)
 
 
 def test_other_goals_are_other_data(trained, tmp_path):

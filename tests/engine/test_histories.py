@@ -2,12 +2,10 @@
 
 import json
 import re
-from itertools import pairwise
 
 import numpy as np
 import onnxruntime
 import pandas as pd
-import polars as pl
 import pytest
 import torch
 
@@ -21,9 +19,8 @@ from stampede.engine.planning.planner import Cluster
 from stampede.engine.run import run
 from stampede.settings import SettingsError
 from support.jobs import lines, tensors_of
-from support.packages import loaded, logits_alone
+from support.packages import loaded, logits_alone, onnx_inputs
 from support.paths import ROOT
-from support.periods import period, train
 from support.ranks import run_ranks
 from support.shop import SHOP, shop, train_on_shop, write_shop
 from support.warm_starts import begun
@@ -34,8 +31,6 @@ ATTENDS = SHOP.replace("pooling: mean", "pooling: attention, query: item").repla
 # Read one by one by the network.
 ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
 OPTIONS = ["model.attention.hidden=[6]", "train.epochs=2"]
-
-
 # And batch norm: scores take what training has noted of its batches.
 DICE = ["model.name=din", "model.options.activation=dice", "model.attention.activation=dice",
         "model.normalization=batch"]  # fmt: skip
@@ -46,7 +41,7 @@ BST = ["model.name=bst", "model.options.positions=4", "train.epochs=2"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS)
+    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS, *DICE)
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +50,12 @@ def trained_bst(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained_dice(tmp_path_factory):
-    return train_on_shop(write_shop(tmp_path_factory.mktemp("shop"), ATTENDS), *OPTIONS, *DICE)
-
-
-@pytest.fixture(scope="module")
 def trained_widths(tmp_path_factory):
     folder = write_shop(tmp_path_factory.mktemp("shop"), ATTENDS)
     return train_on_shop(folder, "model.name=deepfm", *OPTIONS, *WIDTHS)
 
 
-@pytest.fixture(params=["trained", "trained_bst", "trained_dice", "trained_widths"])
+@pytest.fixture(params=["trained", "trained_bst", "trained_widths"])
 def either(request):
     return request.getfixturevalue(request.param)
 
@@ -102,44 +92,26 @@ def test_empty_cells_stay_empty(trained):
     assert found.tolist() == expected and 0 in expected
 
 
-def test_packages_score_as_the_run(either, rows_to_score, tmp_path):
+@pytest.mark.slow
+def test_packages_and_onnx_files_score_as_the_run(either, rows_to_score, tmp_path):
     expected = open_run(either).score(rows_to_score)
     assert expected.std() > 0.02
-    assert export.main([str(either), str(tmp_path / "package")]) == 0
+    file, folder = tmp_path / "model.onnx", tmp_path / "package"
+    assert export.main([str(either), str(folder)]) == 0
     columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
-    (found,) = logits_alone(tmp_path / "package", [columns], tmp_path)
+    (found,) = logits_alone(folder, [columns], tmp_path)
     np.testing.assert_allclose(1 / (1 + np.exp(-np.array(found))), expected, atol=1e-6)
-    model = loaded(tmp_path / "package")
-    one_by_one = [model.score({n: [v[i]] for n, v in columns.items()})[0] for i in range(40)]
+    package = loaded(folder)
+    one_by_one = [package.score({n: [v[i]] for n, v in columns.items()})[0] for i in range(40)]
     np.testing.assert_allclose(one_by_one, expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_an_onnx_file_scores_as_the_run(either, rows_to_score, tmp_path):
-    expected = open_run(either).score(rows_to_score)
-    file = tmp_path / "model.onnx"
     assert export.main([str(either), str(file), "--format", "onnx"]) == 0
-    session = onnxruntime.InferenceSession(file.read_bytes())
-    inputs = {}
-    for one in json.loads(session.get_modelmeta().custom_metadata_map["inputs"]):
-        values = rows_to_score[one["column"]].tolist()
-        if one["kind"] == "row":
-            package = tmp_path / "package"
-            export.main([str(either), str(package)])
-            columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
-            values = loaded(package)._encoder.rows(columns, ["town"])["town"]
-        elif one["kind"] == "number":
-            values = np.array(values, float)
-        elif one["multi"]:
-            split = json.loads if one["column"] == "towns" else lambda cell: cell.split("|")
-            cells = [split(cell) if cell else [] for cell in values]
-            most = max(map(len, cells))
-            values = np.array([[""] * (most - len(cell)) + cell for cell in cells], object)
-        else:
-            values = np.array(values, object)
-        inputs[one["name"]] = values
-    (found,) = session.run(["probability"], inputs)
+    session = onnxruntime.InferenceSession(file)
+    (found,) = session.run(["probability"], onnx_inputs(session, columns, package))
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    # A table of several fields is there once; weights are stored as they are in memory.
+    of_item = package._tables[package.fields.index("item")]
+    table = torch.cat([of_item["embedding"], of_item["first_order"].unsqueeze(1)], 1)
+    assert file.read_bytes().count(table.numpy().tobytes()) == 1
 
 
 def test_a_plan_counts_a_row_for_each_id(trained):
@@ -169,41 +141,6 @@ def test_fields_that_are_attended_to_start_from_pooled_ones_and_back(tmp_path):
     found, saved = tensors_of(path), tensors_of(newest(attending / "checkpoints"))
     item = saved["model.front.ec.embeddings.t_item.weight"]
     assert torch.equal(found["model.front.ebc.embedding_bags.t_item.weight"], item)
-
-
-@pytest.mark.slow
-def test_histories_grow_from_period_to_period(tmp_path):
-    for number, first in enumerate((0, 20), 1):
-        shop(300, first, seed=number).to_csv(tmp_path / f"log{number}.csv", index=False)
-    (tmp_path / "schema.yaml").write_text(ATTENDS)
-    (tmp_path / "ads.yaml").write_text(
-        f"data: {{kind: table, schema_file: {tmp_path}/schema.yaml, path: '{tmp_path}/log*.csv'}}\n"
-        f"run: {{dir: {tmp_path}/runs}}\n"
-        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0, attention: {hidden: [6]}}\n"
-        "train: {batch_size: 64}\n"
-        "optim: {embedding: {lr: 1e-2, rows: all}}\n"
-    )
-    train(tmp_path / "ads.yaml", ["checkpoint.keep=9", "train.replay=0"])
-    files = [period(tmp_path, number) / "inputs/learned/item.parquet" for number in (1, 2)]
-    ids = [pl.read_parquet(file)["value"].to_list() for file in files]
-    for then, now in pairwise(ids):
-        assert now[: len(then)] == then and len(now) > len(then)
-    # Fields of one table have shares of their own.
-    log = pd.read_csv(tmp_path / "log2.csv", dtype=str, keep_default_na=False)
-    cells = {name: log[name].map(lambda one: [one]) for name in ("item", "last")}
-    cells["history"] = log["history"].map(lambda one: one.split("|")[-4:] if one else [])
-    manifest = json.loads((period(tmp_path, 2) / "inputs/manifest.json").read_text())
-    told = manifest["source"]["unknown_ids"]["train"]
-    for name, of_field in cells.items():
-        found = of_field.explode().dropna()
-        unseen = (found != "") & ~found.isin(ids[0])
-        assert told[name]["unseen"] == pytest.approx(unseen.mean())
-    assert len({told[name]["unseen"] for name in cells}) == 3
-    scores = torch.from_numpy(open_run(period(tmp_path, 1)).score(tmp_path / "log2.csv"))
-    labels = torch.tensor(pd.read_csv(tmp_path / "log2.csv")["clicked"].to_numpy(float))
-    logloss = float(torch.nn.functional.binary_cross_entropy(scores, labels))
-    line = [line for line in lines(tmp_path / "runs/ads") if line["kind"] == "period"][1]
-    assert line["logloss"] == pytest.approx(logloss, rel=1e-5)
 
 
 def continued(folder, options, ranks):
@@ -273,7 +210,7 @@ def test_wrong_widths_are_refused(tmp_path, given, message):
         train_on_shop(write_shop(tmp_path / "shop", ATTENDS), *OPTIONS, given)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_attention_is_worth_most_of_the_gap_to_the_truth(tmp_path):
     """On synthetic users, against the same network on sums."""
     gained = {}

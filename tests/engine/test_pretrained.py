@@ -14,7 +14,7 @@ from stampede.engine.processes import processes
 from stampede.settings import SettingsError
 from support.jobs import tensors_of
 from support.packages import loaded
-from support.periods import period, train
+from support.periods import period, train, write_frames
 from support.ranks import run_ranks
 from support.shop import SHOP, shop, train_on_shop, write_shop
 from support.warm_starts import begun, begun_in
@@ -147,17 +147,9 @@ def test_new_ids_of_a_period_get_their_vectors(tmp_path):
     vectors = dict(zip(ids, draw.standard_normal((len(ids), 4)).astype(np.float32), strict=True))
     frame = pl.DataFrame({"id": ids, "vector": list(vectors.values())})
     frame.write_parquet(tmp_path / "vectors.parquet")
-    for number, first in enumerate((0, 20), 1):
-        shop(300, first, seed=number).to_csv(tmp_path / f"log{number}.csv", index=False)
-    (tmp_path / "schema.yaml").write_text(SHOP)
-    (tmp_path / "ads.yaml").write_text(
-        f"data: {{kind: table, schema_file: {tmp_path}/schema.yaml, path: '{tmp_path}/log*.csv'}}\n"
-        f"run: {{dir: {tmp_path}/runs}}\n"
-        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0,\n"
-        f"  pretrained: {{item: {{path: {tmp_path}/vectors.parquet, train: false}}}}}}\n"
-        "train: {batch_size: 64}\n"
-    )
-    train(tmp_path / "ads.yaml", ["checkpoint.keep=9"])
+    frames = [shop(300, first, seed=number) for number, first in enumerate((0, 20), 1)]
+    frozen = f"model.pretrained={{item: {{path: {tmp_path}/vectors.parquet, train: false}}}}"
+    train(write_frames(tmp_path, SHOP, frames), ["checkpoint.keep=9", frozen])
     known = []
     for number in (1, 2):
         run = period(tmp_path, number)

@@ -1,10 +1,8 @@
 """Runs whose fields share tables: every place where tables are counted, stored, and looked up."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
-import onnxruntime
 import pandas as pd
 import polars as pl
 import pytest
@@ -20,8 +18,8 @@ from stampede.engine.planning.dry_run import dry_run
 from stampede.engine.planning.planner import Cluster
 from stampede.settings import SettingsError
 from support.jobs import lines, tensors_of
-from support.packages import loaded, logits_alone
-from support.periods import period, train
+from support.packages import loaded
+from support.periods import period, train, write_frames
 from support.planning import gpus, planned_config
 from support.predicting import run_command
 from support.shop import SHOP, shop, train_on_shop, write_shop
@@ -58,40 +56,6 @@ def test_a_run_has_each_table_once(trained):
     assert sorted(kept) == ["item.parquet", "user.parquet"]
 
 
-def by_hand(run, frame):
-    """Means of embeddings of the last items in `history`, from the ids in the log."""
-    item = run.embeddings("item")
-    known = item.to_dict("index")
-    found = []
-    for cell in frame["history"]:
-        ids = [one for one in cell.split("|") if one][-4:] or ["<missing>"]
-        rows = [known.get(one) or known["<rare or unseen>"] for one in ids]
-        found.append(pd.DataFrame(rows).mean())
-    return np.stack(found)
-
-
-@pytest.mark.slow
-def test_packages_score_as_the_run(trained, rows_to_score, tmp_path, capsys):
-    run = open_run(trained)
-    expected = run.score(rows_to_score)
-    assert expected.std() > 0.02
-    assert export.main([str(trained), str(tmp_path / "package")]) == 0
-    assert "3 tables in fp32" in capsys.readouterr().out
-    for kind in ("tables", "vocabularies"):
-        found = {path.stem for path in (tmp_path / "package" / kind).iterdir()}
-        assert found == set(TABLES) - ({"town"} if kind == "vocabularies" else set())
-    columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
-    (found,) = logits_alone(tmp_path / "package", [columns], tmp_path)
-    np.testing.assert_allclose(1 / (1 + np.exp(-np.array(found))), expected, atol=1e-6)
-    model = loaded(tmp_path / "package")
-    encoded = model._encoder(columns)
-    bag, lengths = (one[model.fields.index("history")] for one in (encoded.ids, encoded.lengths))
-    table = torch.from_numpy(run.embeddings("item").to_numpy())
-    cells = torch.tensor(bag).split(lengths.tolist())
-    means = torch.stack([table[ids].mean(0) for ids in cells])
-    np.testing.assert_allclose(means, by_hand(run, rows_to_score), atol=1e-6)
-
-
 def test_a_cell_that_is_no_json_list_is_refused_in_scoring(trained, rows_to_score, tmp_path):
     frame = rows_to_score.assign(towns="a|b")
     with pytest.raises(DataError, match=r"column towns: .*write a JSON list"):
@@ -102,43 +66,6 @@ def test_a_cell_that_is_no_json_list_is_refused_in_scoring(trained, rows_to_scor
         package.score(frame)
     found = package.score(frame, on_bad_value="missing")
     np.testing.assert_array_equal(found, package.score(frame.assign(towns="")))
-
-
-@pytest.mark.slow
-def test_an_onnx_file_holds_each_table_once(trained, rows_to_score, tmp_path):
-    expected = open_run(trained).score(rows_to_score)
-    file = tmp_path / "model.onnx"
-    assert export.main([str(trained), str(file), "--format", "onnx"]) == 0
-    content = file.read_bytes()
-    # Weights are stored as they are in memory.
-    rows = len(open_run(trained).embeddings("item"))
-    session = onnxruntime.InferenceSession(content)
-    described = json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
-    assert export.main([str(trained), str(tmp_path / "package")]) == 0
-    package = loaded(tmp_path / "package")
-    columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
-    table = torch.cat([
-        package._tables[package.fields.index("item")]["embedding"],
-        package._tables[package.fields.index("item")]["first_order"].unsqueeze(1),
-    ], 1)  # fmt: skip
-    assert len(table) == rows and content.count(table.numpy().tobytes()) == 1
-    encoded = package._encoder.rows(columns, ["town", "towns"])
-    inputs = {}
-    for one in described:
-        values = columns[one["column"]]
-        if one["kind"] == "row":
-            inputs[one["name"]] = encoded[one["fields"][0]]
-        elif one["kind"] == "number":
-            inputs[one["name"]] = np.array(values, float)
-        elif one["multi"]:
-            cells = [cell.split("|") for cell in values]
-            most = max(map(len, cells))
-            cells = [cell + [""] * (most - len(cell)) for cell in cells]
-            inputs[one["name"]] = np.array(cells, object)
-        else:
-            inputs[one["name"]] = np.array(values, object)
-    (found,) = session.run(["probability"], inputs)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_the_plan_of_prepared_data_has_each_table_once(trained):
@@ -235,17 +162,8 @@ def test_tables_that_were_shared_or_are_now_start_from_their_rows(trained, tmp_p
 def days(tmp_path_factory):
     """Three periods; the items of each are half new."""
     folder = tmp_path_factory.mktemp("days")
-    for number, first in enumerate((0, 20, 40), 1):
-        shop(300, first, seed=number).to_csv(folder / f"log{number}.csv", index=False)
-    (folder / "schema.yaml").write_text(SHOP)
-    (folder / "ads.yaml").write_text(
-        f"data: {{kind: table, schema_file: {folder}/schema.yaml, path: '{folder}/log*.csv'}}\n"
-        f"run: {{dir: {folder}/runs}}\n"
-        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0}\n"
-        "train: {batch_size: 64, replay: 0}\n"
-        "optim: {embedding: {lr: 1e-2, rows: all}}\n"
-    )
-    train(folder / "ads.yaml", ["checkpoint.keep=9"])
+    frames = [shop(300, first, seed=number) for number, first in enumerate((0, 20, 40), 1)]
+    train(write_frames(folder, SHOP, frames), ["checkpoint.keep=9"])
     return folder
 
 

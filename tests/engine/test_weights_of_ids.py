@@ -14,8 +14,8 @@ from stampede.engine.checkpoint.retention import newest
 from stampede.engine.inference import export_command as export
 from stampede.engine.tables import read_field
 from support.jobs import lines
-from support.packages import loaded
-from support.periods import period, train
+from support.packages import loaded, onnx_inputs
+from support.periods import period, train, write_frames
 from support.shop import shop, train_on_shop, write_shop
 
 SCHEMA = """
@@ -132,50 +132,22 @@ def test_packages_score_as_the_run(trained, rows_to_score, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trained", ["apart"], indirect=True)
 def test_an_onnx_file_scores_as_the_run(trained, rows_to_score, tmp_path):
     expected = open_run(trained).score(rows_to_score)
-    file, package = tmp_path / "model.onnx", tmp_path / "package"
+    file = tmp_path / "model.onnx"
     assert export.main([str(trained), str(file), "--format", "onnx"]) == 0
-    export.main([str(trained), str(package)])
-    session = onnxruntime.InferenceSession(file.read_bytes())
+    export.main([str(trained), str(tmp_path / "package")])
+    session, package = onnxruntime.InferenceSession(file), loaded(tmp_path / "package")
     columns = {name: rows_to_score[name].tolist() for name in rows_to_score}
-    inputs = {}
-    for one in json.loads(session.get_modelmeta().custom_metadata_map["inputs"]):
-        values = columns[one["column"]]
-        if one["kind"] == "row":
-            inputs[one["name"]] = loaded(package)._encoder.rows(columns, [one["name"]])[one["name"]]
-        elif one["multi"]:
-            is_json = one["column"] in ("towns", "shares")
-            cells = [json.loads(v) if is_json else v.split("|") if v else [] for v in values]
-            most = max(map(len, cells))
-            if one["kind"] == "weights":
-                padded = [
-                    [7.0 if x == "" else float(x) for x in cell] + [1.0] * (most - len(cell))
-                    for cell in cells
-                ]
-                inputs[one["name"]] = np.array(padded)
-            else:
-                padded = [cell + [""] * (most - len(cell)) for cell in cells]
-                inputs[one["name"]] = np.array(padded, object)
-        else:
-            inputs[one["name"]] = np.array(values, object)
-    (found,) = session.run(["probability"], inputs)
+    (found,) = session.run(["probability"], onnx_inputs(session, columns, package))
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_periods_are_scored_with_their_weights(tmp_path):
-    for number in (1, 2):
-        weighted_shop(300, seed=number).to_csv(tmp_path / f"log{number}.csv", index=False)
-    (tmp_path / "schema.yaml").write_text(SCHEMA)
-    (tmp_path / "ads.yaml").write_text(
-        f"data: {{kind: table, schema_file: {tmp_path}/schema.yaml, path: '{tmp_path}/log*.csv'}}\n"
-        f"run: {{dir: {tmp_path}/runs}}\n"
-        "model: {name: deepfm, dim: 4, hidden: [8], dropout: 0}\n"
-        "train: {batch_size: 64}\n"
-        "optim: {embedding: {lr: 1e-2, rows: all}}\n"
-    )
-    train(tmp_path / "ads.yaml", ["checkpoint.keep=9"])
+    days = [weighted_shop(300, seed=number) for number in (1, 2)]
+    train(write_frames(tmp_path, SCHEMA, days), ["checkpoint.keep=9"])
     scores = open_run(period(tmp_path, 1)).score(tmp_path / "log2.csv")
     labels = pd.read_csv(tmp_path / "log2.csv")["clicked"].to_numpy()
     line = [line for line in lines(tmp_path / "runs/ads") if line["kind"] == "period"][1]

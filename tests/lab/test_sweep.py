@@ -3,8 +3,6 @@
 import ast
 import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -177,43 +175,6 @@ def test_shipped_sweeps_can_be_used(path, small, tmp_path, monkeypatch):
     runner = module.Runner(path, sweep, tmp_path, data, False)
     for point in sweep.points():
         runner.checked(point, sweep.seeds[0])
-
-
-WITHOUT_LAB = """
-import importlib.abc, sys
-
-class Refused(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.startswith("stampede.lab"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Refused())
-import pathlib, importlib
-root = pathlib.Path("@")
-for folder in ("stampede", "optim", "data", "models", "engine"):
-    for file in sorted((root / folder).rglob("*.py")):
-        name = ".".join(file.relative_to(root).with_suffix("").parts).removeprefix("stampede.")
-        parts = name.split(".")
-        if "package" in parts or parts[-1].startswith("__") or "triton" in parts:
-            continue
-        importlib.import_module(f"stampede.{name}")
-import stampede
-run = stampede.train(
-    data={"rows": 2000, "test_rows": 500, "scale": 1e-4}, model={"hidden": [8]},
-    train={"batch_size": 500, "epochs": 1}, run={"dir": sys.argv[1]}
-)
-print(run.metrics["test"]["auc"])
-"""
-
-
-@pytest.mark.slow
-def test_everything_else_works_without_the_laboratory(tmp_path):
-    program = WITHOUT_LAB.replace("@", str(ROOT))
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert 0 < float(done.stdout.split()[-1]) < 1
 
 
 def test_the_laboratory_uses_the_public_api_only():

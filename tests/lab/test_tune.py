@@ -159,7 +159,7 @@ def test_another_search_in_the_folder_is_refused(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_trains_on_after_a_signal(folder, number):
     """Its processes end with it: at once, or of a killed one with their epochs."""
     command = [sys.executable, "-m", "stampede.lab.tune", str(folder / "movies.yaml")]

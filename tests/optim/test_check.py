@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stampede.optim import CowClip
+from stampede.optim import CowClip, native
 from stampede.optim.rules import Adam
 from stampede.optim.table_array import TableArray, TableShard
 from stampede.optim.triton import check, steps, sum_runs
@@ -19,9 +19,7 @@ from support.updated_tables import computed, one_step, state_of, two_tables
 SETTINGS = [
     UpdateSettings(l2=1e-5, clip=CowClip(columns=10)),
     UpdateSettings(l2=1e-3, clip=CowClip(ratio=0.5, bound=1e-3, variant="paper"), rows="touched"),
-    UpdateSettings(clip=CowClip(granularity="row", threshold=0.1)),
     UpdateSettings(rule=Adam((0.5, 0.9), 1e-3, "torch"), weight_decay=0.3, l2=1e-3),
-    UpdateSettings(clip=CowClip(granularity="none"), l2=1e-2),
 ]
 
 # By kernel: its file, what is written there, and what is wrong instead.
@@ -37,6 +35,8 @@ WRONG = {
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
+    # What was compiled for other tests is not compiled anew.
+    native.available()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
 
 
@@ -81,8 +81,6 @@ def test_a_wrong_kernel_is_named(kernel, make_wrong):
     make_wrong(kernel)
     said = found_by(SETTINGS[0])
     assert said.startswith(f"on the CPU the Triton kernel {kernel} computes wrong ")
-    # It was not noted as right.
-    assert found_by(SETTINGS[0]) == said
 
 
 class Raising:
@@ -106,7 +104,7 @@ def test_what_was_right_is_not_tried_again(monkeypatch):
     monkeypatch.setattr(steps, "_update_rows", Raising())
     assert found_by(SETTINGS[1]) is None
     for changed in (
-        lambda: found_by(SETTINGS[2]),
+        lambda: found_by(SETTINGS[0]),
         lambda: found_by(SETTINGS[1], columns=16),
         lambda: found_by(SETTINGS[1], mean=True),
     ):

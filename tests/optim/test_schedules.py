@@ -114,7 +114,7 @@ SCHEDULES = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     schedule=st.one_of(SCHEDULES),
     lr=st.just(0.0) | st.floats(1e-10, 10),

@@ -42,7 +42,7 @@ def test_what_decays_becomes_zero():
         # A run before in this process may have started threads that go on without such numbers.
         kept = tiny * 2 > 0
     swept, waited, in_torch = (
-        trained(way, setting, steps=240, threads=2) for way in ("kernels", "waiting", "torch")
+        trained(way, setting, steps=150, threads=2) for way in ("kernels", "waiting", "torch")
     )
     assert_same_bits(swept, waited)
 

@@ -27,7 +27,7 @@ class Program(Case):
     Attributes:
         shared: the first feature looks up the last table too.
         ids, lengths: dtypes.
-        repeats: samples share bags, each of which is in the batch once (VBE).
+        repeats: two or four samples share a bag, by feature; it is in the batch once (VBE).
         passes: backward passes that are announced for a step.
         of_steps: backward passes of each step.
         combined: tables and layers have one `CombinedOptimizer`; otherwise the program steps an
@@ -75,6 +75,10 @@ class Program(Case):
             kind in BY_ROWS and (self.weighted or not is_by_rows or is_shared_sum) for kind in means
         )
 
+    def sharing(self, feature):
+        """How many samples have a bag of a feature together."""
+        return (2, SAMPLES)[list(self.rows_of).index(feature) % 2] if self.repeats else 1
+
 
 class Network(nn.Module):
     """A layer over what is looked up, summed up for sequences."""
@@ -108,7 +112,7 @@ def drawn(program, step, number, rank):
     for feature, rows in program.rows_of.items():
         bags = []
         for sample in range(SAMPLES):
-            if program.repeats and sample % 3:
+            if sample % program.sharing(feature):
                 bags.append(bags[-1])
                 continue
             size = int(torch.randint(0, 4, (), generator=draw))
@@ -123,10 +127,12 @@ def as_features(program, batches, *, as_sent):
     bags = {f: [bag for batch in batches for bag in batch[f]] for f in program.rows_of}
     more = {}
     if as_sent and program.repeats:
-        kept = {f: [b for i, b in enumerate(of) if i % 3 == 0] for f, of in bags.items()}
-        inverse = torch.arange(SAMPLES).div(3, rounding_mode="floor").repeat(len(bags), 1)
+        kept = {f: of[:: program.sharing(f)] for f, of in bags.items()}
+        # TorchRec does not ask for the order of the keys.
+        names = list(reversed(bags))
+        inverse = torch.stack([torch.arange(SAMPLES) // program.sharing(f) for f in names])
         sizes = [[len(of)] for of in kept.values()]
-        more = {"stride_per_key_per_rank": sizes, "inverse_indices": (list(bags), inverse)}
+        more = {"stride_per_key_per_rank": sizes, "inverse_indices": (names, inverse)}
         bags = kept
     every = [bag for of_feature in bags.values() for bag in of_feature]
     ids, weights = (torch.cat(parts) for parts in zip(*every, strict=True))

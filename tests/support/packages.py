@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import torch
 
 from stampede.engine.inference.trained import open_trained
@@ -74,3 +75,31 @@ def open_test_part(run):
     """The first rows of the test part of a run on synthetic clicks."""
     trained = open_trained(run, allow_import=True)
     return open_dataset(trained.config, None).test.read(torch.arange(50))
+
+
+def onnx_inputs(session, columns, package):
+    """What a session takes for columns of a log: text, with several ids as JSON or between `|`.
+
+    Args:
+        package: the run's model, which computes rows of tables.
+    """
+    found = {}
+    for one in json.loads(session.get_modelmeta().custom_metadata_map["inputs"]):
+        values = columns[one["column"]]
+        if one["kind"] == "row":
+            values = package._encoder.rows(columns, one["fields"])[one["fields"][0]]
+        elif one["kind"] == "number":
+            values = np.array(values, float)
+        elif one["multi"]:
+            split = [json.loads(v) if v[:1] == "[" else v.split("|") if v else [] for v in values]
+            most = max(map(len, split))
+            if one["kind"] == "weights":
+                # That of a missing id is not used.
+                cells = [[float(x or 7) for x in cell] for cell in split]
+                values = np.array([cell + [1.0] * (most - len(cell)) for cell in cells])
+            else:
+                values = np.array([cell + [""] * (most - len(cell)) for cell in split], object)
+        else:
+            values = np.array(values, object)
+        found[one["name"]] = values
+    return found

@@ -1,7 +1,5 @@
 """The runs whose results must not depend on the plan or the number of processes."""
 
-import random
-
 from support.one_table import CLASSES
 from support.parity import Case, Table
 
@@ -14,8 +12,6 @@ PLANS = (
     "table_column_wise",
     "grid_shard",
 )
-# Sharding types whose mean pooling TorchRec computes wrongly beside tables of other types.
-NO_MEAN = ("grid_shard", "row_wise", "table_row_wise")
 SUMS = (Table(40), Table(23, features=2), Table(1), Table(60))
 # Widths that FBGEMM does not know.
 ODD = (
@@ -30,9 +26,6 @@ FAMILY = {
     "row": {"granularity": "row", "threshold": 0.2},
     "cowclip": {},
 }
-CLIPS = ("row", "cowclip")
-# The threshold or ratio of each drawn case: about half of its rows are clipped.
-STRENGTHS = (0.076, 0.42) * 8
 
 
 def every_plan():
@@ -126,31 +119,3 @@ def sequences():
         Case("column_wise", SUMS, rule="rowwise_adam", sequence=True, steps=8),
         Case("row_wise", SUMS, rule="adagrad", sequence=True, steps=8, arguments=touched),
     ]
-
-
-def drawn():
-    """Cases at random, the same on every machine."""
-    draw = random.Random(7)
-    cases = []
-    for seed, strength in enumerate(STRENGTHS):
-        granularity = CLIPS[seed % len(CLIPS)]
-        constant = "threshold" if granularity == "row" else "ratio"
-        dim = draw.choice([4, 8, 12, 16])
-        weighted = draw.random() < 0.3
-        tables = tuple(
-            Table(
-                rows=draw.choice([1, 2, 7, 30, 64]),
-                dim=draw.choice([dim, 4, 20]),
-                features=draw.choice([1, 1, 2, 3]),
-                mean=draw.random() < 0.4,
-            )
-            for _ in range(draw.randint(1, 4))
-        )
-        plan = tuple(
-            draw.choice([p for p in PLANS if not (t.mean and p in NO_MEAN)]) for t in tables
-        )
-        rule = draw.choice([*CLASSES])
-        arguments = {"rows": draw.choice(["all", "touched"]), "columns": draw.choice([None, 3])}
-        arguments |= {"granularity": granularity, constant: strength}
-        cases.append(Case(plan, tables, rule, arguments, weighted=weighted, seed=seed + 1))
-    return cases

@@ -17,10 +17,10 @@ numbers:
 """
 
 
-def write_job(folder):
+def write_job(folder, schema=SCHEMA):
     """A configuration of a small job on `log*.csv`; its path."""
     folder.mkdir(exist_ok=True)
-    (folder / "schema.yaml").write_text(SCHEMA)
+    (folder / "schema.yaml").write_text(schema)
     path = folder / "ads.yaml"
     path.write_text(
         f"data: {{kind: table, schema_file: {folder}/schema.yaml, path: '{folder}/log*.csv'}}\n"
@@ -49,6 +49,14 @@ def write_logs(folder, starts, **options):
     path = write_job(folder)
     for number, start in enumerate(starts, 1):
         write_log(folder / f"log{number}.csv", start, seed=number, **options)
+    return path
+
+
+def write_frames(folder, schema, frames):
+    """A job on a file for each frame; its path."""
+    path = write_job(folder, schema)
+    for number, frame in enumerate(frames, 1):
+        frame.to_csv(folder / f"log{number}.csv", index=False)
     return path
 
 

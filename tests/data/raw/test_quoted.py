@@ -30,7 +30,7 @@ def read(path, policy="error"):
 CELLS = st.text('a,"\n\r 0', max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(users=st.lists(CELLS, min_size=1, max_size=12), end=st.sampled_from(["\n", "\r\n"]))
 @pytest.mark.parametrize("size", [7, 40, 1 << 20])
 def test_any_cells(tmp_path_factory, users, end, size):
@@ -95,7 +95,7 @@ def cells_of(line):
 EVEN = st.text('a," ', max_size=8).filter(lambda cell: cell.count('"') % 2 == 0)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cells=st.lists(EVEN, min_size=1, max_size=6))
 @example(cells=['""a""'])
 @example(cells=['ab"c"d', 'a""', '"a""b"', 'x"y",z'])

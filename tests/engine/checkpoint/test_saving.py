@@ -1,17 +1,14 @@
 """Saving while training continues: a checkpoint appears whole or not at all, on all ranks alike."""
 
-import math
 import threading
 
 import pytest
-import torch
 from torch.distributed.checkpoint import FileSystemWriter
 
 from stampede.engine.checkpoint import saving
 from stampede.engine.checkpoint.resume import load
 from stampede.engine.checkpoint.retention import newest_whole
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.checkpoint.tensors import on_cpu
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.training.progress import Progress
 from support.checkpoints import WEIGHTS, small_job
@@ -217,40 +214,3 @@ def test_all_ranks_fail_if_one_does(tmp_path, where):
     for sentence in said + elsewhere:
         no_memory = "no memory for a copy; checkpoint.asynchronous=false needs none on a CPU: can't"
         assert (no_memory if where == "copy" else "No space left") in sentence
-
-
-def random_after_load(folder, world_size):
-    """Random numbers that follow a load, here and where the checkpoint was made."""
-    with small_job(folder, world_size=world_size) as (here, job, config, data, target):
-        torch.manual_seed(1000 + here.rank)
-        expected = None
-        if here.on_main(lambda: newest_whole(target)) is None:
-            with Checkpoints(target, job, config, data, here) as checkpoints:
-                checkpoints.save(Progress(epoch=1, step=7))
-            expected = torch.rand(3).tolist()
-            torch.manual_seed(2000)
-        load(here.on_main(lambda: newest_whole(target)), job, data)
-        return expected, torch.rand(3).tolist()
-
-
-def test_the_random_state_is_that_of_each_rank(tmp_path):
-    first, again = (run_ranks(2, random_after_load, tmp_path, 2) for _ in range(2))
-    expected = [saved for saved, _ in first]
-    assert [found for _, found in first] == [found for _, found in again] == expected
-    assert expected[0] != expected[1]
-    # Another number of ranks: each goes on with its own.
-    _, alone = random_after_load(tmp_path, 1)
-    torch.manual_seed(1000)
-    assert alone == torch.rand(3).tolist()
-
-
-def test_tensors_of_any_type_and_shape_are_taken_in_place():
-    for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        for shape in ((), (0, 4), (3, 4)):
-            tensor = torch.arange(40).to(dtype)[4 : 4 + math.prod(shape)].view(shape)
-            taken = on_cpu(tensor, copy=False)
-            assert torch.equal(taken, tensor) and taken.dtype == dtype
-            assert taken.untyped_storage().nbytes() == taken.nbytes
-            assert taken.data_ptr() == tensor.data_ptr() or not tensor.numel()
-    transposed = torch.ones(3, 4)[:, :2].T
-    assert torch.equal(on_cpu(transposed, copy=False), transposed)

@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 999), form=st.sampled_from(FORMS), kinds=TYPES, floats=st.booleans())
 def test_scores_of_files_and_frames(folder, tmp_path, seed, form, kinds, floats):
     columns, run = drawn(seed, 50), folder / "run"
@@ -53,15 +53,16 @@ def test_scores_of_files_and_frames(folder, tmp_path, seed, form, kinds, floats)
             np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=str(kinds))
 
 
-def session_of(folder, path):
+@pytest.fixture(scope="module")
+def in_onnx(folder):
     """The run as an ONNX file, and what the file says about its inputs."""
-    export_onnx(open_trained(folder / "run"), path, "fp32", overwrite=False)
-    session = onnxruntime.InferenceSession(path)
+    export_onnx(open_trained(folder / "run"), folder / "model.onnx", "fp32", overwrite=False)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
     return session, json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
 
 
-def test_words_for_booleans_in_an_onnx_file_and_a_package(folder, tmp_path):
-    session, about = session_of(folder, tmp_path / "model.onnx")
+def test_words_for_booleans_in_an_onnx_file_and_a_package(folder, in_onnx):
+    session, about = in_onnx
     model, columns = loaded(folder / "package"), drawn(2, 1)
     for word, boolean in [("True", True), ("TRUE", True), ("False", False), ("FALSE", False)]:
         found = []
@@ -83,9 +84,9 @@ def test_words_for_booleans_in_an_onnx_file_and_a_package(folder, tmp_path):
         assert len(set(given)) == 1
 
 
-def test_prices_on_edges_in_an_onnx_file(folder, tmp_path):
+def test_prices_on_edges_in_an_onnx_file(folder, in_onnx):
     """A float32 price, widened to the float64 of the input, falls into the bin of its text."""
-    session, about = session_of(folder, tmp_path / "model.onnx")
+    session, about = in_onnx
     prices = np.array([9.99, 0.1, 14.95, 2.5, 7.77, 3.3, 1000.01])
     model, found = loaded(folder / "package"), []
     columns = {name: [None] * len(prices) for name in model.columns}

@@ -1,10 +1,9 @@
-"""Permutation importance against shuffled frames, scored from raw values, and scikit-learn."""
+"""Permutation importance against shuffled frames, scored from raw values."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.inspection import permutation_importance
 from sklearn.metrics import log_loss, roc_auc_score
 
 from stampede import DataError, SettingsError, open_run, train
@@ -48,28 +47,6 @@ def test_each_column_against_shuffled_frames(run):
         expected = np.stack([np.mean(changes, 0), np.std(changes, 0, ddof=1) / 3**0.5], 1).ravel()
         np.testing.assert_allclose(found.loc[column], expected, atol=2e-6)
     assert found["auc_lost"].abs().max() > 0.01 and found["auc_lost"].is_monotonic_decreasing
-
-
-@pytest.mark.slow
-def test_like_scikit_learns(run):
-    frame = rows_of_test_part().reset_index(drop=True)
-
-    class Model:
-        def fit(self, *_):
-            return self
-
-    def auc(_, rows, label):
-        return roc_auc_score(label, run.score(rows), sample_weight=frame["importance"])
-
-    theirs = permutation_importance(
-        Model(), frame[COLUMNS], frame["rating"] >= 4, scoring=auc, n_repeats=20, random_state=1
-    )
-    expected = pd.Series(theirs.importances_mean, COLUMNS)
-    ours = run.importance(repeats=20)
-    errors = ours["auc_error"] + theirs.importances_std.max() / 20**0.5
-    assert ((ours["auc_lost"] - expected[ours.index]).abs() < 4 * errors).all()
-    deviations = pd.Series(theirs.importances_std / 20**0.5, COLUMNS)[ours.index]
-    np.testing.assert_allclose(ours["auc_error"], deviations, rtol=0.7, atol=1e-4)
 
 
 def test_bounded_rows_seeds_and_parts(run):

@@ -208,20 +208,6 @@ def test_a_graph_cannot_end_the_process(tmp_path):
         assert dense(torch.ones(1), torch.ones(1)) in (-1, 0)
 
 
-def test_values_are_freed_when_no_later_step_needs_them():
-    """A chain of steps takes the memory of a few of them."""
-    steps = [
-        {"name": f"s{i}", "operator": "add.Tensor", "arguments": [{"value": f"s{i - 1}"}, 1]}
-        for i in range(1, 5)
-    ]
-    steps[0]["arguments"] = [{"value": "rows"}, {"value": "numbers"}]
-    dense = Dense({"steps": steps, "output": "s4", "trained": []}, {}, torch.device("cpu"))
-    assert dense._last_use == {
-        "rows": "s1", "numbers": "s1", "s1": "s2", "s2": "s3", "s3": "s4", "s4": "",
-    }  # fmt: skip
-    assert dense(torch.ones(2), torch.ones(2)).tolist() == [5, 5]
-
-
 GOOD = {
     "user": ["1"], "movie": ["2"], "genres": ["war"], "city": ["Oslo"], "slot": [3], "age": [30],
     "when": ["2024-03-01 12:00:00"],

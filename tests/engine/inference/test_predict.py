@@ -1,7 +1,6 @@
 """Scores of raw files, prepared folders and a run's own data."""
 
 import shutil
-from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -116,21 +115,6 @@ def test_labels_and_prepared_folders_make_no_difference(trained_run, tmp_path, l
         status, said = predict(trained_run, given, output, "--ignore-label", "--overwrite")
         assert status == 0 and "AUC" not in said
         assert pl.read_parquet(output).equals(labelled.drop("label", "weight", strict=False))
-
-
-@pytest.mark.parametrize("kind", ["float64", "float32", "decimal"])
-def test_whole_numbers_that_became_floats_are_the_same_ids(trained_run, tmp_path, kind):
-    frame = rows_of_test_part().reset_index(drop=True)
-    frame["user"] = frame["user"].astype("Int64").mask(frame.index == 3)
-    expected = scores(trained_run, [write_movies(tmp_path / "new.csv", frame)], tmp_path)["score"]
-    users = [None if user is pd.NA else float(user) for user in frame["user"]]
-    if kind == "decimal":
-        users = [None if user is None else Decimal(f"{user:.2f}") for user in users]
-    for form in ("parquet", "csv"):
-        other = frame.assign(user=pd.Series(users, dtype="object" if kind == "decimal" else kind))
-        path = write_movies(tmp_path / f"other.{form}", other)
-        found = scores(trained_run, [path], tmp_path)["score"]
-        assert found.to_list() == expected.to_list()
 
 
 def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch, log):

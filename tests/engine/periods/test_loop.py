@@ -84,6 +84,7 @@ def anew(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("drawing")
 def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "grown"
     path = write_logs(folder, [0, 30])
@@ -100,7 +101,7 @@ def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, mo
     found = lines(folder)
     assert [line["step"] for line in found] == [7, 14, 21]
     assert [line["auc"] is None for line in found] == [True, False, False]
-    assert (folder / "runs/ads/periods.png").read_bytes()[:4] == b"\x89PNG"
+    assert len((folder / "runs/ads/periods.png").read_bytes()) > 10_000
     capsys.readouterr()
     # A file is recognised by any path.
     monkeypatch.chdir(period(folder, 1))
@@ -251,7 +252,7 @@ def test_a_new_row_depends_only_on_its_id(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "max_rows", "given"),
-    [("row_wise", 60, KEEP_ALL), ("data_parallel", "null", KEEP_ALL), ("row_wise", "null", ANEW)],
+    [("row_wise", 60, KEEP_ALL), ("row_wise", "null", ANEW)],
 )
 def test_each_period_may_have_another_number_of_ranks(tmp_path, plan, max_rows, given):
     """Two, four and one; where a table is full, new ids take rows on whatever rank they are."""

@@ -35,7 +35,7 @@ def test_fewer_than_two_steps_change_nothing(tmp_path):
     same_end(tmp_path / "of_1", tmp_path / "of_0")
 
 
-@pytest.mark.parametrize("step", [3, 4, 8, 10])
+@pytest.mark.parametrize("step", [4, 10])
 def test_a_run_continues_within_an_epoch(tmp_path, step):
     every = [*AVERAGED, "train.epochs=2", "checkpoint.every_steps=1"]
     run_small(tmp_path, [*every, "run.name=whole"])
@@ -48,10 +48,9 @@ def test_a_run_continues_within_an_epoch(tmp_path, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["row_wise", "column_wise", "data_parallel"])
-def test_two_ranks_average_as_one(tmp_path, plan):
+def test_two_ranks_average_as_one(tmp_path):
     run_small(tmp_path, [*AVERAGED, "train.epochs=2", "run.name=one"])
-    both = [*AVERAGED, "train.epochs=2", "run.name=two", f"sharding.plan={plan}"]
+    both = [*AVERAGED, "train.epochs=2", "run.name=two", "sharding.plan=column_wise"]
     run_ranks(2, run_small, tmp_path, both, 2)
     one, two = (weights(tmp_path / name / "checkpoints/epoch_0002") for name in ("one", "two"))
     for name, expected in one.items():

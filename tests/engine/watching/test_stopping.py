@@ -28,7 +28,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "action, step, saved",
-    [(kill, 9, 8), (kill, 12, 10), (ask_to_stop, 4, 4), (ask_to_stop, 16, 16)],
+    [(kill, 12, 10), (ask_to_stop, 4, 4), (ask_to_stop, 16, 16)],
 )
 def test_a_run_continues_from_its_newest_checkpoint(
     tmp_path, capsys, undisturbed, action, step, saved

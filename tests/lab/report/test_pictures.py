@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from stampede.lab.report.pictures import all_pictures, styles
+from stampede.lab.report.pictures import all_pictures
 from stampede.lab.report.records import settings_of
 
 
@@ -114,25 +113,3 @@ def test_what_was_not_recorded_is_said(runs):
         assert alone.figure is None and "bare" in alone.left_out[0]
         assert any(sentence.endswith(": bare.") for sentence in both.left_out)
         assert (both.figure is None) == (both.name == "auc_batch_size")
-
-
-def test_curves_differ_without_colour():
-    looks = [(str(s["linestyle"]), s["marker"], s["markerfacecolor"]) for s in styles(35)]
-    assert len(set(looks)) == 35
-
-
-@pytest.mark.parametrize("lowest, highest", [(0.002, 0.03), (1e-4, 0.03), (1e-6, 0.9), (0.1, 0.9)])
-def test_the_labels_of_calibration_do_not_overlap(runs, lowest, highest):
-    found = [
-        {"mean_prediction": one, "mean_label": one} for one in np.geomspace(lowest, highest, 10)
-    ]
-    run = replace(runs[0], summary={**runs[0].summary, "calibration_buckets": found})
-    figure = drawn([run], "calibration").figure
-    FigureCanvasAgg(figure).draw()
-    (axes,) = figure.axes
-    for axis in (axes.xaxis, axes.yaxis):
-        labels = [label for label in axis.get_ticklabels() if label.get_text()]
-        boxes = [label.get_window_extent() for label in labels]
-        assert len(boxes) >= 2
-        assert not any(a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[:at])
-    assert not axes.xaxis.get_minor_ticks()

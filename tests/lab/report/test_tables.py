@@ -1,16 +1,13 @@
 """Tables of the report."""
 
 import math
-import re
 from dataclasses import replace
 
 from stampede.lab.report.page import (
-    Table,
     about_table,
     configuration_table,
     result_tables,
     step_table,
-    write_report,
 )
 from stampede.lab.report.records import by_data, settings_of
 
@@ -110,29 +107,3 @@ def test_differences_of_the_configurations(runs):
     assert list(configuration_table([runs[0], near]).header) == ["run", "optim.dense.lr"]
     same = configuration_table([runs[0], replace(runs[0], label="again")])
     assert same.note == "All runs have the same settings." and not same.rows
-
-
-def test_wide_tables_need_no_scrolling(runs, tmp_path):
-    """Few runs become columns; of many, the columns go on below, beside the run's name."""
-
-    def wide(rows):
-        heads = [f"h{number}" for number in range(16)]
-        return Table("", "", [{"run": f"r{at}"} | dict.fromkeys(heads, "1") for at in range(rows)])
-
-    assert wide(3).on_its_side and not wide(4).on_its_side
-    stretches = wide(4).stretches
-    assert all(next(iter(one)) == "run" and len(one) <= 8 for one in stretches)
-    assert [head for one in stretches for head in one if head != "run"] == list(wide(4).header)[1:]
-    narrow = Table("", "", [{"key": "a", "value": "1"}])
-    assert narrow.stretches == [narrow.header] and not narrow.on_its_side
-    write_report(runs, tmp_path / "report")
-    page = (tmp_path / "report/report.html").read_text()
-    auc = f"{runs[0].summary['auc']:.4f}"
-    assert re.search(
-        rf"<th>test AUC</th>(<td class=\"of-run\">[\d.]+</td>)*?<td[^>]*>{auc}</td>", page
-    )
-    assert "prefers-color-scheme: dark" in page
-    five = [replace(runs[0], label=f"run{at}", path=tmp_path / f"run{at}") for at in range(5)]
-    write_report(five, tmp_path / "five")
-    page = (tmp_path / "five/report.html").read_text()
-    assert f'data-head="test AUC">{auc}</td>' in page

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from stampede.models import NetworkShape, NoOptions, StoredColumns, cpu, network
+from stampede.models import NetworkShape, StoredColumns, cpu
 from stampede.models.fm_terms import joined_with_orders, second_order
 from stampede.models.mlp import MLP, HiddenLayers, hidden_layers, relu_layers
 from stampede.native_library import switched_off
@@ -132,25 +132,6 @@ def test_a_kept_graph_can_be_gone_through_again(precision):
         logits.sum().backward()
 
 
-def test_gradients_of_a_batch_of_outputs():
-    mlp, inputs = mlp_and_inputs()
-    each = [torch.autograd.grad(mlp(inputs)[row], inputs)[0] for row in range(70)]
-    together = torch.autograd.grad(mlp(inputs), inputs, torch.eye(70), is_grads_batched=True)
-    torch.testing.assert_close(together[0], torch.stack(each))
-
-
-def test_a_backward_that_failed_cannot_be_repeated(monkeypatch):
-    mlp, inputs = mlp_and_inputs()
-    logits = mlp(inputs).sum()
-
-    monkeypatch.setattr(cpu, "relu_layers_backward", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        logits.backward()
-    monkeypatch.undo()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        logits.backward()
-
-
 @pytest.mark.parametrize("function", ["mlp", "joined", "split", "second order"])
 def test_a_gradient_that_is_to_be_differentiated_is_refused(function):
     mlp, inputs = mlp_and_inputs()
@@ -183,13 +164,6 @@ def test_only_trained_tensors_get_gradients(trained, precision):
         gradients.append([tensor.grad for tensor in everything])
     for is_trained, was, found in zip(trained, *gradients, strict=True):
         assert torch.equal(found, was) if is_trained else found is None
-
-
-def test_second_derivatives_of_the_second_order():
-    given = torch.randn(3, 2, 4).double()
-    found = torch.func.hessian(lambda e: second_order(e).sum())(given)
-    exact = torch.func.hessian(lambda e: (e[:, 0] * e[:, 1]).sum())(given)
-    torch.testing.assert_close(found, exact)
 
 
 class _Doubled(HiddenLayers):
@@ -287,19 +261,6 @@ def test_a_graph_is_captured_without_the_kernels(strict):
     assert "stampede" not in str(program.graph)
     inputs = torch.randn(7, 6)
     torch.testing.assert_close(program.module()(inputs), layers(inputs))
-
-
-def test_other_ways_to_look_into_a_network():
-    shape = NetworkShape(2, 4, 6, (5,))
-    deepfm = network("deepfm").build(shape, torch.Generator().manual_seed(0), NoOptions())
-    given = torch.randn(3, 2, 4), torch.randn(3, 6)
-    expected = deepfm(*given)
-    torch.testing.assert_close(torch.fx.symbolic_trace(deepfm)(*given), expected)
-    torch.testing.assert_close(torch.jit.trace(deepfm, given)(*given), expected)
-    grad = torch.func.grad(lambda embeddings: deepfm(embeddings, given[1]).sum())(given[0])
-    embeddings = given[0].clone().requires_grad_()
-    deepfm(embeddings, given[1]).sum().backward()
-    torch.testing.assert_close(grad, embeddings.grad)
 
 
 @pytest.mark.parametrize("columns", [273, 16])

@@ -153,38 +153,6 @@ def unrelated():
     return stepper(nn.Linear(4, 1), lambda critic: critic(torch.ones(1, 4)).sum())
 
 
-def accumulated(passes, others):
-    """The tables after passes that were announced in threes, and how often they stepped."""
-    torch.manual_seed(0)
-    model = shard(Model(), cowclip_sharders(TableInit(std=0.1), backwards_per_step=3))
-    judge = nn.Linear(16, 1)
-    for parameter in judge.parameters():
-        nn.init.constant_(parameter, 0.1)
-    look_up = model.module.tables
-    teach = stepper(judge, lambda judge: judge(look_up(features()).values().detach()).sum())
-    dense = dense_optimizer(model)
-    for number in range(1, passes + 1):
-        # The judge's parameters get a gradient too.
-        loss = model(features(number)).square().sum() + judge(look_up(features()).values()).sum()
-        loss.backward()
-        if others:
-            teach()
-            nn.init.constant_(judge.weight, 0.1)
-            unrelated()()
-        if number % 3 == 0 or number == passes:
-            dense.step()
-            dense.zero_grad()
-    return weights_of(model), steps_of(model)
-
-
-@pytest.mark.parametrize("passes, steps", [(6, 2), (8, 3)])
-def test_optimizers_of_other_networks_do_not_end_an_accumulation(passes, steps):
-    expected, counted = accumulated(passes, others=False)
-    found, also = accumulated(passes, others=True)
-    assert counted == also == [steps]
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
 def test_optimizers_of_other_networks_do_not_excuse_accumulation():
     model = shard(Model())
     dense, other = dense_optimizer(model), unrelated()
@@ -301,6 +269,13 @@ def test_a_batch_without_ids_is_a_step(samples):
     model(empty).sum().backward()
     assert torch.equal(weights_of(model), before)
     assert steps_of(model) == [1]
+
+
+def test_bags_that_no_sample_is_told_of_are_refused():
+    ids, lengths = torch.tensor([1, 2, 3]), torch.ones(3, dtype=torch.int64)
+    sizes = {"stride_per_key_per_rank": [[1], [2]]}
+    with pytest.raises(ValueError, match="feature 'fa' has a batch size of its own"):
+        shard(Model())(KeyedJaggedTensor(["fa", "fb"], ids, lengths=lengths, **sizes))
 
 
 def test_an_error_inside_backward_does_not_spoil_the_next():

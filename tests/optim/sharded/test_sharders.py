@@ -296,18 +296,3 @@ def test_a_tables_own_init_fn_is_kept_unless_an_init_is_given():
         found = weights_of(shard(with_cowclip(model), sharders=cowclip_sharders(init)))
         assert (found["a"] == expected).all()
         assert not (found["b"] == 0.5).any()
-
-
-def test_names_of_fbgemm_are_refused_where_the_optimizer_is_named():
-    kind = CowClipAdam
-    for arguments, words in (
-        ({"learning_rate": 0.1}, "has no argument learning_rate; write lr"),
-        (
-            {"lr": 0.1, "beta1": 0.9, "beta2": 0.99},
-            r"no argument beta1; write betas=\(beta1, beta2",
-        ),
-    ):
-        with pytest.raises(TypeError, match=f"{kind.__name__}.*{words}"):
-            apply_optimizer_in_backward(kind, Bags(a=8).ebc.parameters(), arguments)
-    with pytest.raises(ValueError, match=r"betas is 0.9; write two numbers"):
-        apply_optimizer_in_backward(kind, Bags(a=8).ebc.parameters(), {"betas": 0.9})

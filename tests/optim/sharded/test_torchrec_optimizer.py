@@ -13,8 +13,6 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
 from support.bags import PLANS, WHOLE, Bags, shard, step, weights_of, with_cowclip
-from support.reference import ReferenceTables
-from support.unsharded import relative_deviation
 
 WIDE, ROWS = (20, 8), (20,)
 
@@ -106,33 +104,6 @@ def test_the_learning_rate_is_changed_as_torchrec_does(plan, change, then):
         return not torch.equal(weights_of(model)["a"], before)
 
     assert [moves(rate) for rate in (0.1, 0.0, 0.2, 0.0)] == [True, False, True, False]
-
-
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_a_schedule_reaches_the_tables_with_the_next_step(plan):
-    clip = {"ratio": 0.5, "bound": 1e-3}
-    model = with_cowclip(Bags(a=8), lr=1e-2, l2=1e-3, clip=CowClip(**clip))
-    model = shard(model, plan)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(model.fused_optimizer, 0.3)
-    start = weights_of(model)
-    reference, constant = (
-        ReferenceTables(start, l2=1e-3, granularity="cowclip", **clip) for _ in range(2)
-    )
-    for number in range(5):
-        step(model)
-        schedule.step()
-        for tables, rate in ((reference, 1e-2 * 0.3**number), (constant, 1e-2)):
-            # Two samples, each with ids 1, 1, 3: d(sum of squares)/dw = 2 * bag * multiplicity.
-            weights = tables.weights["a"]
-            grad, counts = torch.zeros_like(weights), torch.zeros(20, dtype=torch.int64)
-            bag = 2 * weights[1] + weights[3]
-            grad[1], grad[3], counts[1], counts[3] = 8 * bag, 4 * bag, 4, 2
-            tables.step({"a": grad}, {"a": counts}, lr=rate)
-        next_rate = pytest.approx(1e-2 * 0.3 ** (number + 1))
-        assert all(t.get_learning_rate() == next_rate for t in local_cowclip_tables(model))
-    found = weights_of(model)
-    assert relative_deviation(found, reference.weights, start) < 1e-4
-    assert relative_deviation(found, constant.weights, start) > 0.1
 
 
 def test_settings_that_cannot_be_changed_are_refused():
