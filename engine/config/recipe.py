@@ -239,7 +239,6 @@ class _Run:
         is_open &= self.at("train.averaging") != 0
         return _Kind.UNTIL_NO_BETTER if is_open else _Kind.USUAL
 
-
     @property
     def is_short(self) -> bool:
         """Whether the training is short and its rates fall; `train.epochs` is chosen before."""
