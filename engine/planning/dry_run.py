@@ -17,7 +17,7 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingPlan
 
 from stampede.engine.config import Config
-from stampede.engine.config.recipe import LARGE_LOG, with_recipe
+from stampede.engine.config.recipe import with_recipe
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.job import build_model
@@ -117,9 +117,8 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         DataError: a file of the data cannot be used.
     """
     data = planned_data(config)
-    config, _ = with_recipe(
-        config, data.rows or LARGE_LOG, len(data.vocabulary_sizes), cluster.world_size
-    )
+    fields = len(data.vocabulary_sizes)
+    config, _ = with_recipe(config, data.train.rows, fields, cluster.world_size)
     model = build_model(config, data)
     optimize_tables(config, scaled_hyperparameters(config).scaled, model.front)
     work = workload(config, data, model, cluster.world_size, cluster.device_type)
