@@ -53,8 +53,6 @@ _MARKS = ("|", "^")
 # A field of several ids shares a table that has this part of its ids, if they are so many; of long
 # cells the last ids are kept.
 _SHARED, _FEWEST_SHARED, _MOST_IDS = 0.5, 5, 50
-# So does a field of one id, if they are so many texts: whole numbers are alike by chance.
-_FEWEST_TEXTS = 20
 
 
 class Guess(NamedTuple):
@@ -216,7 +214,6 @@ def _table(
             f"{path}: found no column of ids (texts or whole numbers) besides the label {label!r}; "
             "write a schema file and give it with --schema"
         )
-    weighted = _weighted(head, schema["ids"])
     shared = _shared(head, schema["ids"])
     another = "" if given else "; --label COLUMN names another"
     reason = [f"guessed a table: label {label!r}, {why_label}{another}"]
@@ -234,10 +231,6 @@ def _table(
         reason.append(f"left out: {_listed(left_out)}")
     if parts:
         reason.append(f"split by {parts!r}: {why_parts}")
-    reason += [
-        f"{column} has a fraction for each id of {name}, so it holds their weights"
-        for name, column in weighted.items()
-    ]
     reason += [
         f"{name} has ids of {options['share']}, so it uses that table; correct it if they only "
         "look alike"
@@ -293,33 +286,10 @@ def _cells(head: pl.DataFrame, name: str, options: dict[str, Any]) -> pl.Series:
     return cells.to_frame().select(split(pl.col(cells.name), options["separator"])).to_series()
 
 
-def _weighted(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, str]:
-    """Make lists of fractions the weights of the field that has as many ids in each cell.
-
-    Returns:
-        The columns of weights, by these fields; they are no fields of their own any more.
-    """
-    cells = {name: _cells(head, name, given) for name, given in ids.items() if "separator" in given}
-    counts = {name: one.list.len().fill_null(0) for name, one in cells.items()}
-    fractions, found = [], {}
-    for name, one in cells.items():
-        numbers = one.explode().drop_nulls().cast(pl.Float64, strict=False)
-        if not numbers.null_count() and (numbers % 1 != 0).any():
-            fractions.append(name)
-    for name in fractions:
-        for other in cells:
-            alike = other not in fractions and ids[other]["separator"] == ids[name]["separator"]
-            if alike and other not in found and (counts[other] == counts[name]).all():
-                ids[other]["weights"] = found[other] = ids.pop(name).get("column", name)
-                break
-    return found
-
-
 def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
-    """Let fields share the table of a field of one id that has their ids; returns these fields.
+    """Let fields of several ids share the table of the field of one id that has most of theirs.
 
-    It has most of a field's ids among its own; of several, it is the one with the most of them, or,
-    for a field of one id, with the most ids. Long cells are cut to their last ids.
+    Long cells are cut to their last ids. Returns these fields.
     """
     values = {name: head[given.get("column", name)] for name, given in ids.items()}
     single = {
@@ -328,21 +298,13 @@ def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
         if "separator" not in ids[name]
     }
     found = {}
-    owners: list[str] = []
-    for name in sorted(single, key=lambda one: len(single[one]), reverse=True):
-        texts = {one for one in single[name] if not one.isdecimal()}
-        least = max(_SHARED * len(single[name]), _FEWEST_TEXTS)
-        owner = next((one for one in owners if len(single[one] & texts) >= least), None)
-        if owner is None:
-            owners.append(name)
-        else:
-            ids[name]["share"] = owner
-            found[name] = ids[name]
-    single = {name: single[name] for name in owners}
     for name, given in ids.items():
         if "separator" not in given or not single:
             continue
-        cells = _cells(head, name, given)
+        cells = values[name]
+        if cells.dtype == pl.String:
+            marked = split(pl.col(cells.name), given["separator"])
+            cells = cells.to_frame().select(marked).to_series()
         known = set(cells.explode().drop_nulls().cast(pl.String)) - {"", *MISSING}
         owner = max(single, key=lambda other: len(single[other] & known))
         if len(known) >= _FEWEST_SHARED and len(single[owner] & known) >= _SHARED * len(known):

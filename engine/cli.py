@@ -250,7 +250,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     plan = parser.add_argument_group(
         "dry run",
-        "memory, lookups and traffic of a cluster that need not exist; status 1 if it does not fit",
+        "memory and time of a cluster that need not exist; status 1 if it does not fit",
     )
     plan.add_argument("--plan", action="store_true", help="plan the run instead of running it")
     plan.add_argument("--world-size", type=int, metavar="N", help="number of devices; required")

@@ -96,13 +96,11 @@ def train_step(
     sent: SentBatch,
     step: int,
     processes: Processes,
-    watch: Callable[[Batch, Tensor, Tensor], None] | None = None,
 ) -> Tensor:
     """Forward, backward with the update of the tables, update of the dense layers.
 
     Args:
         step: its number, counted from 1.
-        watch: called with the batch, its looked-up rows and their gradient before the update.
 
     Returns:
         Mean loss over the global batch, weighted if samples have weights, a float64 scalar on the
@@ -114,16 +112,10 @@ def train_step(
             since. If updates are queued on a GPU, it is raised some steps later.
     """
     with using_threads(job.threads or torch.get_num_threads()):
-        return _train_step(job, sent, step, processes, watch)
+        return _train_step(job, sent, step, processes)
 
 
-def _train_step(
-    job: Job,
-    sent: SentBatch,
-    step: int,
-    processes: Processes,
-    watch: Callable[[Batch, Tensor, Tensor], None] | None,
-) -> Tensor:
+def _train_step(job: Job, sent: SentBatch, step: int, processes: Processes) -> Tensor:
     heartbeat = processes.heartbeat
     heartbeat.beat(LOOKING_UP, step)
     batch = sent.received()
@@ -141,8 +133,6 @@ def _train_step(
             job.dense_buffers[name].copy_(buffer)
         heartbeat.beat("between steps")
         return loss
-    if watch is not None:
-        watch(batch, looked_up.rows.detach(), grads[0])
     heartbeat.beat("updating tables")
     with stopping(step):
         torch.autograd.backward(looked_up.tensors(), grads)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stampede import Run
-from stampede.lab.sweep import Parameter
 
 if TYPE_CHECKING:
     import optuna
@@ -41,13 +41,29 @@ COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """What a search may choose for a key: some values, or a range on a logarithmic scale."""
+
+    choices: Sequence[Any] = ()
+    low: float = 0.0
+    high: float = 0.0
+
+    def suggest(self, trial: optuna.Trial, key: str) -> None:
+        """Let an Optuna trial choose a value."""
+        if self.choices:
+            trial.suggest_categorical(key, self.choices)
+        else:
+            trial.suggest_float(key, self.low, self.high, log=True)
+
+
 def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
     """What to search, by key: what `given` leaves open, around the values that `run` had."""
     is_small = training_rows(run) < SMALL_LOG
     parameters: dict[str, Parameter] = {}
     for key, (low, high) in _FACTORS.items():
         if usual := value_of(run.config, key):
-            parameters[key] = Parameter(low=low * usual, high=high * usual, log=True)
+            parameters[key] = Parameter(low=low * usual, high=high * usual)
     epochs = value_of(run.config, "train.epochs")
     choices = [factor * epochs for factor in _MORE_EPOCHS]
     if is_small and epochs == _UNTIL_NO_BETTER:

@@ -1,4 +1,4 @@
-"""Grids of trainings and Optuna studies: `stampede sweep SWEEP.yaml`, see `Sweep`.
+"""Grids of trainings: `stampede sweep SWEEP.yaml`, see `Sweep`.
 
 A trial is a point (overrides of the job) with a seed, and has a run folder of its own. The same
 command continues a sweep that was stopped; a trial that fails does not stop it.
@@ -12,13 +12,12 @@ import itertools
 import json
 import re
 import shutil
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from tqdm import tqdm
@@ -54,54 +53,12 @@ _RECORD, _TRIALS = "trials.json", "trials"
 Grid = dict[str, list[Any] | dict[str, list[str]]]
 
 
-class Parameter(Section):
-    """What a study may choose for a key: a range, or one of some values."""
-
-    low: int | float | None = Field(None, description="smallest value")
-    high: int | float | None = Field(
-        None, description="largest value; if both are whole numbers, so are the values"
-    )
-    log: bool = Field(False, description="draw on a logarithmic scale")
-    choices: list[int | float | str | bool] = Field([], description="values instead of a range")
-
-    @model_validator(mode="after")
-    def _check(self) -> Parameter:
-        if (self.low is None or self.high is None) == (not self.choices):
-            raise ValueError("write low and high, or choices")
-        if not self.choices and not self.low < self.high:
-            raise ValueError(f"low is {self.low} and high {self.high}; write a larger high")
-        if self.log and (self.choices or self.low <= 0):
-            raise ValueError("log is for a range with a low above 0")
-        return self
-
-    def suggest(self, trial: Any, key: str) -> None:
-        """Let an Optuna trial choose a value."""
-        if self.choices:
-            trial.suggest_categorical(key, self.choices)
-        elif isinstance(self.low, int) and isinstance(self.high, int):
-            trial.suggest_int(key, self.low, self.high, log=self.log)
-        else:
-            trial.suggest_float(key, float(self.low), float(self.high), log=self.log)
-
-
-class Study(Section):
-    """A search by Optuna's TPE for the best metric of the part that chooses the epoch."""
-
-    parameters: dict[str, Parameter] = Field(
-        ..., min_length=1, description="what to try, by section.key"
-    )
-    metric: Literal["auc", "logloss"] = Field("auc", description="what to optimize")
-    trials: int = Field(20, ge=1, description="points to try, failed ones included")
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="seed of the sampler")
-
-
 class Small(Section):
     """Changes for `--small`, a form that a laptop can run."""
 
     overrides: list[str] = Field([], description="further section.key=value")
     grid: Grid = Field({}, description="replaces axes of the same name")
     seeds: list[Seed] = Field([], description="replaces the seeds of the sweep")
-    trials: int | None = Field(None, ge=1, description="replaces study.trials")
 
 
 class Sweep(Section):
@@ -109,14 +66,15 @@ class Sweep(Section):
 
     config: str = Field(..., description="the job, relative to the sweep file")
     overrides: list[str] = Field([], description="section.key=value for all trials")
-    grid: Grid = Field({}, description="axes; every combination of their values is a point")
+    grid: Grid = Field(
+        ..., min_length=1, description="axes; every combination of their values is a point"
+    )
     exclude: list[str] = Field([], description="points to leave out, by labels: 'linear / 1K'")
     tune: str = Field(
         "",
         description="axis whose best value, by the AUC of the part that chooses the epoch with the "
         "first seed, each combination of the others takes; other seeds run with it alone",
     )
-    study: Study | None = Field(None, description="a search instead of a grid")
     seeds: list[Seed] = Field([1], min_length=1, description="run.seed of the trials of a point")
     metrics: list[str] = Field(
         ["auc", "logloss"], min_length=1, description="columns: metrics and keys of summary.json"
@@ -136,8 +94,6 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Sweep:
-        if bool(self.grid) == (self.study is not None):
-            raise ValueError("write either a grid or a study")
         for axis, values in {**self.grid, **self.small.grid}.items():
             if not values or (isinstance(values, list) and "." not in axis):
                 raise ValueError(
@@ -157,14 +113,11 @@ class Sweep(Section):
 
     def as_small(self) -> Sweep:
         """The small form."""
-        small, study = self.small, self.study
-        if study is not None and small.trials is not None:
-            study = study.model_copy(update={"trials": small.trials})
+        small = self.small
         changes = {
             "overrides": [*self.overrides, *small.overrides],
             "grid": self.grid | small.grid,
             "seeds": small.seeds or self.seeds,
-            "study": study,
         }
         return self.model_copy(update=changes)
 
@@ -290,10 +243,6 @@ class Runner:
             )
         return name, values, digest
 
-    def has_run(self, point: Point, seed: int) -> bool:
-        """Whether the trial has ended before."""
-        return self.checked(point, seed)[0] in self._record
-
     def run(self, point: Point, seed: int) -> Trial:
         """Run a trial, or open it if it has ended before."""
         name, values, digest = self.checked(point, seed)
@@ -348,40 +297,6 @@ def run_grid(runner: Runner, bar: Callable[[], Any]) -> list[Trial]:
     return trials
 
 
-def run_study(runner: Runner, bar: Callable[[], Any]) -> list[Trial]:
-    """Run an Optuna study; a point's value is the mean over its seeds.
-
-    Each point has a new sampler, seeded by its number, and Optuna is told the earlier points anew,
-    so that a killed study continues as if nothing had happened.
-    """
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    settings, trials = runner.sweep.study, []
-    better = "minimize" if settings.metric == "logloss" else "maximize"
-    study = optuna.create_study(direction=better)
-    for number in range(settings.trials):
-        study.sampler = optuna.samplers.TPESampler(seed=settings.seed + number)
-        asked = study.ask()
-        for key, what in settings.parameters.items():
-            what.suggest(asked, key)
-        labels = {key: _label(value) for key, value in asked.params.items()}
-        point = Point({"trial": f"{number:04d}", **labels}, dict(asked.params))
-        of_point = []
-        for seed in runner.sweep.seeds:
-            of_point.append(runner.run(point, seed))
-            bar()
-        values = [trial.metric(settings.metric) for trial in of_point]
-        failed = any(value is None for value in values)
-        study.tell(
-            asked,
-            None if failed else statistics.fmean(values),
-            optuna.trial.TrialState.FAIL if failed else None,
-        )
-        trials += of_point
-    return trials
-
-
 def load_sweep(path: Path, small: bool = False) -> Sweep:
     """Read and check a sweep file; a SettingsError says what is wrong, key by key."""
     values = read_yaml(path, "configs/sweeps holds the shipped sweeps")
@@ -405,15 +320,11 @@ def run_sweep(
     sweep = load_sweep(file, small)
     folder.mkdir(parents=True, exist_ok=True)
     runner = Runner(file, sweep, folder, overrides, retry_failed)
-    several = len(sweep.seeds)
-    if sweep.study is not None:
-        count, start = sweep.study.trials * several, run_study
-    else:
-        points = [point for point in sweep.points() if point.title not in sweep.exclude]
-        rows = {sweep.row(point) for point in points}
-        count, start = len(points) + len(rows) * (several - 1), run_grid
+    points = [point for point in sweep.points() if point.title not in sweep.exclude]
+    rows = {sweep.row(point) for point in points}
+    count = len(points) + len(rows) * (len(sweep.seeds) - 1)
     with tqdm(total=count, desc="trials", unit=" trials", mininterval=5, disable=None) as bar:
-        trials = start(runner, bar.update)
+        trials = run_grid(runner, bar.update)
     for name, text in (
         ("results.csv", to_csv(sweep, trials)),
         ("results.md", to_markdown(folder.name, sweep, trials)),
@@ -444,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede sweep",
-        description="Run a grid of trainings, or an Optuna study, then write a table (CSV and\n"
+        description="Run a grid of trainings, then write a table (CSV and\n"
         "Markdown) and pictures. Every trial has its own run folder. The same command continues\n"
         "a sweep that was stopped. A failed trial does not stop a sweep; the table lists it.",
         epilog="\n".join(["keys of a sweep file:", *keys_help(Sweep, defaults=False)]),

@@ -64,8 +64,8 @@ def _figure(trial: Trial, column: str) -> float | None:
     return sum(found.values()) if isinstance(found, dict) else found
 
 
-def rows(sweep: Sweep, trials: Sequence[Trial]) -> list[Row]:
-    """A row per point, in order; of a study, the best first."""
+def rows(trials: Sequence[Trial]) -> list[Row]:
+    """A row per point, in order."""
     of_points: dict[str, list[Trial]] = {}
     for trial in trials:
         if not trial.rejected:
@@ -74,11 +74,6 @@ def rows(sweep: Sweep, trials: Sequence[Trial]) -> list[Row]:
     for title, of_point in of_points.items():
         done = [trial for trial in of_point if not trial.message]
         found.append(Row(of_point[0].point.labels, title, done, len(of_point) - len(done)))
-    if sweep.study is not None:
-        sign = -1 if sweep.study.metric == "auc" else 1
-        part = next((t.run.summary["selected_on"] for row in found for t in row.done), "test")
-        sought = f"{part} {sweep.study.metric}"
-        found.sort(key=lambda row: sign * row.mean(sought).value if row.done else math.inf)
     return found
 
 
@@ -100,7 +95,7 @@ def _title(column: str) -> str:
 
 def to_csv(sweep: Sweep, trials: Sequence[Trial]) -> str:
     """A line per point, numbers in full."""
-    found = rows(sweep, trials)
+    found = rows(trials)
     lines = []
     for row in found:
         line: dict[str, Any] = dict(row.labels)
@@ -118,7 +113,7 @@ def to_csv(sweep: Sweep, trials: Sequence[Trial]) -> str:
 
 def to_markdown(name: str, sweep: Sweep, trials: Sequence[Trial]) -> str:
     """The data, how epochs were chosen, the table, and which trials failed."""
-    found = rows(sweep, trials)
+    found = rows(trials)
     done = [trial for row in found for trial in row.done]
     said = [f"# {name}"]
     if done:
@@ -180,15 +175,12 @@ def _wrapped(text: str) -> str:
 
 def draw(sweep: Sweep, trials: Sequence[Trial], folder: Path) -> list[Path]:
     """Draw the trials that succeeded; returns the PNG files."""
-    found = [row for row in rows(sweep, trials) if row.done]
+    found = [row for row in rows(trials) if row.done]
     aucs = [f"{part} auc" for part in found[0].done[0].run.metrics]
-    if sweep.study is not None:
-        figures = {"study.png": _study_figure(sweep, found)}
-    else:
-        figures = {
-            "auc.png": _grid_figure(sweep, found, aucs),
-            "seconds.png": _grid_figure(sweep, found, ["train_seconds"]),
-        }
+    figures = {
+        "auc.png": _grid_figure(sweep, found, aucs),
+        "seconds.png": _grid_figure(sweep, found, ["train_seconds"]),
+    }
     from matplotlib.text import Text
 
     for name, figure in figures.items():
@@ -234,42 +226,4 @@ def _grid_figure(sweep: Sweep, found: Sequence[Row], shown: Sequence[str]) -> Fi
         title = " / ".join(axis for axis in axes if axis != x)
         panels[-1].legend(loc="best", fontsize=8, title=title, title_fontsize=8)
     figure.suptitle("mean over the seeds; bars: standard error", fontsize=9)
-    return figure
-
-
-def _study_figure(sweep: Sweep, found: Sequence[Row]) -> Figure:
-    """The metric by trial, and over each parameter."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
-    part = found[0].done[0].run.summary["selected_on"]
-    sought = f"{part} {sweep.study.metric}"
-    parameters = sweep.study.parameters
-    figure = Figure(figsize=(4 * (len(parameters) + 1), 3.8), layout="constrained")
-    course, *scatters = figure.subplots(1, len(parameters) + 1, sharey=True)
-    in_order = sorted(found, key=lambda row: row.labels["trial"])
-    values = [row.mean(sought).value for row in in_order]
-    better = max if sweep.study.metric == "auc" else min
-    best = [better(values[: end + 1]) for end in range(len(values))]
-    numbers = [int(row.labels["trial"]) for row in in_order]
-    course.plot(numbers, values, "ko", markersize=4, label="trial")
-    course.step(numbers, best, "k-", where="post", label="best so far")
-    course.set(xlabel="trial", ylabel=_title(sought))
-    course.xaxis.get_major_locator().set_params(integer=True)
-    course.legend(loc="best", fontsize=8)
-    for axes, (name, what) in zip(scatters, parameters.items(), strict=True):
-        labels = [row.labels[name] for row in in_order]
-        if what.choices:
-            different = list(dict.fromkeys(labels))
-            axes.plot([different.index(text) for text in labels], values, "ko")
-            axes.set_xticks(range(len(different)), different)
-        else:
-            axes.plot([float(text) for text in labels], values, "ko")
-        axes.set_xlabel(name)
-        if what.log:
-            axes.set_xscale("log")
-            # By default powers of ten are formulas.
-            axes.xaxis.set(major_formatter="{x:g}", minor_formatter=NullFormatter())
-    for axes in figure.axes:
-        axes.grid(alpha=0.3)
     return figure

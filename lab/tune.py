@@ -41,12 +41,14 @@ from stampede import (
     configuration,
     exit_status,
     open_run,
+    selection_score,
     train,
 )
 from stampede.files import delete_folder, refuse_links, write_file
 from stampede.lab.search_space import (
     COLUMNS,
     SMALL_LOG,
+    Parameter,
     changes_of_one,
     choose,
     is_open,
@@ -54,7 +56,6 @@ from stampede.lab.search_space import (
     training_rows,
     value_of,
 )
-from stampede.lab.sweep import Parameter
 from stampede.settings import SettingsError, parse_yaml, read_yaml
 from stampede.stores import is_url
 
@@ -128,7 +129,7 @@ class _Search:
         if trial.number > 0 and trial.should_prune():
             study.tell(trial, state=TrialState.PRUNED)
         else:
-            study.tell(trial, _worth(run.metrics, self.metric))
+            study.tell(trial, selection_score(run.metrics["validation"], self.metric))
         shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 
 
@@ -242,7 +243,7 @@ def _first_trial(
         first = search.train(0, {}, after_epoch=lambda metrics: time.time() >= end)
     if "validation" not in first.metrics:
         raise SettingsError("tune needs a validation part: write data.validation_fraction=0.1")
-    if _worth(first.metrics, search.metric) is None:
+    if selection_score(first.metrics["validation"], search.metric) is None:
         raise SettingsError("the validation part has one class only, and so no AUC")
     parameters = open_parameters(given, first)
     if not parameters:
@@ -277,14 +278,6 @@ def _configured(
             "key out"
         )
     return given, values
-
-
-def _worth(metrics: Mapping[str, dict[str, Any]], metric: str) -> float | None:
-    """What is searched for, as `evaluate.metric` has it: higher is better."""
-    auc, logloss = (metrics["validation"][name] for name in ("auc", "logloss"))
-    if metric == "logloss":
-        return -logloss
-    return auc if auc is None or metric == "auc" else auc - logloss
 
 
 def _set(given: dict[str, Any], key: str, value: Any) -> None:
@@ -384,7 +377,7 @@ def _work(
             trial: optuna.Trial = trial,
             values: list[float] = values,
         ) -> bool:
-            values.append(_worth(metrics, search.metric))
+            values.append(selection_score(metrics["validation"], search.metric))
             trial.report(values[-1], len(values))
             return trial.should_prune() or is_over()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         TrainingStoppedError,
     )
     from stampede.engine.exit_status import exit_status
+    from stampede.engine.training.plateau import selection_score
     from stampede.settings import SettingsError
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "configuration",
     "exit_status",
     "open_run",
+    "selection_score",
     "train",
 ]
 
@@ -50,6 +52,7 @@ _MODULES = {
     "configuration": "engine.api",
     "exit_status": "engine.exit_status",
     "open_run": "engine.api",
+    "selection_score": "engine.training.plateau",
     "train": "engine.api",
 }
 

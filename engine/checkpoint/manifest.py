@@ -176,8 +176,10 @@ def read_manifest(path: Path, remedy: str = REMEDY) -> Manifest:
                 f"stampede reads only {FORMAT}; use the version that wrote it, or train from "
                 "scratch with another run.name"
             )
-        # Versions up to f7ec6225 could reset tables between epochs.
-        values["progress"].pop("tables_epoch", None)
+        # Versions up to 617ec1a2 could compare a loss with earlier ones, and those up to f7ec6225
+        # reset tables between epochs.
+        for key in ("logged_losses", "tables_epoch"):
+            values["progress"].pop(key, None)
         if values["progress"].pop("tables_start", 0):
             raise RunFolderError(
                 f"{path}: its tables began again each epoch (optim.embedding.begin_again), which "

@@ -6,7 +6,6 @@ Rows of tables are matched by their ids, layers by name and shape.
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,9 +52,6 @@ _NEW_RUN = "a new run's optimizers start from scratch"
 _MODEL, _OF_TABLES, _OF_LAYERS = "model.", "fused.", "dense."
 _OPTIMIZERS = (_OF_TABLES, _OF_LAYERS)
 _NUMBER_WEIGHTS = "model.number_weights.weight"
-
-# Columns of the terminal.
-_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -358,43 +354,29 @@ class LoadReport:
     note: str = ""
 
     def lines(self) -> list[str]:
-        """The report as lines of at most 100 columns, unless names are longer."""
+        """The report in short; `init_from.json` of the run folder has all of it."""
         width = min(max([5, *(len(one.field) for one in self.fields)]), 32)
 
-        def line(name: str, *numbers: object) -> str:
-            return f"  {name:<{width}}" + "".join(f"  {n:>13}" for n in numbers)
+        def line(name: str, *numbers: object, why: str = "") -> str:
+            row = f"  {name:<{width}}" + "".join(f"  {n:>13}" for n in numbers)
+            return f"{row}  {why}" if why else row
 
         lines, total = [line("field", "rows", "loaded", "new", "not taken")], np.zeros(4, int)
         for one in self.fields:
             numbers = (one.rows, one.loaded, one.new, one.dropped)
             total += numbers
-            row, why = line(one.field, *(f"{n:,}" for n in numbers)), one.why and f"  {one.why}"
-            lines += [row + why] if len(row + why) <= _WIDTH else [row, *_wrapped(f"    {why}", 6)]
+            lines.append(line(one.field, *(f"{n:,}" for n in numbers), why=one.why))
         lines.append(line("all", *(f"{n:,}" for n in total)))
         if not total[1]:
             lines.append(
                 "  NO ROW of a table was loaded: no field matches in name, dim and kind of ids"
             )
-        lines += self._tensors("dense layers", (_MODEL,))
-        lines += _wrapped(f"    {self.note}", 4) if self.note else []
-        return lines + self._tensors("optimizer state", _OPTIMIZERS)
-
-    def _tensors(self, what: str, kinds: tuple[str, ...]) -> list[str]:
-        loaded = sum(name.startswith(kinds) for name in self.loaded)
-        lines = [f"  {what}: {loaded} tensors loaded"]
-        others = {name: why for name, why in self.dropped.items() if name not in self.new}
-        for told, tensors in (("start from scratch", self.new), ("not taken", others)):
-            by_reason: dict[str, list[str]] = {}
-            for name, why in tensors.items():
-                if name.startswith(kinds):
-                    by_reason.setdefault(why, []).append(name.partition(".")[2])
-            parts = [
-                f"{', '.join(names) if len(names) <= 4 else f'{len(names)} tensors'} ({why})"
-                for why, names in by_reason.items()
-            ]
-            lines += _wrapped(f"    {told}: {'; '.join(parts)}", 4) if parts else []
+        lines += [f"  {self.note}"] if self.note else []
+        for what, kinds in (("dense layers", (_MODEL,)), ("optimizer state", _OPTIMIZERS)):
+            loaded, new, dropped = (
+                sum(name.startswith(kinds) for name in names)
+                for names in (self.loaded, self.new, self.dropped.keys() - self.new.keys())
+            )
+            counts = f"{loaded} tensors loaded, {new} new, {dropped} not taken"
+            lines.append(f"  {what}: {counts} (init_from.json names them)")
         return lines
-
-
-def _wrapped(line: str, indent: int) -> list[str]:
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=" " * (indent + 4), break_on_hyphens=False)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
 from stampede.engine.config.model import ModelSection, registered_networks, section_of
@@ -59,34 +59,6 @@ class RunSection(Section):
         description="the limit without progress during preparation, saves, metrics and other "
         "stages whose time grows with the data; used if it is longer than hang_seconds",
     )
-
-
-class DivergenceSection(Section):
-    """When a finite loss counts as diverged, which stops the run."""
-
-    loss_factor: float = Field(
-        0.0,
-        ge=0,
-        description="a logged loss this many times above the median of earlier ones has diverged; "
-        "0: only a loss that is not finite",
-    )
-    window: int = Field(
-        10,
-        ge=1,
-        le=1000,
-        description="logged losses in this median, one every train.log_every steps; until there "
-        "are that many, no loss is compared",
-    )
-
-    @field_validator("loss_factor")
-    @classmethod
-    def _check_above_the_median(cls, factor: float) -> float:
-        if 0 < factor <= 1:
-            raise ValueError(
-                f"found {factor:g}, which half of all losses exceed; write a number above 1, such "
-                "as 5, or 0 for none"
-            )
-        return factor
 
 
 class ProfileSection(Section):
@@ -172,18 +144,11 @@ class TrainSection(Section):
         "compute one by one; a power of two",
     )
     log_every: int = Field(20, ge=1, description="steps between two lines of metrics.jsonl")
-    clip_stats_every: int = Field(
-        0,
-        ge=0,
-        description="steps between counts of clipped rows, by field and by frequency of the id, "
-        "for the report; 0: none",
-    )
     on_nonfinite: Literal["error", "skip_batch"] = Field(
         "error",
         description="what to do with a batch whose loss is not finite. error: stop; skip_batch: "
         "leave it out, but stop after ten in a row (on a GPU every step then waits for the loss)",
     )
-    on_divergence: DivergenceSection = DivergenceSection()
     timing_every: int = Field(
         500,
         ge=0,
@@ -390,13 +355,6 @@ class Config(Section):
             raise ValueError(
                 "run.overwrite=true would delete the checkpoints that checkpoint.resume=auto "
                 "continues from; write only one of them"
-            )
-        clip = self.optim.embedding.clip
-        if self.train.clip_stats_every and (clip is None or not clip.built().clips):
-            raise ValueError(
-                f"train.clip_stats_every is {self.train.clip_stats_every}, but "
-                "optim.embedding.clip does not clip; write 0, or "
-                "optim.embedding.clip.granularity: cowclip or row"
             )
         if self.train.compile == "cuda_graphs" and self.run.device == "cpu":
             raise ValueError(

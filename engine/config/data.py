@@ -176,13 +176,6 @@ class SizesSection(Section):
     goals: list[FieldName] = Field(
         [], description="goals, for networks of several; []: a single label"
     )
-    zipf: float | None = Field(
-        None,
-        gt=1,
-        le=3,
-        description="exponent of the ids' Zipf distribution, the most frequent first; null: all "
-        "rows equally often",
-    )
 
 
 DataSection = Annotated[

@@ -56,10 +56,12 @@ def below_old_runs(values: dict[str, Any]) -> dict[str, Any]:
     return merged(below, values)
 
 
-# Keys of earlier versions, with the values that said that a run did not use them.
+# Keys of earlier versions, with the values that said that a run did not use them; `...` stands for
+# all values of a key that changed nothing in the model.
 _REMOVED = (
     ("optim.embedding", {"ar_alpha": 0.0, "min_shrinkage": 0.1, "begin_again": "never"}),
     ("optim.embedding.clip", {"quantile": None}),
+    ("train", {"on_divergence": {"loss_factor": 0.0, "window": 10}, "clip_stats_every": ...}),
 )
 
 
@@ -70,7 +72,7 @@ def without_removed(saved: dict[str, Any]) -> dict[str, Any]:
         found = at(saved, section)
         if isinstance(found, dict):
             for key, value in unused.items():
-                if found.get(key, value) == value:
+                if value is ... or found.get(key, value) == value:
                     found.pop(key, None)
     return saved
 

@@ -26,8 +26,9 @@ _STEPS_OF_LARGE_BATCHES, _LARGEST_BATCH = 400, 8192
 
 # The L2 is _L2 * fields / rows. For first-order weights, where it counts divided by the square of
 # the scale, this matches scikit-learn's best C on samples of Criteo and Avazu, 0.03 to 0.3, with
-# l2 = 1 / (2 C rows).
-_L2, _FIRST_ORDER_SCALE = 4.0, 4.0
+# l2 = 1 / (2 C rows). A short training needs less: it ends before it overfits
+# (docs/experiments.md).
+_L2, _L2_OF_SHORT, _FIRST_ORDER_SCALE = 4.0, 1.0, 4.0
 
 # Rows that a plan assumes if the log's are unknown.
 LARGE_LOG = 10_000_000
@@ -71,9 +72,12 @@ _WITH_HIDDEN_LAYERS = (
 
 _LR = 1e-3
 # Up to this many steps the dense layers' rate is constant. With more it falls with their square
-# root, but not below 1e-4. The tables' rate does not fall unless the batch is large, which gains
+# root, but not below 1e-4, or in a short training 5e-4. The tables' rate does not fall unless the batch is large, which gains
 # 0.02 of AUC on 2 million synthetic rows (docs/experiments.md).
-_STEPS_AT_FULL_RATE, _LEAST_LR = 600, 1e-4
+_STEPS_AT_FULL_RATE, _LEAST_LR, _LEAST_OF_SHORT = 600, 1e-4, 5e-4
+
+# Epochs of a short training.
+_SHORT = 3
 
 
 class Choice(NamedTuple):
@@ -236,6 +240,12 @@ class _Run:
         return _Kind.UNTIL_NO_BETTER if is_open else _Kind.USUAL
 
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the training is short and its rates fall; `train.epochs` is chosen before."""
+        return self.kind is _Kind.USUAL and self.at("train.epochs") <= _SHORT
+
+
 def _base_batch_size(run: _Run) -> tuple[int, str]:
     base = _power_of_two(run.rows / _STEPS_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BASE)
     return base, f"{run.rows / base:,.0f} steps an epoch of {run.rows:,} rows"
@@ -313,7 +323,8 @@ def _table_lr(run: _Run) -> tuple[float, str]:
 def _dense_lr(run: _Run) -> tuple[float, str]:
     falling, reason = _falling_lr(run)
     slower = _DENSE_SLOWER if run.kind is _Kind.LARGE_BATCHES else 1
-    return max(falling * slower, _LEAST_LR), reason
+    least = _LEAST_OF_SHORT if run.is_short else _LEAST_LR
+    return max(falling * slower, least), reason
 
 
 def _betas(run: _Run) -> tuple[list[float], str]:
@@ -330,7 +341,8 @@ def _betas(run: _Run) -> tuple[list[float], str]:
 
 def _l2(run: _Run) -> tuple[float, str]:
     if run.strength is None:
-        return _L2 * run.fields / run.rows, f"{_L2:g} x {run.fields} fields / rows"
+        factor = _L2_OF_SHORT if run.is_short else _L2
+        return factor * run.fields / run.rows, f"{factor:g} x {run.fields} fields / rows"
     # scikit-learn's penalty of the sum of losses, of weights that are stored divided.
     scale = run.at("model.first_order_scale") or _FIRST_ORDER_SCALE
     l2 = scale**2 / (2 * run.strength * run.rows)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -34,7 +34,6 @@ from stampede.data.samples import Slice
 from stampede.engine.config import goal_weights
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.frames import Frame, columns_of
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, own_folder, remedy
 from stampede.engine.inference.trained import Scored, Trained, new_output, scored, whole_model
 from stampede.engine.metrics import PartMetrics, over_goals, probability
@@ -43,6 +42,9 @@ from stampede.engine.reading import open_dataset
 from stampede.files import hidden, remove
 from stampede.models import CTRModel
 from stampede.models.negative_sampling import corrected
+
+if TYPE_CHECKING:
+    from stampede.engine.inference.frames import Frame
 
 OnBadValue = Literal["error", "missing"]
 
@@ -253,6 +255,9 @@ def _score_frame(
     options: PredictionOptions,
 ) -> tuple[np.ndarray, Compared | None]:
     """Score a frame by way of a Parquet file, so that its values are read like a log's."""
+    # Imports pandas, which the scoring of files does not need.
+    from stampede.engine.inference.frames import columns_of
+
     learned, manifest = _learned(trained, "the frame")
     learned.schema = schema = learned.schema.model_copy(update={"format": "parquet"})
     if not len(frame):

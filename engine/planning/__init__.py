@@ -1,1 +1,1 @@
-"""Memory, lookups and traffic of every rank, known before a run starts."""
+"""Memory and time of every rank, known before a run starts."""

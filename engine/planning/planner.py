@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from torch import nn
@@ -20,6 +21,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
+    Shard,
     ShardEstimator,
     ShardingOption,
     Stats,
@@ -29,7 +31,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from stampede.engine.config import Config
 from stampede.engine.config.optim import IN_ORDER_SHARDING_TYPES
-from stampede.engine.planning.workload import PlacedShard, Workload
+from stampede.engine.planning.workload import Workload
 from stampede.engine.processes import Processes
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
@@ -149,17 +151,16 @@ def search_plan(
         constraints[name] = ParameterConstraints(
             sharding_types=[ShardingType.TABLE_WISE.value] if whole else list(sharding_types),
             min_partition=_SMALLEST_PARTITION,
-            pooling_factors=list(table.ids_of_fields),
+            pooling_factors=table.ids,
         )
     # TorchRec would take 0 bytes for its default.
-    for_tables = max(1, cluster.usable - workload.common_bytes())
+    for_tables = max(1, cluster.usable - int(workload.common_bytes().sum()))
     topology = Topology(
         world_size=cluster.world_size,
         local_world_size=cluster.local_world_size,
         compute_device=cluster.device_type,
         **{"hbm_cap" if on_gpu else "ddr_cap": for_tables},
     )
-    # TorchRec's own memory estimate knows only a fixed list of optimizers.
     estimators = [EmbeddingPerfEstimator(topology, constraints), _Storage(workload, on_gpu)]
     planner = EmbeddingShardingPlanner(
         topology=topology,
@@ -203,17 +204,21 @@ class _Enumerator(EmbeddingEnumerator):
 
 
 class _Storage(ShardEstimator):
-    """Bytes of shards, as `Workload` counts them."""
+    """Bytes of shards, as `Workload` counts them; TorchRec does not know all our states."""
 
     def __init__(self, workload: Workload, on_gpu: bool) -> None:
         self._workload, self._on_gpu = workload, on_gpu
 
     def estimate(self, sharding_options: list[ShardingOption], *_: Any, **__: Any) -> None:
         """Write the bytes into the options; other arguments depend on TorchRec's version."""
-        work = self._workload
         for option in sharding_options:
             for shard in option.shards:
-                (row, column), (rows, columns) = shard.offset, shard.size
-                part = PlacedShard(option.name, option.sharding_type, 0, row, rows, column, columns)
-                needed = work.shard_bytes(part)
+                needed = int(shard_bytes(self._workload, option, shard).sum())
                 shard.storage = Storage(needed, 0) if self._on_gpu else Storage(0, needed)
+
+
+def shard_bytes(workload: Workload, option: ShardingOption, shard: Shard) -> np.ndarray:
+    """Bytes of a shard of the planner's; see `Workload.shard_bytes`."""
+    rows, columns = shard.size
+    kind = option.sharding_type
+    return workload.shard_bytes(option.name, kind, (rows, columns), shard.offset[1])

@@ -1,43 +1,20 @@
-"""The tables of a plan: their sizes, and how often their rows are looked up."""
+"""The tables of a plan: their sizes, and how many ids a sample has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from stampede.data import Dataset
+from stampede.data import Dataset, open_prepared
 from stampede.data.samples import sampled_rows
 from stampede.data.synthetic import GOALS, NUMBERS
 from stampede.engine.config import Config
 from stampede.engine.config.data import SizesSection, SyntheticSection
+from stampede.engine.reading import data_folder
 from stampede.models.embedding_front import fields_of_tables
 from stampede.settings import SettingsError
-
-
-@dataclass(frozen=True)
-class PlannedTable:
-    """A table.
-
-    Attributes:
-        field: whose own it is.
-        ids_of_fields: mean ids per sample of each field that uses it.
-        below: maps a row to the share of lookups that go to rows before it.
-        has_bags: whether a sample may have any number of ids of a field.
-    """
-
-    field: str
-    rows: int
-    ids_of_fields: tuple[float, ...]
-    below: Callable[[int], float]
-    has_bags: bool = False
-
-    @property
-    def ids_per_sample(self) -> float:
-        """Mean ids per sample of all fields together."""
-        return sum(self.ids_of_fields)
 
 
 @dataclass(frozen=True)
@@ -47,45 +24,41 @@ class PlannedData:
     Attributes:
         vocabulary_sizes, numbers, shared, mean, weighted, attention, sequences, goals: as of a
             `Dataset`.
-        tables: in the order of the fields.
-        assumed: how often rows are looked up, in words.
+        ids_per_sample: mean ids per sample of the fields that may have several.
         rows: of the training part; None if only table sizes are known.
     """
 
     vocabulary_sizes: Mapping[str, int]
     numbers: int
-    shared: Mapping[str, str]
-    tables: tuple[PlannedTable, ...]
-    id_bytes: int
-    assumed: str
     rows: int | None = None
-    mean: tuple[str, ...] = ()
-    weighted: tuple[str, ...] = ()
-    goals: tuple[str, ...] = ()
+    ids_per_sample: Mapping[str, float] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
+    mean: Sequence[str] = ()
+    weighted: Sequence[str] = ()
+    goals: Sequence[str] = ()
     attention: Mapping[str, str] = field(default_factory=dict)
     sequences: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def tables(self) -> dict[str, list[str]]:
+        """The fields that use each table, by the field whose own it is."""
+        return fields_of_tables(self.vocabulary_sizes, self.shared)
+
+    def ids_of(self, fields: Sequence[str]) -> list[float]:
+        """Mean ids per sample of each of these fields."""
+        return [self.ids_per_sample.get(field, 1.0) for field in fields]
+
     def ids_of_histories(self) -> dict[str, float]:
         """Mean ids per sample of the fields whose rows are looked up one by one."""
-        fields = fields_of_tables(self.vocabulary_sizes, self.shared)
-        ids = {
-            field: mean
-            for table in self.tables
-            for field, mean in zip(fields[table.field], table.ids_of_fields, strict=True)
-        }
-        return {field: ids[field] for field in (*self.attention, *self.sequences)}
-
-    def has_rows_apart(self, table: str) -> bool:
-        """Whether the rows of a table are looked up one by one."""
-        histories = (*self.attention, *self.sequences)
-        return any(self.shared.get(field, field) == table for field in histories)
+        histories = [*self.attention, *self.sequences]
+        return dict(zip(histories, self.ids_of(histories), strict=True))
 
 
 def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
-    """Sizes and frequencies.
+    """What a configuration says about the data, or else the data say.
 
     Args:
-        dataset: if it is open; needed if only prepared data know them.
+        dataset: if it is open. Synthetic clicks are not drawn for a plan.
 
     Raises:
         SettingsError: the sizes of the tables are not given, or do not fit together.
@@ -94,15 +67,35 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     section = config.data
     if isinstance(section, SizesSection):
         return _of_sizes(section)
-    if not isinstance(section, SyntheticSection):
-        return _from_sample(dataset)
-    clicks = section.clicks()
-    if section.histories:
-        return _from_sample(clicks.dataset(section.rows, section.test_rows))
-    sizes = {f"C{i + 1}": rows for i, rows in enumerate(clicks.cardinalities())}
-    sizes = sizes if dataset is None else dataset.vocabulary_sizes
-    planned = _from_sizes(sizes, {}, {}, section.zipf, NUMBERS, 8, section.rows)
-    return replace(planned, goals=GOALS if section.conversions else ())
+    if dataset is None and isinstance(section, SyntheticSection):
+        clicks = section.clicks()
+        if section.histories:
+            return _of_dataset(clicks.dataset(section.rows, section.test_rows))
+        sizes = {f"C{i + 1}": rows for i, rows in enumerate(clicks.cardinalities())}
+        goals = GOALS if section.conversions else ()
+        return PlannedData(sizes, NUMBERS, section.rows, goals=goals)
+    return _of_dataset(dataset or open_prepared(data_folder(config)))
+
+
+def _of_dataset(dataset: Dataset) -> PlannedData:
+    ids = {}
+    if dataset.multi:
+        rows = torch.from_numpy(sampled_rows(dataset.train.rows)).to(dataset.train.device)
+        bags = dataset.train.read(rows).bags
+        pairs = zip(dataset.multi, bags, strict=True)
+        ids = {field: len(bag.values) / len(rows) for field, bag in pairs}
+    return PlannedData(
+        dataset.vocabulary_sizes,
+        dataset.numbers,
+        dataset.train.rows,
+        ids,
+        dataset.shared,
+        dataset.mean,
+        dataset.weighted,
+        dataset.goals,
+        dataset.attention,
+        dataset.sequences,
+    )
 
 
 def _of_sizes(section: SizesSection) -> PlannedData:
@@ -134,68 +127,12 @@ def _of_sizes(section: SizesSection) -> PlannedData:
             f"data.share: {twice[0]!r} has a table of its own in data.tables; write it in one of "
             "them only"
         )
-    sizes = section.tables | {field: section.tables[of] for field, of in section.share.items()}
-    id_bytes = 4 if max(sizes.values()) < 2**31 else 8
-    ids, numbers = section.ids_per_sample, section.numbers
-    planned = _from_sizes(sizes, section.share, ids, section.zipf, numbers, id_bytes)
-    found = {kind: getattr(section, kind) for kind in kinds}
-    return replace(planned, goals=tuple(section.goals), **found)
-
-
-def zipf(rows: int, exponent: float) -> Callable[[int], float]:
-    """`PlannedTable.below` if row `i` gets the integral of `x^-exponent` over `[i+1, i+2)`.
-
-    Synthetic clicks are drawn like this; preparation also puts the most frequent ids first. With an
-    exponent of 0 rows are equally frequent, as hashed ids nearly are.
-    """
-    power = 1.0 - exponent
-    return lambda row: (1.0 - (row + 1.0) ** power) / (1.0 - (rows + 1.0) ** power)
-
-
-def sampled(ids: np.ndarray) -> Callable[[int], float]:
-    """`PlannedTable.below` as in a sample of at least one id."""
-    ids = np.sort(ids)
-    return lambda row: float(np.searchsorted(ids, row)) / len(ids)
-
-
-def _from_sizes(
-    sizes: Mapping[str, int],
-    shared: Mapping[str, str],
-    ids_per_sample: Mapping[str, float],
-    exponent: float | None,
-    numbers: int,
-    id_bytes: int,
-    rows: int | None = None,
-) -> PlannedData:
-    assumed = "every row of a table equally often"
-    if exponent is not None:
-        assumed = f"Zipf with exponent {exponent:g}, the most frequent id first"
-    tables = []
-    for table, fields in fields_of_tables(sizes, shared).items():
-        ids = tuple(ids_per_sample.get(field, 1.0) for field in fields)
-        has_bags = any(field in ids_per_sample for field in fields)
-        below = zipf(sizes[table], exponent or 0.0)
-        tables.append(PlannedTable(table, sizes[table], ids, below, has_bags))
-    return PlannedData(sizes, numbers, shared, tuple(tables), id_bytes, assumed, rows)
-
-
-def _from_sample(dataset: Dataset) -> PlannedData:
-    rows = torch.from_numpy(sampled_rows(dataset.train.rows)).to(dataset.train.device)
-    samples = dataset.train.read(rows)
-    sizes, shared = dataset.vocabulary_sizes, dataset.shared
-    columns = [*samples.ids.T, *(bag.values for bag in samples.bags)]
-    ids_of = {n: ids.cpu().numpy() for n, ids in zip(sizes, columns, strict=True)}
-    tables = []
-    for table, fields in fields_of_tables(sizes, shared).items():
-        ids = [ids_of[field] for field in fields]
-        together = np.concatenate(ids)
-        below = sampled(together) if len(together) else zipf(sizes[table], 0.0)
-        means = tuple(len(some) / len(rows) for some in ids)
-        has_bags = any(field in dataset.multi for field in fields)
-        tables.append(PlannedTable(table, sizes[table], means, below, has_bags))
-    assumed = f"as in {len(rows):,} rows of the training part"
-    id_bytes, trained = samples.ids.element_size(), dataset.train.rows
-    given = sizes, dataset.numbers, shared, tuple(tables), id_bytes, assumed, trained
-    kinds = {"attention": dataset.attention, "sequences": dataset.sequences}
-    kinds |= {"mean": dataset.mean, "weighted": dataset.weighted}
-    return PlannedData(*given, goals=dataset.goals, **kinds)
+    return PlannedData(
+        section.tables | {field: section.tables[of] for field, of in section.share.items()},
+        section.numbers,
+        ids_per_sample=section.ids_per_sample,
+        shared=section.share,
+        goals=section.goals,
+        attention=section.attention,
+        sequences=section.sequences,
+    )

@@ -53,12 +53,6 @@ class _Train(_Line):
     clipped_share: Number = None
 
 
-class _Clipping(_Line):
-    fields: dict[str, dict[str, Number]]
-    counts: list[dict[str, Number]]
-    left_out: list[str]
-
-
 class _Stopped(_Line):
     reason: str
 
@@ -86,7 +80,7 @@ class _Period(_Line):
 
 
 _LINES: dict[str, type[_Line]] = {
-    "advice": _Advice, "clipping": _Clipping, "evaluation": _Evaluation, "period": _Period,
+    "advice": _Advice, "evaluation": _Evaluation, "period": _Period,
     "stopped": _Stopped, "timing": _Timing, "train": _Train,
 }  # fmt: skip
 

@@ -1,13 +1,11 @@
-"""What ends a run whose loss is NaN, infinite or far too high, or skips the batch."""
+"""What ends a run whose loss is NaN or infinite, or skips the batch."""
 
 from __future__ import annotations
 
 import math
-import statistics
 
 from torch import Tensor
 
-from stampede.engine.config import DivergenceSection
 from stampede.engine.errors import DivergedError
 from stampede.engine.job import Job
 from stampede.engine.training.progress import Progress
@@ -47,24 +45,3 @@ def count_if_skipped(loss: Tensor, progress: Progress) -> bool:
             progress.step,
         )
     return True
-
-
-def check_loss(
-    loss: Tensor | float, progress: Progress, settings: DivergenceSection, remember: bool = False
-) -> None:
-    """Compare a loss with earlier logged ones, and perhaps remember it; all ranks have the same."""
-    # A loss is read from a GPU only if it is compared. The step checks that it is finite.
-    if not settings.loss_factor or not math.isfinite(loss):
-        return
-    before = progress.logged_losses[-settings.window :]
-    usual = statistics.median(before) if len(before) == settings.window else 0.0
-    # Batches without weight have a loss of 0, which is not a reference.
-    if usual and loss > settings.loss_factor * usual:
-        raise DivergedError(
-            f"the loss {loss:.4g} of step {progress.step} is more than {settings.loss_factor:g} "
-            f"times {usual:.4g}, the median of the {settings.window} losses logged before it "
-            "(train.on_divergence.loss_factor)",
-            progress.step,
-        )
-    if remember:
-        progress.logged_losses = [*before, loss][-settings.window :]

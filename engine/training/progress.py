@@ -51,7 +51,6 @@ class Progress:
     waited: Count = 0
     plateau: dict[str, Any] = field(default_factory=dict)
     table_plateau: dict[str, Any] = field(default_factory=dict)
-    logged_losses: list[float] = field(default_factory=list)
     selected: dict[str, dict[str, Any]] = field(default_factory=dict)
     last: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluated_step: Count = 0

@@ -19,12 +19,11 @@ from stampede.engine.job.optimizers import LearningRates
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.training.averaging import EpochMean
-from stampede.engine.training.diverging_loss import check_loss, count_if_skipped
+from stampede.engine.training.diverging_loss import count_if_skipped
 from stampede.engine.training.epoch_end import finish_epoch, is_evaluated, stops_early
 from stampede.engine.training.evaluate import evaluate_run
 from stampede.engine.training.plateau import Plateau
 from stampede.engine.training.training_run import TrainingRun
-from stampede.engine.watching.clip_statistics import clip_statistics
 from stampede.engine.watching.monitor import Monitor
 from stampede.engine.watching.stop import Agreement, StopRequestedError
 
@@ -60,8 +59,6 @@ class Trainer:
             folder.publish,
             folder.apart,
         )
-        # The newest loss, if not yet compared with earlier ones.
-        self._unchecked: Tensor | None = None
 
     def fit(self) -> None:
         """Train the remaining epochs.
@@ -131,7 +128,7 @@ class Trainer:
             self._mean.after_step(self._step_of_epoch(epoch))
             bar.update(sent.batch.global_samples)
             # Reading a loss on a GPU waits for the GPU.
-            if self._unchecked is None or not loss.is_cuda:
+            if not loss.is_cuda or progress.step % config.train.log_every == 0:
                 bar.set_postfix({"loss": f"{loss.item():.4f}", "epoch": epoch + 1}, refresh=False)
             if progress.has_ended(epoch) and is_evaluated(epoch + 1, config):
                 # The end of the epoch evaluates and saves.
@@ -149,24 +146,16 @@ class Trainer:
             for rate, plateau in zip(self._rates.after(progress.step), plateaus, strict=True)
         )
         run.job.set_learning_rates(embedding_lr, dense_lr)
-        step, clipping = progress.step + 1, {}
-        is_watched = train.clip_stats_every > 0 and step % train.clip_stats_every == 0
-
-        def watch(*seen: Any) -> None:
-            clipping.update(clip_statistics(run, *seen))
-
-        loss = train_step(run.job, sent, step, run.processes, watch if is_watched else None)
+        step = progress.step + 1
+        loss = train_step(run.job, sent, step, run.processes)
         progress.step = step
         progress.samples += sent.batch.global_samples
         progress.reader = sent.position
         self._monitor.after_step(step)
         if run.job.skips_nonfinite and count_if_skipped(loss, progress):
             run.log({"kind": "skipped_batch", "step": step, "loss": loss.item()})
-        elif is_watched:
-            run.log({"kind": "clipping", "step": step, **clipping})
-        ended, self._unchecked = progress.has_ended(epoch), loss
+        ended = progress.has_ended(epoch)
         if step % train.log_every == 0 or ended:
-            self._unchecked = None
             run.add_row_counts()
             run.log(
                 {
@@ -181,7 +170,6 @@ class Trainer:
                     "samples_per_second": self._clock.samples_per_second(),
                 }
             )
-            check_loss(loss.item(), progress, train.on_divergence, remember=True)
         timing = self._monitor.line(step, ended)
         if timing is not None:
             run.log(timing)
@@ -206,8 +194,6 @@ class Trainer:
         run, heartbeat = self._run, self._run.processes.heartbeat
         with self._clock.paused():
             heartbeat.beat("saving")
-            if self._unchecked is not None:
-                check_loss(self._unchecked, self._progress, self._config.train.on_divergence)
             run.add_row_counts()
             run.processes.on_main(run.folder.sync)
             # The previous save may still be running.

@@ -108,13 +108,11 @@ class Watchdog:
         self._beats = self._start = self._heartbeat.beats
         self._is_first_step, self._is_slow = True, False
         self._still = 0.0
-        # What each rank has published last, as far as it was read.
+        # What each rank has published last, as far as it was read, and how long this rank had been
+        # still by then. Its own message tells whether the store answers.
         self._statuses: dict[int, RankStatus] = {}
-        # Own statuses, and answers of the store.
-        self._published = self._answers = 0
-        # Of each other rank, and of the store as None: the last sign of life, and the seconds that
-        # this rank had been still by then.
-        self._signs: dict[int | None, tuple[int, float]] = {}
+        self._heard: dict[int, float] = {}
+        self._published = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stampede-watchdog", daemon=True)
         self._thread.start()
@@ -148,38 +146,25 @@ class Watchdog:
             self._still += seconds if beats > self._start else 0.0
         else:
             self._beats, self._still = beats, 0.0
+            self._heard = {}
             # Both are 0 in the evaluation at the start of a resumed run.
             self._is_first_step = self._heartbeat.step == self._heartbeat.first_step
         self._is_slow = is_slow
-        self._listen()
 
     def _exchange(self) -> None:
-        """Publish this rank's status, and read the others' if it makes no progress."""
+        """Publish this rank's status, and read all if it makes no progress."""
         self._published += 1
         status = replace(self._status(), published=self._published)
-        ranks = [str(rank) for rank in range(self._world_size)]
         # The store may be gone; others see that this rank is silent, and this one that they are.
         with suppress(RuntimeError):
             self._store.set(str(self._rank), json.dumps(asdict(status)))
-            if not status.still_seconds:
-                return
-            if self._store.check(ranks):
-                read = map(json.loads, self._store.multi_get(ranks))
-                self._statuses = {rank: RankStatus(**one) for rank, one in enumerate(read)}
-            self._answers += 1
-
-    def _listen(self) -> None:
-        """Note new signs of life of the other ranks and the store, while this rank is still."""
-        if not self._still:
-            self._signs.clear()
-            return
-        statuses = self._statuses
-        signs: dict[int | None, int] = {None: self._answers}
-        for rank in {*range(self._world_size)} - {self._rank}:
-            signs[rank] = statuses[rank].published if rank in statuses else 0
-        for who, sign in signs.items():
-            if who not in self._signs or sign != self._signs[who][0]:
-                self._signs[who] = sign, self._still
+            for rank in range(self._world_size if status.still_seconds else 0):
+                if not self._store.check([str(rank)]):
+                    continue
+                found = RankStatus(**json.loads(self._store.get(str(rank))))
+                if found.published != getattr(self._statuses.get(rank), "published", 0):
+                    self._heard[rank] = self._still
+                self._statuses[rank] = found
 
     def _left(self) -> float:
         """Seconds until this rank has been still for too long."""
@@ -207,17 +192,18 @@ class Watchdog:
         if not lost and self._left() > 0:
             return ""
         silent = lost or self._silent_for(_SILENT_ROUNDS * self._interval)
-        if None in silent:
+        if self._rank in silent:
             return self._without_store()
-        ranks = {**self._statuses, self._rank: self._status()}
         named = self._processes.named
+        ranks = {**self._statuses, self._rank: self._status()}
         heard = {rank: at for rank, at in ranks.items() if rank not in silent}
         if lost or (silent and all(at.hangs for at in heard.values())):
             return lost_ranks(ranks, silent, named)
         return stuck_ranks(heard, named)
 
-    def _silent_for(self, seconds: float) -> set[int | None]:
-        return {who for who, (_, at) in self._signs.items() if self._still - at >= seconds}
+    def _silent_for(self, seconds: float) -> set[int]:
+        still, heard = self._still, self._heard
+        return {r for r in range(self._world_size) if still - heard.get(r, 0.0) >= seconds}
 
     def _without_store(self) -> str:
         """What this rank waits for if it cannot hear of the others."""
@@ -277,9 +263,7 @@ def _within(seconds: float, action: Callable[[], T]) -> T | None:
     return found[0] if found else None
 
 
-def lost_ranks(
-    ranks: Mapping[int, RankStatus], silent: Collection[int | None], named: Named
-) -> str:
+def lost_ranks(ranks: Mapping[int, RankStatus], silent: Collection[int], named: Named) -> str:
     """The ranks that say nothing any more, as a clause.
 
     Args:
@@ -290,7 +274,7 @@ def lost_ranks(
     lost = [
         f"{named(rank)} is stopped, dead or out of reach, or has left the training: "
         + (f"last heard of at {ranks[rank]}" if rank in ranks else "never heard of")
-        for rank in sorted(rank for rank in silent if rank is not None)
+        for rank in sorted(silent)
     ]
     first = min((at for rank, at in ranks.items() if rank not in silent), key=lambda at: at.beats)
     return f"{_some(lost)}; the others wait at {first}"

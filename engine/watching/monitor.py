@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.profiler import profile, record_function
+from torch.profiler import ProfilerAction, profile, record_function
 from tqdm import tqdm
 
 from stampede.engine.checkpoint.manifest import versions
@@ -27,7 +27,7 @@ from stampede.engine.config import Config, ProfileSection
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import InterruptedRunError
 from stampede.engine.processes import Processes, peak_memory_bytes, restarts
-from stampede.engine.watching.heartbeat import EXCHANGES, LOOKING_UP, PHASES, READING
+from stampede.engine.watching.heartbeat import EXCHANGES, PHASES, READING
 from stampede.files import append, to_json
 
 # Steps by which a GPU may be behind when their events are read; it is never that far.
@@ -218,34 +218,28 @@ class StepTrace:
         self._file = folder / "profile" / f"rank_{processes.rank}.pt.trace.json.gz"
         self._first = self._step = 0
         self._profile: profile | None = None
-        self._phase, self._of_step = ExitStack(), ExitStack()
+        self._phase = ExitStack()
 
     def after_step(self, step: int) -> None:
         """Training begins after a step, or the step has ended; all ranks call it."""
-        self._step = step
-        if self._profile is not None:
-            self._of_step.close()
-            if step + 1 in self._asked:
-                self.begin_phase(self._processes.heartbeat.stage)
-            else:
-                self._write()
-        elif step + 1 in self._asked and not self._first:
-            self._first = step + 1
-            self._profile = profile()
+        self._step, following = step, step + 1
+        if self._profile is not None and following not in self._asked:
+            self._write()
+        elif self._profile is None and following in self._asked and not self._first:
+            self._first = following
+            # With a schedule it marks each step by its number, for TensorBoard.
+            self._profile = profile(schedule=lambda _: ProfilerAction.RECORD)
+            self._profile.step_num = following
             with self._processes.heartbeat.slowly("tracing"):
                 self._profile.start()
 
     def begin_phase(self, stage: str) -> None:
-        """Show a phase, and a step that begins with it, in the trace."""
-        if self._profile is None:
-            return
-        self._phase.close()
-        if stage == LOOKING_UP:
-            self._of_step.close()
-            step = self._processes.heartbeat.step
-            # TensorBoard looks for this name.
-            self._of_step.enter_context(record_function(f"ProfilerStep#{step}"))
-        self._phase.enter_context(record_function(stage))
+        """Show a phase in the trace, and a step that begins with it."""
+        if self._profile is not None:
+            self._phase.close()
+            if self._processes.heartbeat.step > self._profile.step_num:
+                self._profile.step()
+            self._phase.enter_context(record_function(stage))
 
     def close(self) -> None:
         """The run ends: write the trace so far."""
@@ -261,7 +255,6 @@ class StepTrace:
     def _write(self) -> None:
         traced, self._profile = self._profile, None
         self._phase.close()
-        self._of_step.close()
         with self._processes.heartbeat.slowly("tracing"):
             traced.stop()
             if self._step < self._first:

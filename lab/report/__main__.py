@@ -32,10 +32,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede report",
         description="Write one HTML page on training runs, and its pictures as PNG: learning "
-        "curves, AUC against\nbatch size and training time, calibration, clipped rows, norms of "
-        "the embeddings, times of\nsteps, results and differences of the configurations. Runs that "
-        "differ only in run.seed are\naveraged; runs on different data get separate pictures. The "
-        "report names what runs did not record.",
+        "curves, AUC against\nbatch size and training time, calibration, clipped rows, times of "
+        "steps, results and differences of\nthe configurations. Runs that differ only in run.seed "
+        "are averaged; runs on different data get\nseparate pictures. The report names what runs "
+        "did not record.",
         epilog="examples:\n"
         "  stampede report runs/quickstart\n"
         "  stampede report runs/criteo-1024 runs/criteo-8192 --out criteo\n"

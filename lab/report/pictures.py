@@ -6,7 +6,7 @@ it lacks because runs did not record it.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,9 +26,7 @@ from matplotlib.ticker import (
     NullLocator,
     PercentFormatter,
 )
-from tqdm import tqdm
 
-from stampede import RunFolderError
 from stampede.lab.report.records import (
     PARTS,
     RunRecord,
@@ -59,10 +57,6 @@ _CLIPPED = "clipped"
 
 # Least span of an AUC axis below the lowest best point.
 _BELOW = 0.01
-
-# Norms are shown of the fields with the most ids, without those that would take long to read, and
-# of as many settings as can be told apart on one line.
-_MOST_FIELDS, _MOST_IDS, _MOST_NORMS = 16, 20_000_000, 4
 
 # Points of a run by step: x and value.
 Points = dict[int, tuple[float, float]]
@@ -165,9 +159,6 @@ def all_pictures(runs: Sequence[RunRecord], drawn: Sequence[RunRecord]) -> list[
             "no step was logged, or the tables' optimizer does not count clipped rows",
             (_SAMPLES, _CLIPPED),
         ),
-        _clipped_by("count", styled),
-        _clipped_by("field", styled),
-        _embedding_norms(styled),
         _time_by_phase(drawn),
     ]
 
@@ -426,98 +417,6 @@ def _calibration(styled: Styled, goal: str = "") -> Picture:
         axis.set_major_locator(locator())
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter("{x:.3g}")
-    return picture.finish()
-
-
-def _clipped_by(by: str, styled: Styled) -> Picture:
-    """Clipped share of the rows by `count` of their ids or by `field`, over all counted steps."""
-    titles = {"count": "Clipped rows by frequency of the id", "field": "Clipped rows by field"}
-    how = {"count": "how often the id occurs in that global batch", "field": "field"}
-    caption = (
-        f"Share of the ids of a batch whose gradient was clipped, by {how[by]}, over all counted "
-        "steps."
-    )
-    picture = Picture(f"clipped_by_{by}", titles[by], caption)
-    found: list[tuple[str, Style, dict[Any, float]]] = []
-    absent, several = [], set()
-    for one, style in styled:
-        touched, clipped = Counter(), Counter()
-        for line in (line for run in one.runs for line in run.of_kind("clipping")):
-            by_count = {count["from"]: count for count in line["counts"]}
-            for group, count in (by_count if by == "count" else line["fields"]).items():
-                touched[group] += count["touched"]
-                clipped[group] += count["clipped"]
-            several.update(line["left_out"])
-        if touched:
-            shares = {group: clipped[group] / n for group, n in touched.items() if n}
-            found.append((one.label, style, shares))
-        else:
-            absent.append(one.label)
-    if by == "field":
-        picture.lacks(sorted(several), "fields with several ids in a sample or with weights of ids")
-    picture.lacks(absent, "not counted (set train.clip_stats_every)")
-    if not found:
-        return picture
-    groups = list(dict.fromkeys(group for *_, shares in found for group in shares))
-    if by == "count":
-        groups.sort()
-    axes = picture.begin()
-    for label, style, shares in found:
-        x = [place for place, group in enumerate(groups) if group in shares]
-        # Fields have no order, so draw no line.
-        line = {"linestyle": "none"} if by == "field" else {}
-        axes.plot(x, [shares[groups[place]] for place in x], **{**style, **line}, label=label)
-    names = [f"{n}-{2 * n - 1}" if n != 1 else "1" for n in groups] if by == "count" else groups
-    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 8 else 0, fontsize=8)
-    as_written(axes.get_xticklabels())
-    axes.set(xlabel="occurrences" if by == "count" else "", ylabel=_CLIPPED)
-    return picture.finish()
-
-
-def _embedding_norms(styled: Styled) -> Picture:
-    caption = (
-        "Norms of a field's embeddings in the checkpoint of the selected epoch: the median, and a "
-        "line from the 5th to the 95th percentile. Ids outside the training rows keep their "
-        "initial norm, or decay by L2."
-    )
-    picture = Picture("embedding_norms", "Norms of the embeddings", caption)
-    norms: list[tuple[Setting, Style, np.ndarray]] = []
-    # By the first checkpoint: runs on the same data have the same fields.
-    sizes: dict[str, int] = {}
-    shown, absent, damaged = [], [one.label for one, _ in styled[_MOST_NORMS:]], []
-    for one, style in tqdm(
-        styled[:_MOST_NORMS], "reading tables", unit=" runs", delay=5, disable=None
-    ):
-        try:
-            run = one.runs[0].open()
-            sizes = sizes or run.fields
-            largest = sorted((f for f in sizes if sizes[f] <= _MOST_IDS), key=sizes.get)
-            shown = [field for field in sizes if field in largest[-_MOST_FIELDS:]]
-            found = []
-            for field in shown:
-                of_field = np.linalg.norm(run.embeddings(field).to_numpy(), axis=1)
-                found.append(np.maximum(np.percentile(of_field, (5, 50, 95)), 1e-8))
-            norms.append((one, style, np.array(found)))
-        except RunFolderError as failure:
-            if any((one.runs[0].path / "checkpoints").glob("epoch_*")):
-                damaged.append(f"{one.label} is not shown: {failure}.")
-            else:
-                absent.append(one.label)
-    picture.lacks(absent, f"no checkpoint in the run folder, or not among the first {_MOST_NORMS}")
-    limits = f"not among the {_MOST_FIELDS} largest fields of at most {_MOST_IDS:,} ids"
-    picture.lacks([field for field in sizes if field not in shown], limits)
-    picture.left_out += damaged
-    if not norms or not shown:
-        return picture
-    axes = picture.begin(1.0 + 0.17 * len(shown))
-    for number, (one, style, percentiles) in enumerate(norms):
-        # Draw the lines of several settings below one another.
-        y = np.arange(len(shown)) + 0.6 * ((number + 0.5) / len(norms) - 0.5)
-        low, middle, high = percentiles.T
-        axes.hlines(y, low, high, color=style["color"], linewidth=1.2)
-        axes.plot(middle, y, **{**style, "linestyle": "none"}, label=one.label)
-    _name_rows(axes, [shortened(f"{f} ({sizes[f]:,})", 26) for f in shown], fontsize=8)
-    axes.set(xlabel="norm of the embedding", ylabel="field (ids)", xscale="log")
     return picture.finish()
 
 

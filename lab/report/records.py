@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stampede import Run, RunFolderError, open_run
+from stampede import RunFolderError, open_run
 from stampede.settings import SettingsError, printable, read_yaml
 
 # Files of a run folder, and of a folder of `stampede incremental` or `stampede sweep`.
@@ -34,7 +34,7 @@ _HINT = "write a run folder such as runs/quickstart, or a folder of run folders"
 _NOT_COMPARED = (
     "run.name", "run.dir", "run.overwrite", "run.hang_seconds", "run.slow_hang_seconds",
     "checkpoint.", "train.log_every", "evaluate.compare_with_",
-    "train.clip_stats_every", "train.timing_every", "train.profile.",
+    "train.timing_every", "train.profile.",
 )  # fmt: skip
 
 # Keys that decide which rows a run is tested on.
@@ -100,10 +100,6 @@ class RunRecord:
         if goal:
             found = ((found or {}).get("goals") or {}).get(goal)
         return (found or {}).get(name)
-
-    def open(self) -> Run:
-        """The run, whose tables can be read."""
-        return open_run(self.path)
 
     def state(self) -> str | None:
         """A sentence on a run that has not ended; None if it has."""

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import clip_norms
 import end_to_end
 import floors
 import launched
@@ -178,15 +177,6 @@ def test_metrics_and_scikit_learn_find_the_same_auc():
 def test_torchrec_features_are_refused_as_the_manual_says():
     told = json.loads((ROOT / "benchmarks/results/torchrec_features.json").read_text())["refused"]
     assert {name: torchrec_features.refusal(name) for name in torchrec_features.REFUSED} == told
-
-
-def test_norms_are_averaged_over_the_rows_of_all_steps():
-    def line(touched, clipped, norm):
-        norms = dict.fromkeys(clip_norms.NORMS, norm)
-        return {"counts": [{"from": 4, "touched": touched, "clipped": clipped, **norms}]}
-
-    (found,) = clip_norms.by_count([line(1, 1, 5.0), line(3, 0, 1.0)])
-    assert found == {"from": 4, "rows": 4, "clipped": 0.25, **dict.fromkeys(clip_norms.NORMS, 2.0)}
 
 
 @pytest.mark.parametrize("make", ["ours", "fbgemms"])

@@ -1,7 +1,5 @@
 """What `stampede describe` makes of columns: ids or numbers, the label, the split, the times."""
 
-import json
-
 import numpy as np
 import polars as pl
 import pytest
@@ -10,7 +8,7 @@ from stampede.data import DataError
 from stampede.data.describe import main
 from stampede.data.guess import guess
 from stampede.data.guess_columns import number_or_ids
-from stampede.data.schema.schema import Schema, load_schema
+from stampede.data.schema.schema import load_schema
 from stampede.settings import SettingsError
 from support.paths import shared
 
@@ -155,54 +153,3 @@ def test_a_key_of_the_configuration_in_a_schema_is_told_where_it_belongs(tmp_pat
     path.write_text(f"label: y\nids: [user]\n{line}\n")
     with pytest.raises(SettingsError, match=said):
         load_schema(path)
-
-
-@pytest.mark.parametrize("form", ["text", "json", "parquet"])
-def test_fractions_beside_ids_are_their_weights(tmp_path, form):
-    """Those of another number in some row are ids, as are whole numbers."""
-    tags = [[f"t{tag}" for tag in draw(row).integers(0, 9, row % 4)] for row in range(400)]
-    of_tags = [[0.5 + 0.25 * at for at in range(len(cell))] for cell in tags]
-    counts = [[2] * len(cell) for cell in tags]
-    columns = {"tags": tags, "tag_scores": of_tags, "counts": counts,
-               "others": [*of_tags[1:], [0.5]]}  # fmt: skip
-    joined = {"text": lambda cell: "|".join(map(str, cell)), "json": json.dumps}
-    if form != "parquet":
-        columns = {name: list(map(joined[form], cells)) for name, cells in columns.items()}
-    frame = pl.DataFrame({"click": [0, 1] * 200, **columns})
-    path = tmp_path / f"log.{'parquet' if form == 'parquet' else 'csv'}"
-    (frame.write_parquet if form == "parquet" else frame.write_csv)(path)
-    found = guess([path])
-    ids = found.schema["ids"]
-    assert ids["tags"]["weights"] == "tag_scores" and "weights" not in ids["others"]
-    assert set(ids) == {"tags", "counts", "others"}
-    assert "tag_scores has a fraction for each id of tags, so it holds their weights" in (
-        found.reason
-    )
-    # The log is read with it.
-    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
-    assert load_schema(tmp_path / "out/schema.yaml").ids["tags"].weights == "tag_scores"
-
-
-def test_columns_with_the_same_texts_share_a_table(tmp_path):
-    """The column with more ids has the table; numbers are alike by chance, and have their own."""
-    items = np.array([f"i{number}" for number in range(60)])
-    path = written(
-        tmp_path,
-        click=draw().integers(0, 2, ROWS),
-        before=items[draw(1).integers(0, 40, ROWS)],
-        item=items[draw(2).integers(5, 60, ROWS)],
-        history=["|".join(items[draw(row).integers(0, 40, 3)]) for row in range(ROWS)],
-        # Half of these and half of those would be 30 of 50 ids.
-        other=[f"{'i' if at % 50 < 20 else 'o'}{at % 50}" for at in range(ROWS)],
-        # Too few to tell.
-        kind=items[draw(3).integers(0, 15, ROWS)],
-        shop=draw(4).integers(0, 50, ROWS),
-    )
-    found = guess([path])
-    ids = found.schema["ids"]
-    assert {name: given["share"] for name, given in ids.items() if "share" in given} == {
-        "before": "item",
-        "history": "item",
-    }
-    assert any(line.startswith("before has ids of item, so it uses that") for line in found.reason)
-    Schema.model_validate({**found.schema, "label": "click"})

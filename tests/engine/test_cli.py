@@ -154,10 +154,11 @@ def test_a_mistake_is_one_sentence_and_nothing_else(command):
 
 
 @pytest.mark.slow
-def test_a_run_imports_what_draws_only_when_it_draws():
+@pytest.mark.parametrize("module", ["run", "inference.predict_command"])
+def test_what_draws_and_makes_frames_is_imported_when_needed(module):
     program = (
-        "import sys, stampede.engine.run\n"
-        "print(sorted({'matplotlib', 'tensorboard', 'torch'} & set(sys.modules)))"
+        f"import sys, stampede.engine.{module}\n"
+        "print(sorted({'matplotlib', 'pandas', 'tensorboard', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "['torch']\n", done.stderr

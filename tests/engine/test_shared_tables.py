@@ -71,11 +71,11 @@ def test_a_cell_that_is_no_json_list_is_refused_in_scoring(trained, rows_to_scor
 def test_the_plan_of_prepared_data_has_each_table_once(trained):
     config = load_config(trained / "config.yaml")
     done = dry_run(config, Cluster(2, 2, "cpu", 10**10))
-    assert [table.field for table in done.work.data.tables] == TABLES
+    assert list(done.work.data.tables) == TABLES
     item = done.work.tables["t_item"]
     frame = pd.read_csv(trained.parent / "log.csv", dtype=str, keep_default_na=False)[:432]
     history = frame["history"].str.split("|").str.len().clip(upper=4).mean()
-    assert item.ids_of_fields == pytest.approx((1.0, 1.0, history))
+    assert item.ids == pytest.approx([1.0, 1.0, history])
     assert item.has_bags and not done.work.tables["t_user"].has_bags
 
 
@@ -89,10 +89,9 @@ def test_a_plan_from_sizes(tmp_path):
         "columns": 12,
         "ids_per_sample": 51.0,
     }
-    assert shared.lookups == pytest.approx(separate.lookups)
     weights = [done.work.table_bytes() for done in (shared, separate)]
     assert weights[0] * 201 == weights[1] * 101
-    assert shared.work.common_activation_bytes() == separate.work.common_activation_bytes()
+    assert shared.work.sample_bytes == separate.work.sample_bytes
     for share, words in (
         ("{history: itm}", "data.share: 'itm' is not a field of data.tables; write one of item"),
         ("{user: item}", "data.share: 'user' has a table of its own in data.tables"),
@@ -112,13 +111,11 @@ def test_a_plan_of_histories_from_sizes():
     summed = dry_run(planned_config(*given), gpus(1, 80)).work
     attends = dry_run(planned_config(*given, "data.attention={history: item}"), gpus(1, 80)).work
     assert attends.data.ids_of_histories() == {"history": 50.0}
-    per_sample = attends.dense_bytes_per_sample - summed.dense_bytes_per_sample
+    per_sample = attends.sample_bytes - summed.sample_bytes - 3 * 49 * 12 * 4
     # Inputs of the unit, its 64 hidden numbers, and as many gradients.
     assert 50 * 4 * (4 * 10 + 64) < per_sample < 50 * 4 * 10 * (4 * 10 + 64)
     unit = (4 * 10 + 1) * 64 + 64 + 64 + 1
     assert attends.dense_parameters - summed.dense_parameters == unit
-    more = attends.common_activation_bytes() - summed.common_activation_bytes()
-    assert more > 64 * (per_sample + 3 * 50 * 12 * 4)
     one_by_one = [*given[:3], "model.name=bst", "data.sequences={history: item}"]
     assert dry_run(planned_config(*one_by_one), gpus(1, 80)).fits
     for wrong, words in (
@@ -128,21 +125,6 @@ def test_a_plan_of_histories_from_sizes():
     ):
         with pytest.raises(SettingsError, match=words):
             dry_run(planned_config(*given, wrong), gpus(1, 80))
-
-
-@pytest.mark.parametrize("more", [[], ["model.dims={item: 3, user: 9}"]], ids=["", "widths"])
-def test_clips_of_tables_are_watched_whole(tmp_path, more):
-    """Of a table whose ids come in bags, the rows of all fields; else of all fields together."""
-    kept = [line for line in SHOP.splitlines() if "separator" not in line]
-    schema = "\n".join(kept)
-    folder = write_shop(tmp_path, schema)
-    run = train_on_shop(folder, "train.clip_stats_every=1", "train.batch_size=432", *more)
-    found = next(line for line in lines(run) if line["kind"] == "clipping")
-    frame = pd.read_csv(folder / "log.csv", dtype=str, keep_default_na=False)[:432]
-    counts = pd.concat([frame["item"], frame["last"].replace("", np.nan)]).value_counts()
-    touched = int((counts >= 3).sum()) + 2  # and the rows of missing and of rare items
-    assert found["fields"]["item"]["touched"] == touched
-    assert found["left_out"] == [] and "last" not in found["fields"]
 
 
 @pytest.mark.slow

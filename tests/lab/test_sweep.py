@@ -114,32 +114,6 @@ def test_other_seeds_run_with_the_best_value_of_a_tuned_axis(tmp_path, trained):
     assert "published AUC, theirs" in text and "| 0.7000 |" in text
 
 
-STUDY = """
-study:
-  parameters:
-    optim.dense.lr: {low: 1e-5, high: 1e-3, log: true}
-    model.name: {choices: [lr, fm]}
-  trials: 3
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_study_continues_with_the_same_points(tmp_path, trained):
-    trained.die_at = 3
-    with pytest.raises(SystemExit):
-        swept(tmp_path, STUDY)
-    trained.die_at = None
-    files = swept(tmp_path, STUDY)
-    assert [name.partition("-")[0] for name in trained.names] == ["0000", "0001", "0002", "0002"]
-    assert trained.names[2] == trained.names[3]
-    (tmp_path / "whole").mkdir()
-    swept(tmp_path / "whole", STUDY)
-    assert trained.names[4:] == [*trained.names[:2], trained.names[3]]
-    rows = rows_of(tmp_path)
-    aucs = [float(row["validation_auc_mean"]) for row in rows]
-    assert aucs == sorted(aucs, reverse=True) and "study.png" in {file.name for file in files}
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_trials_are_not_reused_if_the_networks_file_has_changed(tmp_path):
@@ -160,16 +134,13 @@ def test_if_every_trial_fails(tmp_path):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("", "write either a grid or a study"),
+        ("", "grid: required key is missing"),
         ("grid: {batch: [1024]}", "batch: found [1024]; write a key, such as train.batch_size"),
         ("grid: {train.batch_size: []}", "train.batch_size: found []"),
         ("grid: {a.b: [1]}\ntune: c", "tune: found 'c'; write one of a.b"),
         ("grid: {train.epochs: [1, 2]}\nexclude: ['3']", "exclude: found '3'; write one of 1, 2"),
         ("grid: {train.epochs: [1]}\nseeds: [1, 1]", "write each seed once"),
         ("grid: {train.epochs: [1]}\nsmal: {}", "smal: unknown key; did you mean 'small'?"),
-        ("study: {parameters: {a.b: {low: 1}}}", "write low and high, or choices"),
-        ("study: {parameters: {a.b: {low: 2, high: 1}}}", "low is 2 and high 1; write a larger"),
-        ("study: {parameters: {a.b: {low: 0, high: 1, log: true}}}", "a low above 0"),
         ("grid: {x: {a: [run.seed=1]}}", "override 'run.seed=1': a sweep sets it itself"),
         ("grid: {x: {a: [run]}}", "override 'run': write section.key=value"),
         ("grid: {train.epoch: [1]}", "1: configuration"),

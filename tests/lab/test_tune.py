@@ -14,8 +14,7 @@ import yaml
 from optuna.storages.journal import JournalFileBackend
 
 from stampede import DataError, SettingsError, TrainingStoppedError, configuration, open_run
-from stampede.lab.search_space import open_parameters
-from stampede.lab.sweep import Parameter
+from stampede.lab.search_space import Parameter, open_parameters
 from stampede.lab.tune import _alone, _configured, _Limits, _Search, _work, main, tune
 from support.movie_runs import job, prepare_movies
 from support.waiting import HANG

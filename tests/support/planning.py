@@ -2,7 +2,7 @@
 
 from stampede.engine.config.load import load_config
 from stampede.engine.job import build_model
-from stampede.engine.planning.dry_run import plan_costs
+from stampede.engine.job.optimizers import optimize_tables, scaled_hyperparameters
 from stampede.engine.planning.planner import Cluster
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import workload
@@ -19,13 +19,8 @@ def work_of(config, world_size=1):
     """The workload of a configuration."""
     data = planned_data(config)
     model = build_model(config, data)
+    optimize_tables(config, scaled_hyperparameters(config).scaled, model.front)
     return workload(config, data, model, world_size, "cpu")
-
-
-def costs_of(config, plan, world_size):
-    """What a plan of TorchRec's takes: the workload, memory and lookups of each rank."""
-    work = work_of(config, world_size)
-    return work, *plan_costs(work, list(work.placed_shards(plan)))
 
 
 def gpus(world_size, gigabytes):

@@ -28,7 +28,6 @@ OVERRIDES = [
     ("train.batch_size=1.5", ["train.batch_size: found 1.5", "a whole number"]),
     ("train.batch_size=0", ["train.batch_size: found 0", "greater than or equal to 1"]),
     ("train.epochs=0", ["train.epochs: found 0", "greater than or equal to 1"]),
-    ("train.on_divergence.loss_factor=1", ["train.on_divergence.loss_factor", "above 1"]),
     ("run.overwrite=1", ["run.overwrite: found 1", "true or false"]),
     ("model.hidden=400", ["model.hidden: found 400", "a list"]),
     ("optim.embedding.lr=.inf", ["optim.embedding.lr: found inf", "finite"]),
@@ -95,10 +94,6 @@ OVERRIDES = [
     ("evaluate.batch_size=3", ["evaluate.batch_size: 3", "number of ranks, 2"]),
     ("train.reproducible=true train.tiles=1", ["train.tiles: 1", "number of ranks, 2"]),
     ("train.tiles=12", ["train.tiles: 12 is not a power of two"]),
-    (
-        "train.clip_stats_every=5 optim.embedding.clip.granularity=none",
-        ["train.clip_stats_every is 5, but"],
-    ),
     ("train.compile=cuda_graphs run.device=cpu", ["train.compile: found 'cuda_graphs', which"]),
     ("optim.embedding.optimizer=helen", ["embedding.optimizer: found 'helen'", "'adam'"]),
     (

@@ -130,7 +130,7 @@ def test_rates():
     """Of the tables it is the same, except on small logs and with large batches or periods."""
     optim = [chosen(rows)[0].optim for rows in (1_000, 1_000_000, 10**9)]
     rates = [one.dense.lr for one in optim]
-    assert 1e-3 > rates[0] > rates[1] > rates[2] == 1e-4
+    assert 1e-3 > rates[0] > rates[1] == rates[2] == 5e-4
     assert [one.embedding.lr for one in optim] == [2e-3, 1e-3, 1e-3]
     periods = chosen(1_000_000, "data.split=periods")[0].optim
     assert periods.embedding.lr == periods.dense.lr < 1e-3
@@ -152,8 +152,18 @@ def test_factors_of_what_is_chosen():
     assert found == pytest.approx([f * v for f, v in zip((2, 0.5, 0.1), of_usual, strict=True)])
     assert choices["optim.embedding.l2"] == optim.embedding.l2
     # Of more rows, by the rule for these.
-    assert chosen(100 * ROWS, *factors)[0].optim.embedding.l2 == pytest.approx(found[2] / 100)
+    assert chosen(2 * ROWS, *factors)[0].optim.embedding.l2 == pytest.approx(found[2] / 2)
     assert chosen(ROWS, *factors, "optim.embedding.l2=3e-5")[0].optim.embedding.l2 == 3e-5
+
+
+def test_a_short_training_has_less_l2_and_faster_dense_layers():
+    for rows, given in ((2_500_000, []), (10**8, []), (ROWS, ["train.epochs=2"])):
+        optim = chosen(rows, *given)[0].optim
+        assert optim.embedding.l2 == pytest.approx(39 / rows) and optim.dense.lr >= 5e-4
+    longer = ["train.epochs=6"], ["model.name=lr"], ["train.batch_size=131072"]
+    for given in (*longer, ["data.split=periods"]):
+        optim = chosen(2_500_000, *given)[0].optim
+        assert optim.embedding.l2 == pytest.approx(4 * 39 / 2_500_000) and optim.dense.lr < 5e-4
 
 
 def test_the_batch_divides_by_the_ranks():

@@ -30,13 +30,13 @@ def test_ten_billion_rows_fit_128_gpus_and_the_costs_are_written(tmp_path, monke
         for name, table in large.work.tables.items()
         if sharding[name].sharding_type == "data_parallel"
     )
-    dense = 128 * large.work.dense_weight_bytes()
+    dense = 128 * large.work.common_bytes()[0]
     assert memory["weights"].sum() == (rows + 127 * copied) * 12 * 4 + dense
     states = (rows + 127 * copied) * (2 * 12 * 4) + 2 * dense
     # And a counter of steps a row: one in each part of a row.
     counters = memory["optimizer_state"].sum() - states
     assert 4 * rows <= counters <= 3 * 4 * (rows + 127 * copied)
-    assert large.lookups.sum() >= 26 * 65536
+    assert (large.milliseconds > 0).all()
     # No device holds 2 994 952 602 rows with two moments.
     spec = sharding["t_C3"].sharding_spec
     assert len(spec.shards) > 1
@@ -75,8 +75,8 @@ def test_a_shortfall_is_named_with_what_would_help():
     "config, too_small, proposal, enough",
     [
         # 444 GB of weights and moments on 8 devices; 300 GB would do for Adagrad.
-        (users(3e9), gpus(8, 60), "optimizer=(rowwise_adam|adagrad)", None),
-        (users(2e9, "sharding.plan=table_wise"), gpus(8, 80), "auto or row_wise", None),
+        (users(3e9), gpus(8, 60), "optimizer=rowwise_adam", None),
+        (users(2e9, "sharding.plan=table_wise"), gpus(8, 80), "sharding.plan=auto, ", None),
         # With the counter of steps 296 GB.
         (users(2e9, "sharding.plan=row_wise"), gpus(8, 40), "too much", gpus(8, 80)),
         # CPUs keep nothing free.
@@ -111,11 +111,10 @@ def test_what_is_enough_fits_or_is_proposed(config, too_small, proposal, enough)
 def test_synthetic_clicks_are_planned_without_drawing_them():
     config = load_config(ROOT / "configs/quickstart.yaml", ["data.scale=1.0"], 8)
     done = dry_run(config, gpus(8, 80))
-    assert sum(table.rows for table in done.work.data.tables) == 33_762_577
-    assert "exponent 1.3" in done.work.data.assumed
+    assert sum(table.rows for table in done.work.tables.values()) == 33_762_577
 
 
-def test_prepared_data_tell_their_sizes_and_frequencies(tmp_path):
+def test_prepared_data_tell_their_sizes(tmp_path):
     log, folder = str(shared("data/avazu_20k.csv.gz")), str(tmp_path / "folder")
     config = load_config(
         ROOT / "configs/avazu.yaml", [f"data.path={log}", f"data.cache={tmp_path}"], 4
@@ -125,11 +124,8 @@ def test_prepared_data_tell_their_sizes_and_frequencies(tmp_path):
     assert prepare(["avazu", log, "--out", folder]) == 0
     keys = ["data.kind=prepared", f"data.path={folder}"]
     data = dry_run(load_config(ROOT / "configs/table.yaml", keys, 4), gpus(4, 80)).work.data
-    assert len(data.tables) == 23 and data.id_bytes == 4  # the hour is two fields
-    assert "rows of the training part" in data.assumed
-    # The most frequent id stands first.
-    largest = max(data.tables, key=lambda table: table.rows)
-    assert largest.below(largest.rows // 10) > 0.2
+    # The hour is two fields.
+    assert len(data.tables) == 23 and data.rows == pytest.approx(16_000, rel=0.1)
 
 
 SMALL = ["configs/plan_10b.yaml", "data.tables={user: 1e8, item: 1000}", "train.batch_size=8192",

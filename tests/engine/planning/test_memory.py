@@ -6,6 +6,8 @@ from torch import nn
 
 from stampede.engine.checkpoint.tensors import local_parts
 from stampede.engine.job.build import build
+from stampede.engine.planning.dry_run import dry_run
+from stampede.engine.planning.planner import Cluster
 from stampede.engine.planning.workload import activation_bytes_per_sample
 from stampede.engine.processes import processes
 from stampede.engine.reading import Reader, open_dataset
@@ -19,7 +21,6 @@ from support.checkpoints import small_job
 from support.jobs import small_config
 from support.memory import peak_memory
 from support.networks import OURS, VARIANTS, goals_of, variant_id
-from support.planning import costs_of
 from support.ranks import run_ranks
 
 SAMPLES, FIELDS, NUMBERS = 256, 12, 5
@@ -66,8 +67,9 @@ def planned_and_real(folder, overrides, here):
     averaged = (*overrides, "train.averaging=3")
     config = small_config(folder, *averaged, world_size=here.world_size)
     job = build(config, open_dataset(config, here), here)
-    work, memory, _ = costs_of(config, job.model.plan, here.world_size)
-    dense = [work.dense_weight_bytes(), work.dense_state_bytes()]
+    done = dry_run(config, Cluster(here.world_size, here.world_size, "cpu", 10**10))
+    assert str(done.plan) == str(job.model.plan)
+    memory, dense = done.memory, done.work.common_bytes()[[0, 2]].tolist()
     moments = job.dense_optimizer.state.values()
     assert dense == [
         4 * sum(p.numel() for p in job.dense_parameters.values()),
@@ -119,7 +121,7 @@ def test_a_step_takes_no_more_than_its_estimate(tmp_path, optimizer):
     large = ["data.rows=20000", "model.hidden=[200,200]", "train.batch_size=4096"]
     with small_job(tmp_path, f"optim.embedding.optimizer={optimizer}", *large) as made:
         here, job, config, dataset, _ = made
-        _, memory, _ = costs_of(config, job.model.plan, 1)
+        memory = dry_run(config, Cluster(1, 1, "cpu", 10**10)).memory
         first, second, *_ = Reader(config, dataset, here).training()
         first, second = (send(batch, job.front, here.device) for batch in (first, second))
         train_step(job, first, 1, here)

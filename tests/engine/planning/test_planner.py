@@ -4,16 +4,16 @@ from contextlib import nullcontext
 
 import pytest
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.engine.config.load import load_config
+from stampede.engine.job import build_model
+from stampede.engine.job.optimizers import optimize_tables, scaled_hyperparameters
 from stampede.engine.planning import planner
 from stampede.engine.planning.planner import Cluster, describe_plan, parse_bytes, search_plan
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import workload
 from stampede.engine.processes import processes
-from stampede.models import CTRModel
-from stampede.optim import CowClipAdam, cowclip_sharders
+from stampede.optim import cowclip_sharders
 from stampede.optim.sharded.supported import SHARDING_TYPES
 from stampede.settings import SettingsError
 from support.paths import ROOT
@@ -25,9 +25,10 @@ TWO_TABLES = [f"data.tables={{C1: {ROWS}, C2: {ROWS}}}", "model.hidden=[4]", "tr
 
 def model_and_work(*overrides, world_size=1):
     config = load_config(ROOT / "configs/plan_10b.yaml", [*TWO_TABLES, *overrides])
-    model = CTRModel("deepfm", {"C1": ROWS, "C2": ROWS}, 13, 10, [4], 0)
-    apply_optimizer_in_backward(CowClipAdam, model.front.ebc.parameters(), {})
-    return model, workload(config, planned_data(config), model, world_size, "cpu")
+    data = planned_data(config)
+    model = build_model(config, data)
+    optimize_tables(config, scaled_hyperparameters(config).scaled, model.front)
+    return model, workload(config, data, model, world_size, "cpu")
 
 
 def types_of(*overrides, world_size=2):
