@@ -72,8 +72,8 @@ _WITH_HIDDEN_LAYERS = (
 
 _LR = 1e-3
 # Up to this many steps the dense layers' rate is constant. With more it falls with their square
-# root, but not below 1e-4, or in a short training 5e-4. The tables' rate does not fall unless the batch is large, which gains
-# 0.02 of AUC on 2 million synthetic rows (docs/experiments.md).
+# root, but not below 1e-4, or in a short training 5e-4. The tables' rate does not fall unless the
+# batch is large, which gains 0.02 of AUC on 2 million synthetic rows (docs/experiments.md).
 _STEPS_AT_FULL_RATE, _LEAST_LR, _LEAST_OF_SHORT = 600, 1e-4, 5e-4
 
 # Epochs of a short training.
@@ -238,7 +238,6 @@ class _Run:
         is_open &= all(decay in (None, "constant") for decay in decays)
         is_open &= self.at("train.averaging") != 0
         return _Kind.UNTIL_NO_BETTER if is_open else _Kind.USUAL
-
 
     @property
     def is_short(self) -> bool:
