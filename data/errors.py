@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Callable
 
-from stampede.settings import SettingsError, printable
+from stampede.settings import SettingsError, UserError, printable
 from stampede.stores import StoreError
 
 
-class DataError(Exception):
+class DataError(UserError):
     """A data file that cannot be used; the message names the file, the place and the remedy."""
 
 

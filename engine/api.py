@@ -22,6 +22,7 @@ import polars as pl
 import pyarrow
 
 from stampede import stores
+from stampede.data.errors import DataError
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run, set_key
 from stampede.engine.errors import RunFolderError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 # Keys of an evaluation's line that are not metrics.
 _NOT_METRICS = ("kind", "part", "step", "train_seconds", "samples", "goals")
+_FRAMES = pd.DataFrame | pl.DataFrame | pyarrow.Table
 _FIRST_COLUMNS = ("epoch", "step", "train_seconds", "train_loss")
 
 
@@ -111,6 +113,12 @@ def _merge(values: dict[str, Any], given: Mapping[str, Any], above: tuple[str, .
         parts = (*above, *str(key).split("."))
         if isinstance(value, Mapping) and value:
             _merge(values, value, parts)
+        elif isinstance(value, _FRAMES):
+            raise SettingsError(
+                f"{'.'.join(parts)}: found a data frame, but training reads files; write it to "
+                'one, such as log.parquet, and pass data={"kind": "table", "path": "log.parquet", '
+                '"schema_file": "schema.yaml"}'
+            )
         else:
             plain = str(value) if isinstance(value, PathLike) else deepcopy(value)
             set_key(values, parts, plain)
@@ -276,8 +284,15 @@ class Run:
         if on_bad_value not in get_args(OnBadValue):
             raise ValueError(f"on_bad_value: found {on_bad_value!r}; write 'error' or 'missing'")
         with libraries_quiet():
-            if not isinstance(data, pd.DataFrame | pl.DataFrame | pyarrow.Table):
-                data = [str(name) for name in (data if isinstance(data, list | tuple) else [data])]
+            if not isinstance(data, _FRAMES):
+                data = [*data] if isinstance(data, list | tuple) else [data]
+                other = next((one for one in data if not isinstance(one, str | PathLike)), None)
+                if other is not None:
+                    raise DataError(
+                        f"the rows to score: found {type(other).__name__}; pass a pandas, polars "
+                        "or Arrow frame, or names of files"
+                    )
+                data = [str(name) for name in data]
             scores, missing, unknown = score(
                 self._trained, self._model, data, batch_size, on_bad_value
             )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from stampede.settings import UserError
+
 _TRY_LOWER_RATES = (
     "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
     "(optim.dense.schedule.warmup, optim.embedding.schedule.warmup); with checkpoint.resume=auto "
@@ -10,11 +12,11 @@ _TRY_LOWER_RATES = (
 )
 
 
-class RunFolderError(Exception):
+class RunFolderError(UserError):
     """A run folder or checkpoint that cannot be used as asked."""
 
 
-class _SharedError(Exception):
+class _SharedError(UserError):
     """An error that all ranks raise; one of them prints it."""
 
     known_to_all_ranks = True

@@ -425,8 +425,8 @@ def _table(done: Sequence[Any], trials: Sequence[Any], tuned: Path) -> str:
         lines.append(f"{numbers}{chosen}{'' if trial.number else '  as given'}")
     states = [trial.state for trial in trials if trial.state is not TrialState.WAITING]
     lines.append(
-        f"{len(states)} trials on the validation part, {states.count(TrialState.PRUNED)} cut "
-        f"short, {states.count(TrialState.FAIL)} failed; the best is {tuned}"
+        f"trials: {len(states)}, of which {states.count(TrialState.PRUNED)} cut short and "
+        f"{states.count(TrialState.FAIL)} failed; the best on the validation part is {tuned}"
     )
     messages = [one.user_attrs["message"] for one in trials if "message" in one.user_attrs]
     if messages:

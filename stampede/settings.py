@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class SettingsError(Exception):
+class UserError(Exception):
+    """An error that its message explains; a notebook shows that without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython calls this, and prints the lines.
+        return [f"{type(self).__name__}: {printable(str(self))}"]
+
+
+class SettingsError(UserError):
     """The user's settings cannot be used. Every rank raises it by itself."""
 
     known_to_all_ranks = True
@@ -331,7 +339,11 @@ def _sentence(error: ErrorDetails, root: type[BaseModel]) -> str:
         having = [tag for tag, section in kinds.items() if keys[-1] in section.model_fields]
         if having:
             key = chosen.partition(":")[0]
-            return f"{path}: not for {chosen}, only for {key}: {', '.join(having)}; leave it out"
+            other = f"{key}: {having[0]}" if len(having) == 1 else f"another {key}"
+            return (
+                f"{path}: not for {chosen}, only for {key}: {', '.join(having)}; leave it out, or "
+                f"write {other}"
+            )
         siblings = list(model.model_fields)
         near = difflib.get_close_matches(keys[-1], siblings, n=1, cutoff=0.5)
         # Or a key of another section.

@@ -111,3 +111,14 @@ def test_aliases_are_bounded_and_pipes_are_refused(tmp_path):
     os.mkfifo(path)
     with pytest.raises(SettingsError, match=r"a\.yaml: cannot be read as text"):
         read_yaml(path, "")
+
+
+def test_a_notebook_shows_the_sentence_without_a_traceback(monkeypatch, tmp_path, capsys):
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shell = interactiveshell.InteractiveShell()
+    shell.run_cell("from stampede.settings import parse_yaml; parse_yaml('[', 'a.yaml')")
+    shown = "".join(capsys.readouterr())
+    assert shown.startswith("SettingsError: a.yaml") and "Traceback" not in shown
+    shell.run_cell("1 / 0")
+    assert "Traceback" in "".join(capsys.readouterr())

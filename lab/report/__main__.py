@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         baseline = baseline_of(runs, named) if named else None
         with stores.outgoing(given.out, overwrite=True) as out:
             lacking = write_report(runs, out, baseline)
-        print(f"  {len(runs):,} runs: {given.out}/{PAGE}")
+        print(f"  report of {len(runs):,} run{'s' * (len(runs) != 1)}: {given.out}/{PAGE}")
         for sentence in lacking:
             print(f"  {sentence}")
 

@@ -93,6 +93,10 @@ def test_a_configuration_from_a_file_with_other_values(tmp_path):
     assert api.configuration(str(path)).train.epochs == 4
     with pytest.raises(SettingsError, match=r"^configuration:\n  train\.epoch: .*did you.*epochs"):
         api.configuration(train={"epoch": 2})
+    with pytest.raises(SettingsError, match=r"^data\.path: found a data frame, .*log\.parquet"):
+        api.configuration(data={"path": pd.DataFrame()})
+    with pytest.raises(SettingsError, match=r"data\.path: not for .*, or write another kind$"):
+        api.configuration(data={"path": "log.csv"})
 
 
 def test_history_has_a_row_for_each_evaluation(movie_run):
@@ -137,6 +141,8 @@ def test_frames_that_do_not_fit(movie_run):
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match="found 'skip'; write 'error' or 'missing'"):
         movie_run.score(frame, on_bad_value="skip")
+    with pytest.raises(DataError, match="found dict; pass a pandas, polars or Arrow frame"):
+        movie_run.score({"user": [1]})
 
 
 def frames_alike(frame):

@@ -121,7 +121,7 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     assert found[0] == found[1] and found[0].count(b"\n") > 10
     for _ in range(2):
         assert report([run_url, "--out", f"{BUCKET}/report", "--baseline", run_url]) == 0
-    assert f"  1 runs: {BUCKET}/report/report.html" in capsys.readouterr().out
+    assert f"  report of 1 run: {BUCKET}/report/report.html" in capsys.readouterr().out
     page = store.cat_file(f"{BUCKET}/report/report.html").decode()
     assert "movies" in page and "test AUC" in page
 

@@ -37,7 +37,7 @@ def tuned(folder, *overrides, minutes=0.0, metric="both", **limits):
 def test_without_time_the_configuration_stays(folder, capsys):
     found = tuned(folder, "optim.embedding.l2=0")
     assert found["train"] == {"batch_size": 64} and found["evaluate"]["metric"] == "both"
-    assert "1 trials on the validation part, 0 cut short, 0 failed" in capsys.readouterr().out
+    assert "trials: 1, of which 0 cut short and 0 failed" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -81,7 +81,8 @@ OVERRIDES = [
     (
         "data.kind=prepared data.rows=3 data.cache=x",
         [
-            "  data.rows: not for kind: prepared, only for kind: synthetic; leave it out",
+            "  data.rows: not for kind: prepared, only for kind: synthetic; leave it out, "
+            "or write kind: synthetic",
             "  data.cache: not for kind: prepared, only for kind: criteo_kaggle, criteo_1tb, avazu",
         ],
     ),

@@ -154,7 +154,7 @@ def test_one_bad_run_does_not_cost_the_report_of_the_others(run_folders, tmp_pat
         if number in (0, len(damaged) - 1):
             status, said = report(capsys, bad, run_folders / "b256", "--out", tmp_path / "out")
             assert status == 0 and f"left out: {bad}/{name}: damaged (" in said
-            assert "1 runs" in said and "\x1b" not in said
+            assert "report of 1 run:" in said and "\x1b" not in said
 
 
 def test_wrong_folders_get_a_sentence(run_folders, tmp_path, capsys):

@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.sharding_plan import row_wise
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import stampede.optim as optim
 from stampede.optim import CowClip, TableInit, cowclip_sharders, local_cowclip_tables
+from support import two_tables
 from support.bags import PLANS, WHOLE, Bags, shard, step, weights_of, with_cowclip
 
 WIDE, ROWS = (20, 8), (20,)
@@ -147,3 +149,21 @@ def test_tables_without_cowclip_stay_with_ddp():
     torch.optim.SGD(offered.values(), lr=0.1).step()
     changed = (weights_of(model)["b"] != before["b"]).any(1).nonzero().flatten()
     assert changed.tolist() == [1, 3]
+
+
+def test_a_dense_norm_is_clipped_without_the_tables():
+    """And sharders of a program's own may stand before ours."""
+    sharders = [EmbeddingBagCollectionSharder(), *cowclip_sharders()]
+    clipped, free = (
+        two_tables.shard(two_tables.Model(), sharders),
+        two_tables.shard(two_tables.Model()),
+    )
+    free.load_state_dict(clipped.state_dict())
+    for model in (clipped, free):
+        model(two_tables.features()).square().mean().backward()
+    dense = torch.cat([p.grad.flatten() for p in free.module.dense.parameters()])
+    norm = torch.nn.utils.clip_grad_norm_(clipped.parameters(), 1e-3)
+    assert float(norm) == pytest.approx(float(dense.norm()))
+    found = torch.cat([p.grad.flatten() for p in clipped.module.dense.parameters()])
+    assert float(found.norm()) == pytest.approx(1e-3, rel=1e-2)
+    assert torch.equal(two_tables.weights_of(clipped), two_tables.weights_of(free))
