@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from stampede.engine.config import Config, check_divides, config_type
+from stampede.engine.config.data import LARGE_LOG
 from stampede.engine.config.presets import at, below_old_runs
 from stampede.engine.console import table
 from stampede.models import network
@@ -29,9 +30,6 @@ _STEPS_OF_LARGE_BATCHES, _LARGEST_BATCH = 400, 8192
 # l2 = 1 / (2 C rows). A short training needs less: it ends before it overfits
 # (docs/experiments.md).
 _L2, _L2_OF_SHORT, _FIRST_ORDER_SCALE = 4.0, 1.0, 4.0
-
-# Rows that a plan assumes if the log's are unknown.
-LARGE_LOG = 10_000_000
 
 # On smaller logs, batches of this many hundredths of the log and more get settings of their own,
 # found with Adam on Criteo's sample and on synthetic clicks (docs/experiments.md): more epochs

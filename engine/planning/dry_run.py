@@ -16,7 +16,9 @@ from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingPlan
 
+from stampede.data import open_prepared
 from stampede.engine.config import Config
+from stampede.engine.config.data import SizesSection, SyntheticSection
 from stampede.engine.config.recipe import with_recipe
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
@@ -31,6 +33,7 @@ from stampede.engine.planning.planner import (
 )
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import KINDS, Workload, workload
+from stampede.engine.reading import data_folder
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError
@@ -116,7 +119,8 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         SettingsError: no plan exists, however large the devices are.
         DataError: a file of the data cannot be used.
     """
-    data = planned_data(config)
+    is_on_disk = not isinstance(config.data, SizesSection | SyntheticSection)
+    data = planned_data(config, open_prepared(data_folder(config)) if is_on_disk else None)
     fields = len(data.vocabulary_sizes)
     config, _ = with_recipe(config, data.train.rows, fields, cluster.world_size)
     model = build_model(config, data)

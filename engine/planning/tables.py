@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stampede.data import Dataset, open_prepared
+from stampede.data import Dataset
 from stampede.data.samples import sampled_rows
 from stampede.data.synthetic import GOALS, NUMBERS
 from stampede.engine.config import Config
-from stampede.engine.config.data import SizesSection, SyntheticSection
-from stampede.engine.config.recipe import LARGE_LOG
-from stampede.engine.reading import data_folder
+from stampede.engine.config.data import LARGE_LOG, SizesSection, SyntheticSection
 from stampede.settings import SettingsError
 
 
@@ -48,11 +46,10 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     """What a configuration says about the data, or else the data say.
 
     Args:
-        dataset: if it is open. Synthetic clicks are not drawn for a plan.
+        dataset: if it is open, as prepared data must be. Synthetic clicks are not drawn for a plan.
 
     Raises:
         SettingsError: the sizes of the tables are not given, or do not fit together.
-        DataError: a file cannot be used.
     """
     section = config.data
     if isinstance(section, SizesSection):
@@ -64,7 +61,7 @@ def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
             goals = GOALS if section.conversions else ()
             return _unread(sizes, NUMBERS, section.rows, goals=goals)
         dataset = clicks.dataset(section.rows, section.test_rows)
-    dataset = dataset or open_prepared(data_folder(config))
+    assert dataset is not None
     ids = {}
     if dataset.multi:
         rows = torch.from_numpy(sampled_rows(dataset.train.rows)).to(dataset.train.device)
