@@ -465,8 +465,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede tune",
         description="Search what a configuration leaves open (network, rates, L2, epochs,\n"
-        "dropout, on small logs the batch) for some minutes, by the validation part, on the last\n"
-        "million training rows, and write the best configuration. What the configuration sets\n"
+        "dropout, on small logs the batch) for some minutes, with the last million training rows,\n"
+        "by the validation part, and write the best configuration. What the configuration sets\n"
         "stays. The same command goes on with an earlier search.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -26,6 +26,30 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+# Files whose tests take longest, which begin first: no worker is left alone with one at the end.
+LONGEST = (
+    "test_manual_commands.py",
+    "test_gpu_script.py",
+    "test_on_spark.py",
+    "test_restarts.py",
+    "test_exported_networks.py",
+    "test_histories.py",
+    "test_object_stores.py",
+    "test_loop.py",
+    "test_same_result.py",
+    "test_examples.py",
+    "test_onnx_file.py",
+    "test_every_plan.py",
+    "test_tune.py",
+    "test_kills.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
 def pytest_collection_finish():
     """Optimizers look for modules among all objects: let them not see a million of imports."""
     from support import pictures

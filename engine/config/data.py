@@ -153,6 +153,10 @@ def _whole(value: Any) -> Any:
 _Rows = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_ROWS)]
 
 
+# Training rows from which on the recipe takes a log for large, as a plan does if they are unknown.
+LARGE_LOG = 10_000_000
+
+
 class SizesSection(Section):
     """Table sizes without clicks, for planning (`launch.py --plan`)."""
 

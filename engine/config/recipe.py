@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from stampede.engine.config import Config, check_divides, config_type
+from stampede.engine.config.data import LARGE_LOG
 from stampede.engine.config.presets import at, below_old_runs
 from stampede.engine.console import table
 from stampede.models import network
@@ -29,9 +30,6 @@ _STEPS_OF_LARGE_BATCHES, _LARGEST_BATCH = 400, 8192
 # l2 = 1 / (2 C rows). A short training needs less: it ends before it overfits
 # (docs/experiments.md).
 _L2, _L2_OF_SHORT, _FIRST_ORDER_SCALE = 4.0, 1.0, 4.0
-
-# Rows that a plan assumes if the log's are unknown.
-LARGE_LOG = 10_000_000
 
 # On smaller logs, batches of this many hundredths of the log and more get settings of their own,
 # found with Adam on Criteo's sample and on synthetic clicks (docs/experiments.md): more epochs
@@ -76,8 +74,8 @@ _LR = 1e-3
 # batch is large, which gains 0.02 of AUC on 2 million synthetic rows (docs/experiments.md).
 _STEPS_AT_FULL_RATE, _LEAST_LR, _LEAST_OF_SHORT = 600, 1e-4, 5e-4
 
-# Epochs of a short training.
-_SHORT = 3
+# Epochs of a short training, and its steps with Adam's own betas; fewer steps have lower ones.
+_SHORT, _STEPS_OF_BETAS = 3, 3200
 
 
 class Choice(NamedTuple):
@@ -327,14 +325,19 @@ def _dense_lr(run: _Run) -> tuple[float, str]:
 
 
 def _betas(run: _Run) -> tuple[list[float], str]:
-    if run.kind is not _Kind.LARGE_BATCHES:
-        return [0.9, 0.999], "Adam's"
     # Averages over fewer steps, as the gradients of larger batches are less noisy. After arXiv
     # 2205.10287: 1 - beta grows with the batch. Batches of fewer than _FEW_STEPS hundredths are
     # better with the betas of that many.
-    at_least = max(run.hundredths, _FEW_STEPS)
-    first = 1 - round(0.1 * (4 * at_least) ** (1 / 3), 1)
-    second = 1 - float(f"{0.004 * at_least:.2g}")
+    if run.kind is _Kind.LARGE_BATCHES:
+        grown = float(f"{4 * max(run.hundredths, _FEW_STEPS):.2g}")
+    elif run.is_short:
+        steps = run.at("train.epochs") * run.rows / run.at("train.batch_size")
+        grown = float(f"{max(1.0, _STEPS_OF_BETAS / steps):.1g}")
+    else:
+        grown = 1.0
+    if grown == 1:
+        return [0.9, 0.999], "Adam's"
+    first, second = 1 - round(0.1 * grown ** (1 / 3), 1), 1 - 0.001 * grown
     return [max(0.0, round(first, 1)), max(0.5, round(second, 4))], "for few steps"
 
 

@@ -16,8 +16,10 @@ from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingPlan
 
+from stampede.data import open_prepared
 from stampede.engine.config import Config
-from stampede.engine.config.recipe import LARGE_LOG, with_recipe
+from stampede.engine.config.data import SizesSection, SyntheticSection
+from stampede.engine.config.recipe import with_recipe
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DoesNotFitError
 from stampede.engine.job import build_model
@@ -31,6 +33,7 @@ from stampede.engine.planning.planner import (
 )
 from stampede.engine.planning.tables import planned_data
 from stampede.engine.planning.workload import KINDS, Workload, workload
+from stampede.engine.reading import data_folder
 from stampede.files import to_json, write_file
 from stampede.optim import cowclip_sharders
 from stampede.settings import SettingsError
@@ -116,10 +119,10 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         SettingsError: no plan exists, however large the devices are.
         DataError: a file of the data cannot be used.
     """
-    data = planned_data(config)
-    config, _ = with_recipe(
-        config, data.rows or LARGE_LOG, len(data.vocabulary_sizes), cluster.world_size
-    )
+    is_on_disk = not isinstance(config.data, SizesSection | SyntheticSection)
+    data = planned_data(config, open_prepared(data_folder(config)) if is_on_disk else None)
+    fields = len(data.vocabulary_sizes)
+    config, _ = with_recipe(config, data.train.rows, fields, cluster.world_size)
     model = build_model(config, data)
     optimize_tables(config, scaled_hyperparameters(config).scaled, model.front)
     work = workload(config, data, model, cluster.world_size, cluster.device_type)

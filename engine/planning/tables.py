@@ -4,45 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
-from stampede.data import Dataset, open_prepared
+from stampede.data import Dataset
 from stampede.data.samples import sampled_rows
 from stampede.data.synthetic import GOALS, NUMBERS
 from stampede.engine.config import Config
-from stampede.engine.config.data import SizesSection, SyntheticSection
-from stampede.engine.reading import data_folder
-from stampede.models.embedding_front import fields_of_tables
+from stampede.engine.config.data import LARGE_LOG, SizesSection, SyntheticSection
 from stampede.settings import SettingsError
 
 
 @dataclass(frozen=True)
-class PlannedData:
-    """What a plan needs to know about the data.
+class PlannedData(Dataset):
+    """A data set, perhaps without rows, and how many ids its samples have.
 
     Attributes:
-        vocabulary_sizes, numbers, shared, mean, weighted, attention, sequences, goals: as of a
-            `Dataset`.
         ids_per_sample: mean ids per sample of the fields that may have several.
-        rows: of the training part; None if only table sizes are known.
     """
 
-    vocabulary_sizes: Mapping[str, int]
-    numbers: int
-    rows: int | None = None
     ids_per_sample: Mapping[str, float] = field(default_factory=dict)
-    shared: Mapping[str, str] = field(default_factory=dict)
-    mean: Sequence[str] = ()
-    weighted: Sequence[str] = ()
-    goals: Sequence[str] = ()
-    attention: Mapping[str, str] = field(default_factory=dict)
-    sequences: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def tables(self) -> dict[str, list[str]]:
-        """The fields that use each table, by the field whose own it is."""
-        return fields_of_tables(self.vocabulary_sizes, self.shared)
 
     def ids_of(self, fields: Sequence[str]) -> list[float]:
         """Mean ids per sample of each of these fields."""
@@ -54,48 +36,42 @@ class PlannedData:
         return dict(zip(histories, self.ids_of(histories), strict=True))
 
 
+class _Unread(NamedTuple):
+    """A part of which only the number of rows is known."""
+
+    rows: int
+
+
 def planned_data(config: Config, dataset: Dataset | None = None) -> PlannedData:
     """What a configuration says about the data, or else the data say.
 
     Args:
-        dataset: if it is open. Synthetic clicks are not drawn for a plan.
+        dataset: if it is open, as prepared data must be. Synthetic clicks are not drawn for a plan.
 
     Raises:
         SettingsError: the sizes of the tables are not given, or do not fit together.
-        DataError: a file cannot be used.
     """
     section = config.data
     if isinstance(section, SizesSection):
         return _of_sizes(section)
     if dataset is None and isinstance(section, SyntheticSection):
         clicks = section.clicks()
-        if section.histories:
-            return _of_dataset(clicks.dataset(section.rows, section.test_rows))
-        sizes = {f"C{i + 1}": rows for i, rows in enumerate(clicks.cardinalities())}
-        goals = GOALS if section.conversions else ()
-        return PlannedData(sizes, NUMBERS, section.rows, goals=goals)
-    return _of_dataset(dataset or open_prepared(data_folder(config)))
-
-
-def _of_dataset(dataset: Dataset) -> PlannedData:
+        if not section.histories:
+            sizes = {f"C{i + 1}": rows for i, rows in enumerate(clicks.cardinalities())}
+            goals = GOALS if section.conversions else ()
+            return _unread(sizes, NUMBERS, section.rows, goals=goals)
+        dataset = clicks.dataset(section.rows, section.test_rows)
+    assert dataset is not None
     ids = {}
     if dataset.multi:
         rows = torch.from_numpy(sampled_rows(dataset.train.rows)).to(dataset.train.device)
-        bags = dataset.train.read(rows).bags
-        pairs = zip(dataset.multi, bags, strict=True)
+        pairs = zip(dataset.multi, dataset.train.read(rows).bags, strict=True)
         ids = {field: len(bag.values) / len(rows) for field, bag in pairs}
-    return PlannedData(
-        dataset.vocabulary_sizes,
-        dataset.numbers,
-        dataset.train.rows,
-        ids,
-        dataset.shared,
-        dataset.mean,
-        dataset.weighted,
-        dataset.goals,
-        dataset.attention,
-        dataset.sequences,
-    )
+    return PlannedData(**vars(dataset), ids_per_sample=ids)
+
+
+def _unread(sizes: Mapping[str, int], numbers: int, rows: int, **more: Any) -> PlannedData:
+    return PlannedData(sizes, numbers, _Unread(rows), None, _Unread(0), **more)
 
 
 def _of_sizes(section: SizesSection) -> PlannedData:
@@ -127,12 +103,13 @@ def _of_sizes(section: SizesSection) -> PlannedData:
             f"data.share: {twice[0]!r} has a table of its own in data.tables; write it in one of "
             "them only"
         )
-    return PlannedData(
+    return _unread(
         section.tables | {field: section.tables[of] for field, of in section.share.items()},
         section.numbers,
+        LARGE_LOG,
         ids_per_sample=section.ids_per_sample,
         shared=section.share,
-        goals=section.goals,
+        goals=tuple(section.goals),
         attention=section.attention,
         sequences=section.sequences,
     )

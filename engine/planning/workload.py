@@ -19,6 +19,7 @@ from torchrec.distributed.types import ShardingType
 from stampede.engine.config import Config
 from stampede.engine.planning.tables import PlannedData
 from stampede.models import CTRModel, table_name
+from stampede.models.embedding_front import fields_of_tables
 from stampede.models.histories import Jagged
 from stampede.optim.sharded.sharders import optimizer_of
 from stampede.optim.update_settings import UpdateSettings
@@ -143,8 +144,9 @@ def workload(
         device_type: `cuda` or `cpu`.
     """
     tables, histories = {}, data.ids_of_histories()
+    users_of = fields_of_tables(data.vocabulary_sizes, data.shared)
     for field, weights in model.front.weights().items():
-        users, chosen = data.tables[field], optimizer_of(weights)
+        users, chosen = users_of[field], optimizer_of(weights)
         ids, has_bags = data.ids_of(users), any(user in data.ids_per_sample for user in users)
         outputs = sum(histories.get(user, 1.0) for user in users)
         table = Table(*weights.shape, ids, outputs, has_bags, chosen.settings)

@@ -18,7 +18,6 @@ from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import NotPublishedError, RunFolderError, TrainingStoppedError
 from stampede.engine.processes import Processes, launched_by, together
 from stampede.engine.results.plots import draw_curve
-from stampede.engine.results.recorded import check_line, check_summary
 from stampede.engine.results.tensorboard import Events
 from stampede.files import (
     MOST_MANIFEST,
@@ -41,6 +40,9 @@ from stampede.settings import reason_of
 # File of a run folder of `stampede incremental`, which holds a run folder for each period.
 PERIODS = "periods.json"
 
+# Keys of every line of `metrics.jsonl`, and of `summary.json`: files may have been edited.
+_OF_LINE = {"kind", "step"}
+_OF_SUMMARY = {"auc", "last", "best_epoch", "selected_on", "train_seconds", "steps", "epochs"}
 
 _INSTEAD = (
     "write run.overwrite=true to replace it, checkpoint.resume=auto to continue it, or another "
@@ -285,14 +287,14 @@ class RunFolder:
         found = []
         for number, line in enumerate(self._whole_lines(), 1):
             try:
-                found.append(check_line(parse_json(line)))
+                found.append(_with_keys(parse_json(line), _OF_LINE))
             except ValueError as mistake:
                 raise ValueError(f"line {number:,}: {reason_of(mistake)}") from None
         return found
 
     def read_summary(self) -> dict[str, Any]:
         """The content of `summary.json`; an OSError or ValueError if it is damaged."""
-        return check_summary(read_json(self.summary))
+        return _with_keys(read_json(self.summary), _OF_SUMMARY)
 
     def keep_lines(self, count: int | None = None) -> None:
         """Keep the first lines, by default all whole ones; a continued run repeats later steps."""
@@ -358,6 +360,13 @@ class RunFolder:
                 f"{self.path}: results cannot be written ({failure.strerror or failure}); {remedy} "
                 "and continue with checkpoint.resume=auto"
             ) from None
+
+
+def _with_keys(values: Any, keys: set[str]) -> dict[str, Any]:
+    missing = sorted(keys - values.keys() if isinstance(values, dict) else keys)
+    if missing:
+        raise ValueError(f"no {missing[0]!r}")
+    return values
 
 
 def _cannot_write(path: Path, failure: OSError) -> str:

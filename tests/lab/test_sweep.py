@@ -134,7 +134,7 @@ def test_if_every_trial_fails(tmp_path):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("", "grid: required key is missing"),
+        ("", "grid: not given"),
         ("grid: {batch: [1024]}", "batch: found [1024]; write a key, such as train.batch_size"),
         ("grid: {train.batch_size: []}", "train.batch_size: found []"),
         ("grid: {a.b: [1]}\ntune: c", "tune: found 'c'; write one of a.b"),

@@ -95,7 +95,7 @@ def onnx_inputs(session, columns, package):
             most = max(map(len, split))
             if one["kind"] == "weights":
                 # That of a missing id is not used.
-                cells = [[float(x or 7) for x in cell] for cell in split]
+                cells = [[7.0 if x == "" else float(x) for x in cell] for cell in split]
                 values = np.array([cell + [1.0] * (most - len(cell)) for cell in cells])
             else:
                 values = np.array([cell + [""] * (most - len(cell)) for cell in split], object)

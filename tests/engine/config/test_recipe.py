@@ -79,8 +79,10 @@ IN_STEPS = "optim.dense.schedule.unit=steps"
         (ROWS, [f"{BATCH}=32768"], {EPOCHS: 48, BETAS: [0.5, 0.87], WARMUP: 2.0, PATIENCE: 16}),
         (ROWS, [f"{BATCH}=65536"], {EPOCHS: 68, BETAS: [0.4, 0.74], WARMUP: 2.83}),
         (ROWS, [f"{BATCH}=32768", "evaluate.every_epochs=2"], {PATIENCE: 8}),
-        # Large logs and periods have none.
-        (10_000_000, [f"{BATCH}=1048576"], {EPOCHS: 2, BETAS: [0.9, 0.999]}),
+        # Of a large log only few steps matter, and periods have none.
+        (10_000_000, [f"{BATCH}=131072"], {EPOCHS: 2, BETAS: [0.7, 0.98]}),
+        (41_000_000, [f"{BATCH}=131072"], {EPOCHS: 2, BETAS: [0.8, 0.995]}),
+        (41_000_000, [f"{BATCH}=32768"], {EPOCHS: 2, BETAS: [0.9, 0.999]}),
         (ROWS, [f"{BATCH}=32768", *CONTINUED], {EPOCHS: 1, BETAS: [0.9, 0.999], AVERAGING: 0}),
         # A new model of all files so far, and of some of a large log.
         (ROWS, ["data.split=periods"], {EPOCHS: 5, AVERAGING: 8, DECAY: "constant"}),
