@@ -67,7 +67,8 @@ def test_the_help_on_keys(capsys):
         assert not told.out and f"did you mean {meant}?" in told.err
         assert shown(meant.strip("'"))
     assert said(cli.main, "--help", "zzz") == 2
-    assert "write all, a key such as train.epochs, or one of preset, recipe, run" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "write all, a key such as train.epochs, or one of preset, recipe, run" in told
 
 
 @pytest.mark.parametrize(
