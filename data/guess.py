@@ -26,6 +26,7 @@ from stampede.data.guess_columns import (
 from stampede.data.raw.files import read_blocks
 from stampede.data.raw.formats import is_parquet, open_parquet
 from stampede.data.raw.log import RawLog
+from stampede.data.raw.nested import leaves, unnested
 from stampede.data.raw.rows import BadRows
 from stampede.data.raw.typed import LABEL, SPLIT, Labels, typed_label
 from stampede.data.schema.schema import CRITEO, MISSING, Label, Schema
@@ -104,7 +105,8 @@ def guess(files: Sequence[Path], label: str | None = None) -> Guess:
     if is_parquet(path):
         with open_parquet(path) as file:
             rows = next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table())
-        return _table(files, pl.from_arrow(rows), label, {})
+        frame = pl.from_arrow(rows)
+        return _table(files, unnested(frame, leaves(frame.schema)), label, {})
     block = next(read_blocks(path), None)
     if block is None:
         raise DataError(f"{path}: is empty; write the path of the click log")
@@ -204,6 +206,8 @@ def _table(
         options = {} if name == series.name else {"column": series.name}
         if not name or name in why or series.dtype.is_temporal():
             left_out.append(series.name)
+        elif isinstance(series.dtype, pl.List | pl.Array) and series.dtype.inner.is_float():
+            left_out.append(f"{series.name} (lists of fractions; `weights` of ids?)")
         elif mark := _mark(series, written.get("separator")):
             schema["ids"][name], why[name] = {**options, "separator": mark}, "lists of ids"
         else:

@@ -33,12 +33,12 @@ _DROPOUTS = (0.0, 0.1, 0.2, 0.4)
 # Columns of the table, by key, with their widths. Trials change one key each in this order.
 COLUMNS = {
     "recipe.table_lr": ("table lr x", 11),
+    "recipe.l2": ("l2 x", 6),
     "model.name": ("network", 14),
+    "train.epochs": ("epochs", 7),
+    "recipe.dense_lr": ("dense lr x", 11),
     "model.dropout": ("dropout", 8),
     "train.batch_size": ("batch", 6),
-    "train.epochs": ("epochs", 7),
-    "recipe.l2": ("l2 x", 6),
-    "recipe.dense_lr": ("dense lr x", 11),
 }
 
 

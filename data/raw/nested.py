@@ -31,6 +31,12 @@ def nested(types: Mapping[str, pl.DataType]) -> dict[str, Nested]:
     return {name: one for name, one in found.items() if name not in types}
 
 
+def leaves(types: Mapping[str, pl.DataType]) -> list[str]:
+    """The names of columns, and of what is within them, that hold nothing further."""
+    every = [*types, *nested(types)]
+    return [n for n in every if not any(other.startswith(f"{n}.") for other in every)]
+
+
 def columns_with(used: Iterable[str], types: Mapping[str, pl.DataType]) -> set[str]:
     """The columns of a file that hold the used names."""
     within = nested(types)

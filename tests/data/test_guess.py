@@ -2,6 +2,8 @@
 
 import numpy as np
 import polars as pl
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from stampede.data import DataError
@@ -153,3 +155,23 @@ def test_a_key_of_the_configuration_in_a_schema_is_told_where_it_belongs(tmp_pat
     path.write_text(f"label: y\nids: [user]\n{line}\n")
     with pytest.raises(SettingsError, match=said):
         load_schema(path)
+
+
+def test_structs_and_maps(tmp_path):
+    orders = [[{"item": f"i{row % 3}", "price": 0.5}] for row in range(40)]
+    scores = pyarrow.array(
+        [[(f"t{row % 5}", 1.5)] for row in range(40)],
+        pyarrow.map_(pyarrow.string(), pyarrow.float32()),
+    )
+    device = [{"os": "ab"[row % 2], "at": {"city": "xyz"[row % 3]}} for row in range(40)]
+    clicked = [row % 4 == 0 for row in range(40)]
+    table = {"clicked": clicked, "device": device, "orders": orders, "scores": scores}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "log.parquet")
+    found = guess([tmp_path / "log.parquet"])
+    assert found.schema["ids"] == {
+        "device_os": {"column": "device.os"},
+        "device_at_city": {"column": "device.at.city"},
+        "orders_item": {"column": "orders.item", "separator": "|"},
+        "scores_key": {"column": "scores.key", "separator": "|"},
+    }
+    assert "orders.price (lists of fractions; `weights` of ids?)" in " ".join(found.reason)
