@@ -12,6 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from stampede import open_run
 from stampede.data import DataError
+from stampede.engine import step as step_module
 from stampede.engine.config import goal_weights
 from stampede.engine.errors import RunFolderError
 from stampede.engine.job.build import build
@@ -55,7 +56,15 @@ def reference_of_a_step(model, batch, rows, weighting):
 @pytest.mark.parametrize("weighting", ["fixed", "uncertainty"])
 @pytest.mark.parametrize("tile_rows", [8192, 24])
 def test_a_step_against_float64(tmp_path, monkeypatch, weighting, tile_rows):
-    monkeypatch.setattr("stampede.engine.step.TILE_ROWS", tile_rows)
+    monkeypatch.setattr(step_module, "TILE_ROWS", tile_rows)
+    seen, compute = [], step_module._dense_pass
+
+    def noted(job, batch, looked_up, *rest):
+        loss, grads = compute(job, batch, looked_up, *rest)
+        seen.append((batch, looked_up.rows.detach().clone(), grads[0].clone()))
+        return loss, grads
+
+    monkeypatch.setattr(step_module, "_dense_pass", noted)
     more = [f"train.goal_weighting={weighting}", "model.options.experts=3"]
     config = goal_config(write_goals(tmp_path), *WEIGHTED, *more)
     with processes("cpu") as here:
@@ -63,10 +72,10 @@ def test_a_step_against_float64(tmp_path, monkeypatch, weighting, tile_rows):
         job = build(config, dataset, here)
         if weighting == "uncertainty":
             job.ctr_model.goal_losses.log_variances.data.copy_(torch.tensor([0.3, -0.7]))
-        batches, seen = Reader(config, dataset, here).training(), []
+        batches = Reader(config, dataset, here).training()
         for step, sent in enumerate(prefetch(batches, job.front, here.device), 1):
             before = copy.deepcopy(job.ctr_model, {id(job.front): job.front})
-            loss = train_step(job, sent, step, here, lambda *found: seen.append(found))
+            loss = train_step(job, sent, step, here)
             batch, rows, grad = seen.pop()
             assert batch.label.isnan().any() and not batch.label.isnan().all(0).any()
             expected = reference_of_a_step(before, batch, rows, weighting)

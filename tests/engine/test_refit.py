@@ -93,7 +93,7 @@ def test_the_settings_are_those_that_were_chosen_for_the_first_run(trained):
     chose = open_run(f"{refitted.path}-selection")
     assert refitted.config.optim == chose.config.optim
     assert refitted.config.train.batch_size == chose.config.train.batch_size
-    assert chose.config.optim.embedding.l2 == pytest.approx(4 * 4 / 324)
+    assert chose.config.optim.embedding.l2 == pytest.approx(4 / 324)
 
 
 def test_an_interrupted_refit_continues_with_the_same_bits(trained, monkeypatch):
