@@ -3,13 +3,12 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test slow test-all soak bench lint docs
+.PHONY: help setup train test slow soak bench lint docs
 
 help:
 	@echo "make train   set up .venv if needed, train configs/quickstart.yaml, print the result"
-	@echo "make test    set up .venv if needed, run the test suite except slow and soak tests"
+	@echo "make test    set up .venv if needed, run the fast tests; ALL=1: the slow ones too"
 	@echo "make slow    set up .venv if needed, run the slow tests"
-	@echo "make test-all  set up .venv if needed, run both, which share the runs that they look at"
 	@echo "make soak    set up .venv if needed, run the soak tests; SOAK='-k NAME': some of them"
 	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in two minutes"
 	@echo "make docs    set up .venv if needed, build the manual into site/"
@@ -26,13 +25,10 @@ train: setup
 	$(VENV_PYTHON) launch.py configs/quickstart.yaml run.overwrite=true
 
 test: setup
-	$(VENV_PYTHON) -m pytest
+	$(VENV_PYTHON) -m pytest $(if $(filter-out 0,$(ALL)),-m "not soak")
 
 slow: setup
 	$(VENV_PYTHON) -m pytest -m "slow and not soak"
-
-test-all: setup
-	$(VENV_PYTHON) -m pytest -m "not soak"
 
 # pytest's exit status 5 means that no test was selected.
 soak: setup
