@@ -2,7 +2,7 @@
 
 Each sample has a user, an item and a history of 50 items, or of 12 on average, drawn at random; as
 many users and items as Amazon Electronics, the log of DIN's paper, or as Taobao's UserBehavior.
-Layers are the defaults of FuxiCTR's classes, in float32. DIN attends to the history, with Dice in
+Layers are the defaults of FuxiCTR's classes, in float32 unless `--precision bf16`. DIN attends to the history, with Dice in
 its unit; MMoE, with two goals, averages it.
 FuxiCTR's `train_step` has padded batches ready in memory; ours reads them, counts ids, clips by
 CowClip and brings all rows up to date at the end of a turn. Both are in one process, with as many
@@ -99,14 +99,14 @@ class Rows:
 
 
 @contextmanager
-def ours(name: str, rows: Rows, batch: int) -> Iterator[Training]:
+def ours(name: str, rows: Rows, batch: int, precision: str) -> Iterator[Training]:
     """Our training of a network."""
     options = {"din": "{activation: relu}",
                "mmoe": f"{{experts: {EXPERTS}, tower: {TOWER}, gate: {GATE}}}"}  # fmt: skip
     config = load_config(DEEPFM, [
         "data.kind=prepared", "data.path=none", "evaluate.select_on=test",
         "preset=paper", f"train.batch_size={batch}", f"model.name={name}", f"model.dim={DIM}",
-        f"model.hidden={HIDDEN}", f"model.options={options[name]}",
+        f"train.precision={precision}", f"model.hidden={HIDDEN}", f"model.options={options[name]}",
         "model.attention.activation=dice", f"model.attention.hidden={UNIT}",
     ])  # fmt: skip
     reads = {"din": {"attention": {"history": "item"}}, "mmoe": {"mean": ("history",)}}[name]
@@ -171,15 +171,18 @@ def histories(options: argparse.Namespace, report: Report) -> str:
         for batch in BATCHES:
             steps = 1 if options.quick else {1024: 8, 8192: 4}[batch]
             rows = Rows(log, batch * 4, MEANS[ids], len(GOALS[name]))
-            found[f"{name}, {log}, {ids}, {batch}"] = beside(name, rows, batch, steps, repeats)
+            measured = beside(name, rows, batch, steps, repeats, options.precision)
+            found[f"{name}, {log}, {ids}, {batch}"] = measured
             report.add(steps=found)
     return tables(found)
 
 
-def beside(name: str, rows: Rows, batch: int, steps: int, repeats: int) -> dict[str, Any]:
+def beside(
+    name: str, rows: Rows, batch: int, steps: int, repeats: int, precision: str
+) -> dict[str, Any]:
     """Medians of seconds of a step, and the operators that take most of ours."""
     step = theirs(name, rows, batch)
-    with ours(name, rows, batch) as training:
+    with ours(name, rows, batch, precision) as training:
 
         def processor_seconds(step: Callable[[], Any], end: Callable[[], Any]) -> float:
             start = time.process_time()
@@ -231,4 +234,6 @@ if __name__ == "__main__":
     before_torch()
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given.add_argument("--repeats", type=int, default=5, help="turns of each")
+    ours_only = "of our products; FuxiCTR's are float32"
+    given.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help=ours_only)
     command_line(histories, parser=given)
