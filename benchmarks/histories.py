@@ -2,8 +2,8 @@
 
 Each sample has a user, an item and a history of 50 items, or of 12 on average, drawn at random; as
 many users and items as Amazon Electronics, the log of DIN's paper, or as Taobao's UserBehavior.
-Layers are the defaults of FuxiCTR's classes, in float32 unless `--precision bf16`. DIN attends to the history, with Dice in
-its unit; MMoE, with two goals, averages it.
+Layers are the defaults of FuxiCTR's classes, in float32 unless `--precision bf16`. DIN attends to
+the history, with Dice in its unit; MMoE, with two goals, averages it.
 FuxiCTR's `train_step` has padded batches ready in memory; ours reads them, counts ids, clips by
 CowClip and brings all rows up to date at the end of a turn. Both are in one process, with as many
 threads, and take turns of some steps; the ratio is that of medians. Other programs hardly change
