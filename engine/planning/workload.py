@@ -47,6 +47,7 @@ class Table:
         rows, columns: of the whole table.
         ids: mean ids per sample of each field that uses it.
         outputs: mean rows per sample that a lookup returns: of each field, or id of a history.
+        is_pooled: whether a lookup returns a sum per sample, instead of a row per id.
         has_bags: whether a sample may have any number of ids of a field.
         settings: of its update.
     """
@@ -55,6 +56,7 @@ class Table:
     columns: int
     ids: list[float]
     outputs: float
+    is_pooled: bool
     has_bags: bool
     settings: UpdateSettings
 
@@ -103,13 +105,16 @@ class Workload:
         weights = rows * columns * FLOAT
         state = table.state_bytes_per_row(columns, column_offset)
         is_copy = sharding_type == ShardingType.DATA_PARALLEL.value
-        samples = self.local_batch_size if is_copy else self.batch_size * rows / table.rows
-        ids = samples * sum(table.ids)
+        samples = self.local_batch_size if is_copy else self.batch_size
+        share = rows / table.rows
+        ids = samples * share * sum(table.ids)
+        # A shard with some of the rows returns its part of the sum of every bag.
+        outputs = samples * table.outputs * (1 if table.is_pooled else share)
         # Values per row that ranks sum if they share its columns, see `Measured`.
         summed = (3 + 2 * len(table.settings.rule.row_states)) * FLOAT
         # Looked-up rows and their gradients; the gradient, weights and states of different rows.
         row = 2 * columns * FLOAT
-        step = ids * _OF_ID + samples * table.outputs * (_OF_OUTPUT + row)
+        step = ids * _OF_ID + outputs * (_OF_OUTPUT + row)
         if not table.settings.rule.is_frozen:
             step += min(ids, rows) * (row + state + 2 * LONG + summed)
         if table.settings.needs_all_rows:
@@ -149,7 +154,8 @@ def workload(
         users, chosen = users_of[field], optimizer_of(weights)
         ids, has_bags = data.ids_of(users), any(user in data.ids_per_sample for user in users)
         outputs = sum(histories.get(user, 1.0) for user in users)
-        table = Table(*weights.shape, ids, outputs, has_bags, chosen.settings)
+        is_pooled = not model.front.has_rows_apart(field)
+        table = Table(*weights.shape, ids, outputs, is_pooled, has_bags, chosen.settings)
         tables[table_name(field)] = table
     # Embeddings as they arrive, in the order of the fields, and their gradient.
     embeddings = 3 * sum(table.outputs * table.columns for table in tables.values())

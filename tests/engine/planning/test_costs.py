@@ -35,7 +35,7 @@ def test_weights_states_and_what_a_step_takes():
     for name, rows, columns in (("table", 1000, 12), ("rows", 400, 12), ("columns", 1000, 4)):
         # Two moments and the number of a step.
         assert shards[name][:3].tolist() == [4 * rows * columns, 0, rows * (2 * columns * 4 + 4)]
-    rows_of = {"table": BATCH, "rows": BATCH / 2, "columns": BATCH, "copy": BATCH / RANKS}
+    rows_of = {"table": BATCH, "rows": BATCH, "columns": BATCH, "copy": BATCH / RANKS}
     for name, rows in rows_of.items():
         columns = PARTS[name][2][1]
         # A looked-up row and its gradient; then, of each different row, weights and moments.
@@ -45,6 +45,17 @@ def test_weights_states_and_what_a_step_takes():
     whole = found("optim.embedding.l2=1", "optim.embedding.clip.ratio=0.01")[1]
     assert whole["table"][3] - shards["table"][3] == pytest.approx(1000 * 3 * 4, rel=0.05)
     assert work.table_bytes() == 1812 * (3 * 12 * 4 + 4)
+
+
+def test_each_of_the_shards_that_split_rows_returns_sums_of_all_samples():
+    def halves_beyond_whole(*overrides):
+        work, shards = found(*overrides)
+        return 2 * shards["rows"][3] - work.shard_bytes("t_b", "table_wise", (800, 12))[3]
+
+    # The sums of the second half, with the lengths of their bags twice, and their gradients.
+    assert halves_beyond_whole() == BATCH * (2 * 12 * 4 + 2 * 4)
+    # Of a history each row is returned by the one shard that has it.
+    assert halves_beyond_whole("data.ids_per_sample={b: 5}", "data.attention={b: a}") == 0
 
 
 def test_a_sample_of_a_part_is_spread_over_it():
