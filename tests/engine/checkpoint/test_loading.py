@@ -75,7 +75,7 @@ def test_a_run_of_an_earlier_version_goes_on_unless_it_used_a_removed_power(save
         embedding = values["config"]["optim"]["embedding"]
         embedding.update(UNUSED, **dict(used))
         embedding["clip"]["quantile"] = None
-        values["config"]["train"]["on_divergence"] = {"loss_factor": 0.0, "window": 10}
+        values["config"]["train"]["on_divergence"] = {"loss_factor": 3.0, "window": 20}
         values["progress"] |= {"tables_epoch": start, "tables_start": 8 * start}
         values["progress"]["logged_losses"] = [0.7]
         sign(saved, values)
