@@ -225,15 +225,14 @@ class Run:
         epoch, losses = 1, []
         for line in self.lines:
             if line["kind"] == "train":
-                epoch = line["epoch"]
+                epoch = line.get("epoch", epoch)
                 if line["loss"] is not None:
                     losses.append(line["loss"])
             elif line["kind"] == "evaluation":
                 # The parts of one evaluation share a row.
                 if line["step"] not in rows:
                     loss, losses = fmean(losses) if losses else None, []
-                    seconds = line.get("train_seconds")
-                    first = (epoch, line["step"], seconds, loss)
+                    first = (epoch, line["step"], line["train_seconds"], loss)
                     rows[line["step"]] = dict(zip(_FIRST_COLUMNS, first, strict=True))
                 of_goals = line.get("goals") or {}
                 for prefix, of_goal in {"": line, **of_goals}.items():

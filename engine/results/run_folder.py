@@ -40,8 +40,15 @@ from stampede.settings import reason_of
 # File of a run folder of `stampede incremental`, which holds a run folder for each period.
 PERIODS = "periods.json"
 
-# Keys of every line of `metrics.jsonl`, and of `summary.json`: files may have been edited.
+# Keys of every line of `metrics.jsonl`, of the lines of some kinds, and of `summary.json`: files
+# may have been edited.
 _OF_LINE = {"kind", "step"}
+_OF_KIND = {
+    "evaluation": {"part", "auc", "train_seconds"},
+    "stopped": {"reason"},
+    "timing": {"step_seconds", "phase_seconds", "slowest_seconds"},
+    "train": {"loss"},
+}
 _OF_SUMMARY = {"auc", "last", "best_epoch", "selected_on", "train_seconds", "steps", "epochs"}
 
 _INSTEAD = (
@@ -287,7 +294,8 @@ class RunFolder:
         found = []
         for number, line in enumerate(self._whole_lines(), 1):
             try:
-                found.append(_with_keys(parse_json(line), _OF_LINE))
+                values = _with_keys(parse_json(line), _OF_LINE)
+                found.append(_with_keys(values, _OF_KIND.get(values["kind"], set())))
             except ValueError as mistake:
                 raise ValueError(f"line {number:,}: {reason_of(mistake)}") from None
         return found

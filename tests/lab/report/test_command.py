@@ -136,12 +136,16 @@ def test_one_bad_run_does_not_cost_the_report_of_the_others(run_folders, tmp_pat
     shutil.copytree(run_folders / "b256", bad, ignore=shutil.ignore_patterns("checkpoints"))
     summary, lines = ((bad / name).read_text() for name in ("summary.json", "metrics.jsonl"))
     whole = json.loads(summary)
-    line = next(one for one in map(json.loads, lines.splitlines()) if one["kind"] == "train")
+    of_kind = {one["kind"]: one for one in map(json.loads, lines.splitlines())}
     damaged = [("summary.json", text) for text in ('{"auc": 1e400}', '{"auc": "\\ud800"}', "[]")]
     damaged += [("summary.json", json.dumps(without(whole, "last")))]
     damaged += [
-        ("metrics.jsonl", json.dumps(without(line, key)) + "\n") for key in ("kind", "step")
-    ]
+        ("metrics.jsonl", json.dumps(without(of_kind[kind], key)) + "\n")
+        for kind, key in (
+            ("train", "kind"), ("train", "step"), ("train", "loss"), ("timing", "step_seconds"),
+            ("evaluation", "auc"), ("evaluation", "train_seconds"), ("evaluation", "part"),
+        )
+    ]  # fmt: skip
     for number, (name, text) in enumerate(damaged):
         (bad / "summary.json").write_text(summary)
         (bad / "metrics.jsonl").write_text(lines)
@@ -155,6 +159,9 @@ def test_one_bad_run_does_not_cost_the_report_of_the_others(run_folders, tmp_pat
             status, said = report(capsys, bad, run_folders / "b256", "--out", tmp_path / "out")
             assert status == 0 and f"left out: {bad}/{name}: damaged (" in said
             assert "report of 1 run:" in said and "\x1b" not in said
+    assert "(line 1: no 'part'); repair the line or leave the run out" in said
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: damaged \(line 1: no 'part'\)"):
+        _ = open_run(bad).history
 
 
 def test_wrong_folders_get_a_sentence(run_folders, tmp_path, capsys):
