@@ -285,12 +285,13 @@ class Run:
         with libraries_quiet():
             if not isinstance(data, _FRAMES):
                 data = [*data] if isinstance(data, list | tuple) else [data]
-                other = next((one for one in data if not isinstance(one, str | PathLike)), None)
-                if other is not None:
-                    raise DataError(
-                        f"the rows to score: found {type(other).__name__}; pass a pandas, polars "
-                        "or Arrow frame, or names of files"
-                    )
+                for one in data:
+                    # A UPath of a store is no PathLike, but has a protocol.
+                    if not (isinstance(one, str | PathLike) or hasattr(one, "protocol")):
+                        raise DataError(
+                            f"the rows to score: found {type(one).__name__}; pass a pandas, polars "
+                            "or Arrow frame, or names of files"
+                        )
                 data = [str(name) for name in data]
             scores, missing, unknown = score(
                 self._trained, self._model, data, batch_size, on_bad_value

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from upath import UPath
 
 import stampede
 from stampede import stores
@@ -94,6 +95,8 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     for output in (f"{BUCKET}/out/scores.parquet", str(tmp_path / "scores.parquet")):
         assert predict_command.main([run_url, rows, output]) == 0
     assert f"{BUCKET}/out/scores.parquet" in capsys.readouterr().out
+    scores = pl.read_parquet(tmp_path / "scores.parquet")["score"]
+    np.testing.assert_allclose(stampede.open_run(run_url).score(UPath(rows)), scores, rtol=1e-6)
     with store.open(f"{BUCKET}/out/scores.parquet") as file:
         assert_frame_equal(
             pl.read_parquet(file.read()), pl.read_parquet(tmp_path / "scores.parquet")
