@@ -282,14 +282,6 @@ def _mark(series: pl.Series, of_columns: str | None) -> str | None:
     return next((one for one in marks if present.str.contains(one, literal=True).any()), None)
 
 
-def _cells(head: pl.DataFrame, name: str, options: dict[str, Any]) -> pl.Series:
-    """The cells of a field of several ids as lists."""
-    cells = head[options.get("column", name)]
-    if cells.dtype != pl.String:
-        return cells
-    return cells.to_frame().select(split(pl.col(cells.name), options["separator"])).to_series()
-
-
 def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
     """Let fields of several ids share the table of the field of one id that has most of theirs.
 

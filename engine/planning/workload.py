@@ -83,7 +83,6 @@ class Workload:
         keeps_mean: whether the devices hold a copy of all weights, see `EpochMean`.
     """
 
-    data: PlannedData
     tables: Mapping[str, Table]
     dense_parameters: int
     sample_bytes: float
@@ -164,7 +163,6 @@ def workload(
     inputs = ids * (LONG + FLOAT) + (data.numbers + 2) * FLOAT
     of_tables = {id(parameter) for parameter in model.front.parameters()}
     return Workload(
-        data,
         tables,
         sum(p.numel() for p in model.parameters() if id(p) not in of_tables),
         inputs + embeddings * FLOAT + activation_bytes_per_sample(model, histories),

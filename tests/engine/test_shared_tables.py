@@ -71,7 +71,7 @@ def test_a_cell_that_is_no_json_list_is_refused_in_scoring(trained, rows_to_scor
 def test_the_plan_of_prepared_data_has_each_table_once(trained):
     config = load_config(trained / "config.yaml")
     done = dry_run(config, Cluster(2, 2, "cpu", 10**10))
-    assert list(done.work.data.tables) == TABLES
+    assert list(done.work.tables) == [f"t_{table}" for table in TABLES]
     item = done.work.tables["t_item"]
     frame = pd.read_csv(trained.parent / "log.csv", dtype=str, keep_default_na=False)[:432]
     history = frame["history"].str.split("|").str.len().clip(upper=4).mean()
@@ -110,7 +110,7 @@ def test_a_plan_of_histories_from_sizes():
     ]
     summed = dry_run(planned_config(*given), gpus(1, 80)).work
     attends = dry_run(planned_config(*given, "data.attention={history: item}"), gpus(1, 80)).work
-    assert attends.data.ids_of_histories() == {"history": 50.0}
+    assert (summed.tables["t_item"].outputs, attends.tables["t_item"].outputs) == (2.0, 51.0)
     per_sample = attends.sample_bytes - summed.sample_bytes - 3 * 49 * 12 * 4
     # Inputs of the unit, its 64 hidden numbers, and as many gradients.
     assert 50 * 4 * (4 * 10 + 64) < per_sample < 50 * 4 * 10 * (4 * 10 + 64)
