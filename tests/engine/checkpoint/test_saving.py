@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 from torch.distributed.checkpoint import FileSystemWriter
 
 from stampede.engine.checkpoint import saving
@@ -152,15 +153,22 @@ def test_the_next_checkpoint_is_written_after_one_that_failed(tmp_path, monkeypa
 
 
 def save_while_changing(folder, overrides, world_size):
-    """Save and change the weights at once; what they were, are, and are as loaded again."""
+    """Save and change the weights at once; what they were, are, and are as loaded again.
+
+    Then random numbers that followed the save, and those that follow the load.
+    """
     with small_job(folder, *overrides, world_size=world_size) as (here, job, config, data, target):
         weights = [first_weights(job)]
+        torch.manual_seed(1000 + here.rank)
         with Checkpoints(target, job, config, data, here) as checkpoints:
             checkpoints.save(at(7))
             change_weights(job)
+            random = torch.rand(3).tolist()
         weights.append(first_weights(job))
         progress = load(here.on_main(lambda: newest_whole(target)), job, data)
-        return *weights, first_weights(job), progress.step, min(data.vocabulary_sizes.values())
+        random = random, torch.rand(3).tolist()
+        fewest = min(data.vocabulary_sizes.values())
+        return *weights, first_weights(job), progress.step, fewest, random
 
 
 @pytest.mark.parametrize(
@@ -173,12 +181,14 @@ def save_while_changing(folder, overrides, world_size):
     ],
 )
 def test_all_shards_are_copied_before_training_goes_on(tmp_path, ranks, overrides):
-    for before, changed, loaded, step, fewest in run_ranks(
-        ranks, save_while_changing, tmp_path, overrides, ranks
-    ):
+    found = run_ranks(ranks, save_while_changing, tmp_path, overrides, ranks)
+    for before, changed, loaded, step, fewest, (followed, follows) in found:
         assert changed != before
         assert loaded == before
         assert step == 7 and (fewest < ranks) == (ranks == 4)
+        # Each rank goes on with its own random numbers.
+        assert follows == followed
+    assert found[0][-1] != found[1][-1]
 
 
 def fail_on_rank_1(folder, where):
