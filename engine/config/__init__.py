@@ -397,6 +397,11 @@ class Config(Section):
                 "train.refit prepares the log again without a validation part, but data.kind is "
                 "'prepared'; write the kind and the path of the raw log, or train.refit: false"
             )
+        if getattr(self.data, "train_rows", None) is not None:
+            raise ValueError(
+                "train.refit trains on all rows before the test part, data.train_rows on the last "
+                "ones; write only one of them"
+            )
         # Settings that go by the validation part.
         others = {"evaluate.calibrate": calibrates}
         for part in ("embedding", "dense"):
