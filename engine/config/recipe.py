@@ -418,6 +418,7 @@ _FACTORS = {
     "optim.embedding.lr": "recipe.table_lr",
     "optim.dense.lr": "recipe.dense_lr",
     "optim.embedding.l2": "recipe.l2",
+    "train.epochs": "recipe.epochs",
 }
 
 
@@ -426,7 +427,10 @@ def _times_factor(choice: Choice, run: _Run) -> Choice:
     key = _FACTORS.get(choice.key)
     if key is None or (factor := run.at(key)) == 1:
         return choice
-    return Choice(choice.key, factor * choice.value, f"{choice.reason}, x {factor:g} ({key})")
+    value = factor * choice.value
+    if isinstance(choice.value, int):
+        value = max(1, round(value))
+    return Choice(choice.key, value, f"{choice.reason}, x {factor:g} ({key})")
 
 
 def _power_of_two(size: float, least: int, most: float = math.inf) -> int:
