@@ -330,7 +330,7 @@ def _betas(run: _Run) -> tuple[list[float], str]:
     # better with the betas of that many.
     if run.kind is _Kind.LARGE_BATCHES:
         grown = float(f"{4 * max(run.hundredths, _FEW_STEPS):.2g}")
-    elif run.is_short:
+    elif run.is_short and not run.is_small:
         steps = run.at("train.epochs") * run.rows / run.at("train.batch_size")
         grown = float(f"{max(1.0, _STEPS_OF_BETAS / steps):.1g}")
     else:
