@@ -105,8 +105,8 @@ def guess(files: Sequence[Path], label: str | None = None) -> Guess:
     if is_parquet(path):
         with open_parquet(path) as file:
             rows = next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table())
-        frame = pl.from_arrow(rows)
-        return _table(files, unnested(frame, leaves(frame.schema)), label, {})
+        frame = unnested(pl.from_arrow(rows), leaves(rows.schema))
+        return _table(files, frame, label, {})
     block = next(read_blocks(path), None)
     if block is None:
         raise DataError(f"{path}: is empty; write the path of the click log")

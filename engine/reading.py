@@ -20,7 +20,6 @@ from stampede.data.prepared.manifest import FORMAT, MANIFEST
 from stampede.data.prepared.reader import ShardedPart, open_prepared
 from stampede.data.prepared.verify import check_unchanged
 from stampede.data.residence import Readahead, choose_residence, make_order, place
-from stampede.data.samples import Slice
 from stampede.data.sources import Source, fingerprint, open_source
 from stampede.engine.config import Config, check_goals, goal_weights
 from stampede.engine.config.data import (
@@ -198,14 +197,14 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
 
 def _last_rows(dataset: Dataset, most: int | None) -> Dataset:
     """The dataset with at most so many training rows, the last ones."""
-    rows = dataset.train.rows
-    if most is None or most >= rows:
+    train = dataset.train
+    if most is None or most >= train.rows or not isinstance(train, ShardedPart):
         return dataset
     if dataset.period:
         raise SettingsError(
             "data.train_rows: delete it; a period is scored and trained on as a whole"
         )
-    return replace(dataset, train=Slice(dataset.train, rows - most, rows))
+    return replace(dataset, train=train.last(most))
 
 
 def _check_same_folder(folder: Path, processes: Processes) -> None:

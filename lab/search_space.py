@@ -12,14 +12,14 @@ from stampede import Run
 if TYPE_CHECKING:
     import optuna
 
-# By factor of the recipe, the key whose value it multiplies, and a range.
+# By factor of the recipe, the key whose value it multiplies, and a range. A fixed value suits only
+# as many rows as the trials have.
 _FACTORS = {
     "recipe.table_lr": ("optim.embedding.lr", 0.3, 10.0),
     "recipe.dense_lr": ("optim.dense.lr", 0.3, 5.0),
     "recipe.l2": ("optim.embedding.l2", 0.05, 10.0),
 }
-# Besides the usual epochs and twice as many.
-_FEWER_EPOCHS = (1, 2)
+_EPOCHS = (0.5, 1.0, 2.0)
 # On smaller logs the recipe trains until evaluations are no longer better, in up to this many
 # epochs: a higher limit changes little, but with few epochs the rates fall.
 SMALL_LOG, _UNTIL_NO_BETTER, _FEW_EPOCHS = 1_000_000, 20, 6
@@ -33,10 +33,14 @@ _DROPOUTS = (0.0, 0.1, 0.2, 0.4)
 # Columns of the table, by key, with their widths. Trials change one key each in this order.
 COLUMNS = {
     "recipe.table_lr": ("table lr x", 11),
+    "optim.embedding.lr": ("table lr", 9),
     "recipe.l2": ("l2 x", 6),
+    "optim.embedding.l2": ("table l2", 9),
     "model.name": ("network", 14),
+    "recipe.epochs": ("epochs x", 9),
     "train.epochs": ("epochs", 7),
     "recipe.dense_lr": ("dense lr x", 11),
+    "optim.dense.lr": ("dense lr", 9),
     "model.dropout": ("dropout", 8),
     "train.batch_size": ("batch", 6),
 }
@@ -62,14 +66,21 @@ def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
     """What to search, by key: what `given` leaves open, around the values that `run` had."""
     is_small = training_rows(run) < SMALL_LOG
     parameters: dict[str, Parameter] = {}
-    for key, (multiplied, low, high) in _FACTORS.items():
-        if is_open(given, multiplied) and run.config.preset == "auto":
-            parameters[key] = Parameter(low=low, high=high)
+    has_recipe = run.config.preset == "auto"
+    for factor, (key, low, high) in _FACTORS.items():
+        if not is_open(given, key):
+            continue
+        if has_recipe:
+            parameters[factor] = Parameter(low=low, high=high)
+        elif usual := value_of(run.config, key):
+            parameters[key] = Parameter(low=low * usual, high=high * usual)
     epochs = value_of(run.config, "train.epochs")
-    choices = sorted({*_FEWER_EPOCHS, epochs, 2 * epochs})
     if is_small and epochs == _UNTIL_NO_BETTER:
-        choices = [_FEW_EPOCHS, epochs]
-    parameters["train.epochs"] = Parameter(choices=choices)
+        parameters["train.epochs"] = Parameter(choices=[_FEW_EPOCHS, epochs])
+    elif is_small or not has_recipe:
+        parameters["train.epochs"] = Parameter(choices=[factor * epochs for factor in (1, 2, 4)])
+    elif is_open(given, "train.epochs"):
+        parameters["recipe.epochs"] = Parameter(choices=_EPOCHS)
     if is_small:
         half = max(1, value_of(run.config, "train.batch_size") // 2)
         usual = value_of(run.config, "train.batch_size")

@@ -63,7 +63,7 @@ from stampede.stores import is_url
 _MOST_TRIALS = 10_000
 # Training rows of a trial. What it finds are factors of what the recipe chooses for so many rows,
 # which suit all rows of the log (docs/experiments.md).
-ROWS = 1_000_000
+ROWS, _ROWS_OF_BATCH = 1_000_000, 100
 # Trials that Optuna has before it compares, and that end before others are cut short.
 _COMPARED, _UNCUT = 8, 4
 _JOURNAL, _TRIALS = "search.log", "trials"
@@ -282,7 +282,9 @@ def _configured(
         values["evaluate.metric"] = metric
     checked = configuration(given)
     if is_open(given, "data.train_rows") and hasattr(checked.data, "train_rows"):
-        values["data.train_rows"] = rows
+        # With fewer rows the recipe would take a batch for a large one.
+        least = _ROWS_OF_BATCH * (checked.train.batch_size or 0)
+        values["data.train_rows"] = None if rows is None else max(rows, least)
     if checked.evaluate.select_on != "validation":
         raise SettingsError(
             "evaluate.select_on: found test, but tune chooses by the validation part; leave the "
@@ -444,9 +446,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_intermixed_args(arguments)
     if given.minutes < 0:
         parser.error(f"--minutes: found {given.minutes:g}; write a number of at least 0")
-    for name, least in (("workers", 1), ("trials", 1), ("rows", 0)):
-        if (found := getattr(given, name)) is not None and found < least:
-            parser.error(f"--{name}: found {found}; write a number of at least {least}")
+    for name, least in (("workers", 1), ("trials", 1), ("rows", SMALL_LOG)):
+        found = getattr(given, name)
+        if found is not None and found < least and not (name == "rows" and found == 0):
+            parser.error(f"--{name}: found {found}; write a number of at least {least:,}")
     folder = Path(given.out or f"runs/{given.config.stem}-tuned")
 
     def search() -> None:
@@ -479,7 +482,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--metric", choices=["auc", "logloss", "both"], default="both", help=chosen)
     most = "ends the search too, with those of earlier searches"
     add("--trials", type=int, default=_MOST_TRIALS, metavar="N", help=most)
-    part = f"training rows of a trial, the last ones; default {ROWS:,}; 0: all"
+    part = f"training rows of a trial, the last ones; default and least {ROWS:,}; 0: all"
     add("--rows", type=int, default=ROWS, metavar="N", help=part)
     several = "trainings at a time; default: one for each core, 1 on a GPU or from 1M rows on"
     add("--workers", type=int, metavar="N", help=several)

@@ -157,14 +157,25 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardedPart:
-    """The rows of all shards (at least one, with the same arrays on one device), in their order."""
+    """The rows of all shards (at least one, with the same arrays on one device), in their order.
+
+    `skipped` rows of the first shard are no rows of the part.
+    """
 
     shards: tuple[Shard, ...]
+    skipped: int = 0
 
     @cached_property
     def rows(self) -> int:
         """Number of rows."""
-        return sum(shard.rows for shard in self.shards)
+        return sum(shard.rows for shard in self.shards) - self.skipped
+
+    def last(self, rows: int) -> ShardedPart:
+        """The last so many of its rows, which are at least one."""
+        shards, skipped = list(self.shards), self.skipped + self.rows - rows
+        while skipped >= shards[0].rows:
+            skipped -= shards.pop(0).rows
+        return ShardedPart(tuple(shards), skipped)
 
     @property
     def device(self) -> torch.device:
@@ -209,6 +220,7 @@ class ShardedPart:
 
     def shards_between(self, first: int, last: int) -> list[tuple[Shard, int, int]]:
         """The shards that hold the rows `first` to `last - 1`, and their own first and last."""
+        first, last = first + self.skipped, last + self.skipped
         return [
             (shard, max(first - start, 0), min(last - start, shard.rows))
             for shard, start in zip(self.shards, self._starts.tolist(), strict=False)
@@ -233,7 +245,7 @@ class ShardedPart:
             joined[name] = torch.empty(shape, dtype=arrays[0].dtype, device=device)
             for here, array in zip(joined[name].split(rows), arrays, strict=True):
                 here.copy_(array)
-        return ShardedPart((Shard(self.rows, joined),))
+        return ShardedPart((Shard(self.skipped + self.rows, joined),), self.skipped)
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -242,6 +254,7 @@ class ShardedPart:
 
     def _pieces(self, rows: Tensor) -> list[_Piece]:
         """By shard, the numbers of the requested rows within it, and their places among `rows`."""
+        rows = rows + self.skipped if self.skipped else rows
         if len(self.shards) == 1:
             return [_Piece(self.shards[0], rows, 0)]
         stretches = np.flatnonzero(np.diff(rows.numpy()) < 0) + 1

@@ -20,7 +20,7 @@ from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.missing import without_marks
 from stampede.data.raw.files import Block, count_bytes, read_blocks
-from stampede.data.raw.nested import columns_with, nested, unnested
+from stampede.data.raw.nested import names_within, unnested
 from stampede.data.raw.rows import BadRow, RawRows, pieces_of
 from stampede.settings import cut, shown
 
@@ -322,23 +322,21 @@ class Parquet:
     def names(self, path: Path, _: Set[str]) -> list[str]:
         """Names of a file's columns, and of what is within them."""
         with open_parquet(path) as file:
-            types = _types(file)
-        return [*types, *nested(types)]
+            return [*file.schema_arrow.names, *names_within(file.schema_arrow)]
 
     def pieces(self, path: Path, used: set[str]) -> Iterator[_Batch]:
         """See `Delimited.pieces`."""
         with open_parquet(path) as file:
             size = stores.length(path)
             total = max(file.metadata.num_rows, 1)
-            types = _types(file)
-            columns = sorted(columns_with(used, types))
-            if absent := sorted({*columns} - {*types}):
-                names = cut(", ".join([*types, *nested(types)]))
+            own, within = file.schema_arrow.names, names_within(file.schema_arrow)
+            if absent := sorted(used - {*own, *within}):
+                names = cut(", ".join([*own, *within]))
                 raise DataError(
                     f"{path}: no column {absent[0]!r}; its columns are {names}; rename one, or "
                     "correct the schema"
                 )
-            done = 0
+            done, columns = 0, sorted({within.get(name, name) for name in used})
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                 first, done = done, done + len(batch)
                 yield path, batch, first, size * done // total
@@ -347,15 +345,14 @@ class Parquet:
         """Rows of a piece, with the columns as they are stored."""
         path, batch, first, position = piece
         numbers = np.arange(first, first + len(batch))
-        frame = unnested(pl.from_arrow(batch), used)
-        frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+        frame = unnested(pl.from_arrow(batch), sorted(used))
+        named = pl.Categorical, pl.Enum
+        lists = [n for n, t in frame.schema.items() if isinstance(t, pl.List) and t.inner in named]
+        frame = frame.with_columns(
+            pl.col(*named).cast(pl.String), pl.col(lists).cast(pl.List(pl.String))
+        )
         frame, marks = without_marks(frame, self.missing)
         return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
-
-
-def _types(file: pyarrow.parquet.ParquetFile) -> pl.Schema:
-    """Of a file's columns."""
-    return pl.from_arrow(file.schema_arrow.empty_table()).schema
 
 
 def suffix_of(path: Path) -> str:

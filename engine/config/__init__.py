@@ -290,6 +290,9 @@ class RecipeSection(Section):
     table_lr: float = Field(1.0, gt=0, description="of optim.embedding.lr, if that is null")
     dense_lr: float = Field(1.0, gt=0, description="of optim.dense.lr, if that is null")
     l2: float = Field(1.0, ge=0, description="of optim.embedding.l2, if that is null")
+    epochs: float = Field(
+        1.0, gt=0, description="of train.epochs, if that is null; the result is rounded"
+    )
 
 
 class Config(Section):
@@ -310,6 +313,15 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     sharding: ShardingSection = ShardingSection()
+
+    @model_validator(mode="after")
+    def _check_recipe(self) -> Config:
+        if self.preset == "paper" and self.recipe != RecipeSection():
+            raise ValueError(
+                "recipe has factors of what the recipe chooses, but preset is paper, which leaves "
+                "it nothing to choose; write preset: auto, or the values themselves"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_reproducible(self) -> Config:
@@ -396,6 +408,11 @@ class Config(Section):
             raise ValueError(
                 "train.refit prepares the log again without a validation part, but data.kind is "
                 "'prepared'; write the kind and the path of the raw log, or train.refit: false"
+            )
+        if getattr(self.data, "train_rows", None) is not None:
+            raise ValueError(
+                "train.refit trains on all rows before the test part, data.train_rows on the last "
+                "ones; write only one of them"
             )
         # Settings that go by the validation part.
         others = {"evaluate.calibrate": calibrates}

@@ -330,7 +330,7 @@ def _betas(run: _Run) -> tuple[list[float], str]:
     # better with the betas of that many.
     if run.kind is _Kind.LARGE_BATCHES:
         grown = float(f"{4 * max(run.hundredths, _FEW_STEPS):.2g}")
-    elif run.is_short:
+    elif run.is_short and not run.is_small:
         steps = run.at("train.epochs") * run.rows / run.at("train.batch_size")
         grown = float(f"{max(1.0, _STEPS_OF_BETAS / steps):.1g}")
     else:
@@ -418,6 +418,7 @@ _FACTORS = {
     "optim.embedding.lr": "recipe.table_lr",
     "optim.dense.lr": "recipe.dense_lr",
     "optim.embedding.l2": "recipe.l2",
+    "train.epochs": "recipe.epochs",
 }
 
 
@@ -426,7 +427,10 @@ def _times_factor(choice: Choice, run: _Run) -> Choice:
     key = _FACTORS.get(choice.key)
     if key is None or (factor := run.at(key)) == 1:
         return choice
-    return Choice(choice.key, factor * choice.value, f"{choice.reason}, x {factor:g} ({key})")
+    value = factor * choice.value
+    if isinstance(choice.value, int):
+        value = max(1, round(value))
+    return Choice(choice.key, value, f"{choice.reason}, x {factor:g} ({key})")
 
 
 def _power_of_two(size: float, least: int, most: float = math.inf) -> int:

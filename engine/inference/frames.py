@@ -14,6 +14,7 @@ import pyarrow
 
 from stampede.data import DataError
 from stampede.data.formulas import text_of
+from stampede.data.raw.nested import values_within
 
 Frame = pd.DataFrame | pl.DataFrame | pyarrow.Table
 
@@ -35,7 +36,13 @@ def columns_of(frame: Frame, used: Set[str]) -> pl.DataFrame:
     twice = next((name for name in wanted if wanted.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"the frame: has the column {twice!r} twice; rename or drop one of them")
-    return pl.DataFrame([_column(name, frame[name]) for name in wanted])
+    found = pl.DataFrame([_column(name, frame[name]) for name in wanted])
+    within = values_within(found.schema).keys()
+    telling = {start for name in within for start in _starts(name)} | used
+    # A column without any value does not tell what is within it: that is missing.
+    absent = [n for n in sorted(used - {*names} - within) if not {*_starts(n)}.isdisjoint(wanted)]
+    columns = [name for name in wanted if name in telling]
+    return found.select(*columns, *(pl.lit(None).alias(name) for name in absent))
 
 
 def _starts(name: str) -> Iterator[str]:
@@ -76,11 +83,12 @@ def _of_objects(name: str, values: Sequence[Any]) -> pl.Series:
     if present and all(isinstance(value, float | np.floating) for value in present):
         return pl.Series(name, [None if v is None else float(v) for v in values], pl.Float64)
     if present and all(isinstance(value, dict) for value in present):
-        return pl.Series(name, pl.from_arrow(pyarrow.array(values)))
+        return pl.Series(name, pl.from_arrow(pyarrow.array(map(_struct, values))))
     if are_lists == {True}:
         inner = [one for value in map(_listed, present) for one in value]
-        if inner and all(isinstance(one, dict) for one in inner):
-            return pl.Series(name, pl.from_arrow(pyarrow.array(map(_listed, values))))
+        if inner and all(isinstance(one, dict) or _is_pair(one) for one in inner):
+            lists = [value and [*map(_struct, value)] for value in map(_listed, values)]
+            return pl.Series(name, pl.from_arrow(pyarrow.array(lists)))
         if inner and all(isinstance(one, float | np.floating) for one in inner):
             floats = [value and list(map(float, value)) for value in map(_listed, values)]
             return pl.Series(name, floats, dtype=pl.List(pl.Float64))
@@ -97,6 +105,20 @@ def _of_objects(name: str, values: Sequence[Any]) -> pl.Series:
     if present and all(isinstance(value, bool | np.bool_) for value in present):
         return pl.Series(name, [None if v is None else bool(v) for v in values], pl.Boolean)
     return pl.Series(name, [None if v is None else _text(name, v) for v in values], pl.String)
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value is one of a map, as pandas reads them from Parquet."""
+    return isinstance(value, tuple) and len(value) == 2
+
+
+def _struct(value: Any) -> Any:
+    """A dict, or a pair of a map as one, with None for what is missing within it."""
+    if _is_pair(value):
+        value = dict(zip(("key", "value"), value, strict=True))
+    if isinstance(value, dict):
+        return {key: None if _is_missing(one) else _struct(one) for key, one in value.items()}
+    return value
 
 
 def _listed(value: Any) -> list[Any] | None:

@@ -130,6 +130,25 @@ def test_batches_do_not_depend_on_the_residence(dataset, shuffle):
             assert all(map(torch.equal, one, other))
 
 
+@pytest.mark.parametrize("rows", [500, 499, 350, 349, 50, 1])
+def test_the_last_rows(dataset, rows):
+    """Of shards of 150 rows, on disk and on a device, by themselves and by their order."""
+    whole, part = dataset.train, dataset.train.last(rows)
+    assert part.rows == rows and len(part.shards) == -(-(rows + 100) // 150)
+    every = torch.arange(rows)
+    expected = whole.read(every + 500 - rows)
+    for one in (part, part.resident(CPU), part.resident(CPU).last(rows)):
+        found = one.read(every)
+        assert torch.equal(found.ids, expected.ids) and torch.equal(found.dense, expected.dense)
+        assert torch.equal(found.bags[0].values, expected.bags[0].values)
+        assert torch.equal(one.label(every), whole.label(every + 500 - rows))
+        assert torch.equal(one.weight(every), whole.weight(every + 500 - rows))
+    order = Order(rows, "block", 3, 32, 16)
+    disk = everything(part, order, ahead=2, before_reading=Readahead(part, order))
+    for one, other in zip(disk, everything(part.resident(CPU), order), strict=True):
+        assert all(map(torch.equal, one, other))
+
+
 def test_the_choice_of_the_residence(dataset, monkeypatch):
     size = sum(part.bytes for part in dataset.parts().values())
     assert choose_residence("auto", dataset, size, CPU) == "memory"

@@ -39,6 +39,11 @@ def test_training_on_the_last_rows(tmp_path):
     reader = reader_of(prepared_config(tmp_path, folder, "data.train_rows=100"))
     assert sorted(rows_read(reader.training())) == list(range(233, 333))
     assert rows_read(reader.evaluation(reader.dataset.test)) == list(range(67))
+    small = ["data.train_rows=100", "data.memory_gb=1e-6"]
+    reader = reader_of(prepared_config(tmp_path, folder, *small))
+    assert reader.residence == "disk"
+    assert reader.training().state_dict()["order"]["shuffle"] == "block"
+    assert sorted(rows_read(reader.training())) == list(range(233, 333))
     reader = reader_of(prepared_config(tmp_path, folder, "data.train_rows=1000"))
     assert reader.dataset.train.rows == 333
 

@@ -83,13 +83,14 @@ def test_the_best_trial_of_what_is_open_is_written_and_a_second_search_goes_on(f
 
 
 def test_trials_train_on_the_last_rows_and_the_best_configuration_on_all(folder):
-    found = tuned(folder, "train.epochs=1", rows=100)
+    given = ["train.epochs=1", "train.batch_size=null"]
+    found = tuned(folder, *given, rows=100)
     run = open_run(folder / "out/trials/0000")
     assert run.summary["rows"]["train"] == 100 and "train_rows" not in found["data"]
     # The recipe's choices for so many rows are not those for all.
     assert set(found.get("optim", {})) | set(found.get("recipe", {})) == set()
     with pytest.raises(SettingsError, match="was searched with another configuration"):
-        tuned(folder, "train.epochs=1", rows=200)
+        tuned(folder, *given, rows=200)
 
 
 @pytest.mark.slow
@@ -212,9 +213,23 @@ def test_small_logs_are_searched_with_rates_that_fall_too(folder):
     searched = open_parameters({}, first)
     assert searched["train.epochs"].choices == [6, 20]
     assert searched["train.batch_size"].choices == [8, 16, 32]
-    # 20 epochs of a larger log are no limit of that kind.
+    # 20 epochs of a larger log are no limit of that kind, nor are those of a part of it.
     large = mock.Mock(config=first.config, summary={"rows": {"train": 2_000_000}})
-    assert open_parameters({}, large)["train.epochs"].choices == [1, 2, 20, 40]
+    searched = open_parameters({}, large)
+    assert searched["recipe.epochs"].choices == (0.5, 1.0, 2.0) and "train.epochs" not in searched
+    assert "train.batch_size" not in searched
+    # The paper's values are searched themselves.
+    paper = mock.Mock(config=configuration({"preset": "paper"}), summary=large.summary)
+    searched = open_parameters({}, paper)
+    assert searched["optim.dense.lr"].low == pytest.approx(0.3 * 8e-4)
+    assert searched["train.epochs"].choices == [10, 20, 40]
+    assert not any(key.startswith("recipe.") for key in searched)
+
+
+def test_a_part_of_the_rows_is_no_small_log_for_the_batch(folder):
+    given = [*job(folder), "train.batch_size=131072"]
+    _, values = _configured(folder / "movies.yaml", given, "auc", 1, 1_000_000)
+    assert values["data.train_rows"] == 13_107_200
 
 
 def test_a_metric_that_the_user_sets_stays(folder):
@@ -230,6 +245,8 @@ def test_mistakes(folder, capsys):
         tuned(folder, "optim.dense.lr=1e38", "optim.dense.schedule.warmup=0")
     with pytest.raises(SystemExit):
         main([str(folder / "movies.yaml"), "--minutes", "-1"])
+    with pytest.raises(SystemExit):
+        main([str(folder / "movies.yaml"), "--rows", "5000"])
     (folder / "text.yaml").write_text("data: foo")
     assert main([str(folder / "text.yaml"), "data.kind=table"]) == 2
     assert "data: found 'foo'" in capsys.readouterr().err

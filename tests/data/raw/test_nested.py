@@ -1,5 +1,6 @@
 """Structs, lists of structs and maps of Parquet files, named `COLUMN.NAME` in the schema."""
 
+import pandas as pd
 import polars as pl
 import pyarrow
 import pyarrow.parquet
@@ -118,3 +119,74 @@ def test_frames_keep_the_columns_that_hold_them(tmp_path, library):
     read = chunk(Schema.model_validate(schema), tmp_path / "frame.parquet")
     assert read["os"].to_list() == FLAT["os"]
     assert read["item"].to_list() == FLAT["item"]
+
+
+@pytest.mark.parametrize(
+    "kind", [pyarrow.timestamp("us", "+05:30"), pyarrow.list_view(pyarrow.int8())]
+)
+def test_columns_of_other_types_that_nobody_uses(tmp_path, kind):
+    table = nested_table().append_column("other", pyarrow.nulls(4, kind))
+    try:
+        pyarrow.parquet.write_table(table, tmp_path / "nested.parquet")
+    except pyarrow.ArrowNotImplementedError:
+        pytest.skip(f"this PyArrow does not write {kind}")
+    assert chunk(NESTED, tmp_path / "nested.parquet")["os"].to_list() == FLAT["os"]
+
+
+def test_two_columns_of_one_name_that_nobody_uses(tmp_path):
+    table = nested_table()
+    for _ in range(2):
+        table = table.append_column("other", table["clicked"])
+    pyarrow.parquet.write_table(table, tmp_path / "nested.parquet")
+    assert chunk(NESTED, tmp_path / "nested.parquet")["os"].to_list() == FLAT["os"]
+
+
+def test_encoded_texts_and_lists_of_one_length(tmp_path):
+    texts = pyarrow.dictionary(pyarrow.int8(), pyarrow.string())
+    seen = [[{"item": "a"}, {"item": "b"}], [{"item": "c"}, {"item": "a"}]]
+    of_two = pyarrow.array(seen).cast(
+        pyarrow.list_(pyarrow.struct([("item", pyarrow.string())]), 2)
+    )
+    items = pyarrow.array([["a", "b"], ["c"]], pyarrow.list_(pyarrow.string()))
+    table = {"label": [0, 1], "seen": of_two, "items": items.cast(pyarrow.list_(texts))}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "log.parquet")
+    ids = {"seen": {"column": "seen.item", "separator": "|"}, "items": {"separator": "|"}}
+    found = chunk(Schema.model_validate({"label": "label", "ids": ids}), tmp_path / "log.parquet")
+    assert found["seen"].to_list() == [["a", "b"], ["c", "a"]]
+    assert found["items"].to_list() == [["a", "b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    "orders, device, os",
+    [
+        ([], {"os": "ios"}, "ios"),
+        (None, None, None),
+        ([{"price": 0.5}], {}, None),
+        ([{"item": None}], {"os": None}, None),
+        ([{"item": float("nan")}], {"os": pd.NA}, None),
+    ],
+)
+@pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame])
+def test_frames_without_any_value(tmp_path, orders, device, os, library):
+    if library is pl.DataFrame and device and device["os"] is pd.NA:
+        pytest.skip("pandas' own")
+    frame = library({"label": [1], "orders": [orders], "device": [device]})
+    found = columns_of(frame, {"label", "orders.item", "device.os"})
+    found.write_parquet(tmp_path / "frame.parquet")
+    ids = {"os": {"column": "device.os"}, "item": {"column": "orders.item", "separator": "|"}}
+    schema = Schema.model_validate({"label": "label", "ids": ids})
+    read = chunk(schema, tmp_path / "frame.parquet")
+    assert read["os"].to_list() == [os]
+    assert not (read["item"].to_list()[0] or [])
+
+
+def test_maps_of_pandas_frames(tmp_path):
+    pyarrow.parquet.write_table(nested_table(), tmp_path / "nested.parquet")
+    frame = pd.read_parquet(tmp_path / "nested.parquet")
+    found = columns_of(frame, {"clicked", "scores.key", "scores.value"})
+    found.write_parquet(tmp_path / "frame.parquet")
+    ids = {"tags": {"column": "scores.key", "weights": "scores.value", "separator": "|"}}
+    schema = Schema.model_validate({"label": "clicked", "ids": ids})
+    read = chunk(schema, tmp_path / "frame.parquet")
+    expected = chunk(schema, tmp_path / "nested.parquet")
+    assert read.to_dict(as_series=False) == expected.to_dict(as_series=False)

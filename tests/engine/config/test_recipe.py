@@ -156,6 +156,10 @@ def test_factors_of_what_is_chosen():
     # Of more rows, by the rule for these.
     assert chosen(2 * ROWS, *factors)[0].optim.embedding.l2 == pytest.approx(found[2] / 2)
     assert chosen(ROWS, *factors, "optim.embedding.l2=3e-5")[0].optim.embedding.l2 == 3e-5
+    epochs = [chosen(rows, "recipe.epochs=0.5")[0].train.epochs for rows in (2_500_000, 10**8)]
+    assert epochs == [2, 1]
+    with pytest.raises(SettingsError, match=r"preset is paper.*write preset: auto"):
+        load_config(CRITEO, ["preset=paper", "recipe.l2=0.5"])
 
 
 def test_a_short_training_has_less_l2_and_faster_dense_layers():
