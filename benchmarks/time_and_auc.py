@@ -65,7 +65,8 @@ def time_and_auc(options: argparse.Namespace, report: Report) -> str:
                 pool.submit(ours, prepared, batch, folder)
                 if lr is None
                 else pool.submit(plain, prepared, batch, lr)
-                for _, batch, lr in wanted
+                # What takes longest begins first.
+                for _, batch, lr in reversed(wanted)
             ]
             for one in begun:
                 report.add(found=[*report.found["found"], one.result()])
@@ -149,6 +150,11 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def _place(one: dict[str, Any]) -> tuple[bool, int, float]:
+    """Of an entry in the table."""
+    return one["contender"] != "stampede", one["batch"], one.get("lr", 0.0)
+
+
 def table(found: dict[str, Any]) -> str:
     """The results as Markdown."""
     heads = ["contender", "batch", "rate", "seconds", "test AUC", "logloss"]
@@ -157,7 +163,7 @@ def table(found: dict[str, Any]) -> str:
             one["contender"], f"{one['batch']:,}", f"{one['lr']:.2g}" if "lr" in one else "recipe",
             f"{one['seconds']:,.0f}", f"{one['auc']:.4f}", f"{one['logloss']:.4f}",
         ]
-        for one in found["found"]
+        for one in sorted(found["found"], key=_place)
     ]  # fmt: skip
     known = f"{found['rows']['train']:,} training rows; attainable AUC"
     return f"{known} {found['attainable_auc']:.4f}\n\n{markdown(heads, rows)}"
