@@ -33,6 +33,7 @@ from stampede.data.prepared.manifest import read_manifest
 SHARE, QUICK_SHARE = 1 / 4, 1 / 4096
 SPLIT = ("validation_fraction=0.025", "test_fraction=0.05")
 HIDDEN, EPOCHS = (128, 128), 2
+CONTENDERS = {"stampede": "#0f766e", "plain PyTorch": "#c2410c"}
 BATCHES, QUICK_BATCHES = (1024, 8192, 131_072), (256, 1024)
 PLAIN_PROGRAM, RATE = ROOT / "benchmarks/peers/plain_pytorch.py", 1e-3
 
@@ -128,12 +129,14 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, key, title in zip(panels, ("auc", "seconds"), ("test AUC", "seconds"), strict=True):
-        for contender, colour in (("stampede", "#0f766e"), ("plain PyTorch", "#c2410c")):
+        for contender, colour in CONTENDERS.items():
             entries = best(found, contender)
             batches, values = ([one[name] for one in entries] for name in ("batch", key))
             axes.plot(batches, values, "o-", color=colour, label=contender, lw=1.8, ms=6)
-            above = 7 if (contender == "stampede") == (key == "auc") else -15
             for batch, value in zip(batches, values, strict=True):
+                others = (one for who in CONTENDERS for one in best(found, who))
+                highest = max(one[key] for one in others if one["batch"] == batch)
+                above = 7 if value == highest else -15
                 text = f"{value:.4f}" if key == "auc" else f"{value:.0f}"
                 axes.annotate(
                     text, (batch, value), (0, above), textcoords="offset points", ha="center",
