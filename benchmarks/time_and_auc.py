@@ -52,9 +52,8 @@ def time_and_auc(options: argparse.Namespace, report: Report) -> str:
     if options.keep_plain:
         kept = json.loads(options.out.read_text())["found"]
         found = [{"lr": RATE, **one} for one in kept if one["contender"] != "stampede"]
-        # Fewer bits would not be the same rate.
-        known = {(one["batch"], round(one["lr"], 6)) for one in found}
-        wanted = [w for w in wanted if w[2] is None or (w[1], round(w[2], 6)) not in known]
+        known = {(one["batch"], one["lr"]) for one in found}
+        wanted = [one for one in wanted if one[1:] not in known]
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
         prepared = options.prepared or _prepared(share, folder)
