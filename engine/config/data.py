@@ -143,6 +143,14 @@ class PreparedSection(ReadingSection):
 
     kind: Literal["prepared"] = Field("prepared", description="where the clicks come from")
     path: str = Field("", description="the folder; required")
+    cache_gb: float | None = Field(
+        None,
+        gt=0,
+        description="with the URL of a larger folder: its rows are fetched shortly before they are "
+        "needed, and at most so many 10^9 bytes of them kept on each machine, besides some bytes a "
+        "row, such as labels; half of it takes the place of a larger memory_gb in the order of the "
+        "rows. null: the folder is copied before training",
+    )
 
 
 def _whole(value: Any) -> Any:
