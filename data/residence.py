@@ -93,7 +93,8 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
 class Readahead:
     """Reads the next window from disk while this one is used, and drops old windows from memory.
 
-    Of a `StreamedPart` it fetches the next window from the store, and drops old ones from the disk.
+    Of a `StreamedPart` it fetches the next window from the store, and drops old ones
+    from the disk once it needs the room.
     Call it before reading each batch. The window before this one stays in memory, as another rank
     of this machine may be a few batches behind.
     """

@@ -16,6 +16,7 @@ import torch
 from stampede import stores
 from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
+from stampede.data.on_spark import engine_of
 from stampede.data.prepare import prepare
 from stampede.data.prepared.manifest import FORMAT, MANIFEST, read_manifest
 from stampede.data.prepared.reader import ShardedPart, open_prepared
@@ -116,7 +117,7 @@ class Reader:
     def _order_of(self, part: Part, shuffle: str) -> Order:
         memory = self._section.memory_gb
         if isinstance(part, StreamedPart):
-            # At most three parts have rows here.
+            # Four windows are here, and at most three parts.
             share = 4 if shuffle == "none" else 2
             memory = min(memory, self._section.cache_gb / share)
         return make_order(part, shuffle, memory * 1e9, self._config.run.seed)
@@ -246,7 +247,8 @@ def _opened(section: RawSection | PreparedSection, place: str, processes: Proces
         )
     files = stores.scratch(f"{processes.on_main(lambda: uuid4().hex)}_{processes.host_number}")
     processes.on_each_machine(lambda: make_files(files, manifest))
-    dataset = open_prepared(folder, partial(open_streamed, place.rstrip("/"), files))
+    opening = partial(open_streamed, place.rstrip("/"), files, section.cache_gb * 1e9)
+    dataset = open_prepared(folder, opening)
     # Once all have opened the files, they need no names: a killed run leaves nothing behind.
     processes.on_each_machine(lambda: None)
     processes.on_each_machine(lambda: remove(files))
@@ -372,7 +374,8 @@ def _prepared(config: Config) -> str:
     # Preparing may take hours; mistakes in the configuration are reported first.
     _check_source(config, source)
     if not (stores.is_url(folder) and stores.exists(os.path.join(folder, MANIFEST))):
-        prepare(source, section, stores.local(folder))
+        with engine_of(section.spark) as engine:
+            prepare(source, section, stores.local(folder), engine)
         stores.published(folder)
     return folder
 

@@ -10,6 +10,7 @@ import os
 import re
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -65,17 +66,19 @@ def make_files(place: Path, manifest: Manifest) -> None:
 
 
 def open_streamed(
-    url: str, place: Path, folder: Path, manifest: Manifest, part: PartName
+    url: str, place: Path, room: float, folder: Path, manifest: Manifest, part: PartName
 ) -> StreamedPart:
     """A part of the prepared data of a URL; raises as `open_part`.
 
     Args:
+        room: bytes that the rows of all parts may take here; half of them are for the training.
         place: of the files of `make_files`. It may be deleted once all processes have opened it:
             the system frees the files when these end, even if they are killed.
         folder: with all files but those that are streamed.
     """
     small = open_part(folder, manifest, part, lambda name: not is_streamed(name))
-    cache = _Cache(url, place, manifest, part, small.shards)
+    share = 2 if part == "train" else 4
+    cache = _Cache(url, place, room / share, manifest, part, small.shards)
     return StreamedPart(tuple(map(cache.with_arrays, range(len(small.shards)))), cache=cache)
 
 
@@ -105,8 +108,8 @@ class StreamedPart(ShardedPart):
         self.cache.fetch_ahead(self._chunks_of(ranges))
 
     def drop(self, ranges: np.ndarray, kept: np.ndarray) -> None:
-        """Free the room of ranges of rows, but for what is in the `kept` ones, too."""
-        self.cache.drop(np.setdiff1d(self._chunks_of(ranges), self._chunks_of(kept)))
+        """Free the room of ranges of rows once it is needed, but not that of the `kept` ones."""
+        self.cache.drop(self._chunks_of(ranges), self._chunks_of(kept))
 
     def _chunks(self, rows: np.ndarray) -> np.ndarray:
         return np.unique((rows + (self.before + self.skipped)) // _CHUNK)
@@ -120,7 +123,13 @@ class _Cache:
     """A part's streamed arrays, each in a sparse file, and which chunks of rows are in them."""
 
     def __init__(
-        self, url: str, place: Path, manifest: Manifest, part: PartName, small: Sequence[Shard]
+        self,
+        url: str,
+        place: Path,
+        room: float,
+        manifest: Manifest,
+        part: PartName,
+        small: Sequence[Shard],
     ) -> None:
         self._url, self._shards, self._small = url, manifest.parts[part], small
         self._starts = np.cumsum([0, *(shard.rows for shard in small)])
@@ -130,6 +139,10 @@ class _Cache:
         }
         with (place / f"{part}-states").open("r+b") as file:
             self._states = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        size = sum(array.bytes for array in self._arrays.values()) / len(self._states)
+        self._most_chunks = room / max(size, 1)
+        # Chunks that may be dropped, those of the longest ago first.
+        self._old: deque[np.ndarray] = deque()
         self._claims = _FileLock(place / f"{part}-claims")
         self._reads = _FileLock(place / f"{part}-reads")
         # Daemons, as a process that ends must not fetch what was asked for.
@@ -162,14 +175,18 @@ class _Cache:
         for run in self._claimed(chunks):
             self._tasks.put(partial(self._fetch, run))
 
-    def drop(self, chunks: np.ndarray) -> None:
-        """Free the room of chunks."""
+    def drop(self, chunks: np.ndarray, kept: np.ndarray) -> None:
+        """Make room for as many other chunks, of these or those of earlier calls."""
+        self._old.append(chunks)
+        most = self._most_chunks - len(chunks)
         with self._claims.held(), self._reads.held():
-            chunks = chunks[self._states[chunks] == _HERE]
-            self._states[chunks] = _ABSENT
-            for first, last in _runs(chunks):
-                for array in self._arrays.values():
-                    array.free(*(array.position(*self._place(row)) for row in (first, last)))
+            while self._old and np.count_nonzero(self._states) > most:
+                gone = np.setdiff1d(self._old.popleft(), kept)
+                gone = gone[self._states[gone] == _HERE]
+                self._states[gone] = _ABSENT
+                for run in _runs(gone):
+                    for array in self._arrays.values():
+                        array.free(*(array.position(*self._place(chunk)) for chunk in run))
 
     def _claimed(self, chunks: np.ndarray) -> list[tuple[int, int]]:
         """Stretches of those that are absent, which this process has to fetch."""
@@ -217,6 +234,11 @@ class _Array:
         self._file = path.open("r+b", buffering=0)
         self._map = mmap.mmap(self._file.fileno(), 0)
         self._array = np.frombuffer(self._map, dtype, math.prod(shape)).reshape(shape)
+
+    @property
+    def bytes(self) -> int:
+        """Of all rows."""
+        return int(self._ends[-1]) * self._width
 
     def of_shard(self, at: int) -> np.ndarray:
         """The array of a shard."""

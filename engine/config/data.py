@@ -99,6 +99,11 @@ class RawSection(ReadingSection, PreparationOptions):
         "", description="files, plain, .gz or .zst, or globs of them; required"
     )
     cache: str = Field("cache", description="folder for the prepared form")
+    spark: str | None = Field(
+        None,
+        description="prepare the log on Spark's master, such as local[4] or spark://HOST:7077, "
+        "whose workers see the log and cache under the same paths; null: in one process",
+    )
     order_by: Literal["name", "time"] = Field(
         "name",
         description="split: periods. Which file comes first: by name, day_2 before day_10; by the "

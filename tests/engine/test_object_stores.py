@@ -14,6 +14,7 @@ from upath import UPath
 
 import stampede
 from stampede import stores
+from stampede.data.describe import main as describe
 from stampede.data.prepare_command import main as prepare
 from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
@@ -115,6 +116,9 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     out = ["--schema", f"{BUCKET}/given/schema.yaml", "--out", f"{BUCKET}/prepared"]
     assert prepare(["table", rows, *out]) == 0
     assert "manifest.json" in names(store, f"{BUCKET}/prepared")
+    assert describe([rows, "--out", f"{BUCKET}/described"]) == 0
+    assert "schema.yaml" in names(store, f"{BUCKET}/described")
+    assert f"schema is in {BUCKET}/described/schema.yaml" in capsys.readouterr().out
     # The run's own prepared data by their URL have the scores of `@run`.
     (manifest,) = store.glob(f"{BUCKET}/cache/*/manifest.json")
     own = f"s3://{manifest.rpartition('/')[0]}"
