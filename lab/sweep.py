@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from stampede import (
 )
 from stampede.files import read_json, refuse_links, to_json, write_file
 from stampede.lab.sweep_results import draw, to_csv, to_markdown
-from stampede.lease import Lease
 from stampede.settings import (
     Section,
     Seed,
@@ -365,15 +364,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def sweep() -> None:
         folder = stores.working(out) if stores.is_url(out) else stores.local(out)
-        with ExitStack() as ends:
-            if stores.is_url(out):
-                ends.callback(Lease(out).release)
-                stores.taken_up(out, folder)
-            publish = partial(stores.published, out, folder)
-            files = run_sweep(
-                given.sweep, given.overrides, folder, given.small, given.retry_failed, publish
-            )
-            publish()
+        if stores.is_url(out):
+            stores.taken_up(out, folder)
+        publish = partial(stores.published, out, folder)
+        files = run_sweep(
+            given.sweep, given.overrides, folder, given.small, given.retry_failed, publish
+        )
+        publish()
         print((folder / "results.md").read_text(encoding="utf-8"))
         print(f"results: {', '.join(f'{out}/{file.name}' for file in files)}")
         print(f"curves of the trials: stampede report {out}")

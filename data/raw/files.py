@@ -28,6 +28,8 @@ BLOCK_BYTES = 16 << 20
 
 # More than the end of a line, and of an empty one before it.
 _TAIL = 16
+# Read at a time from a store around the end of a block.
+_NEAR = 1 << 16
 
 _NEWLINE = ord("\n")
 _BOM = b"\xef\xbb\xbf"
@@ -100,6 +102,7 @@ class Stretch(NamedTuple):
     begin: int = 0  # its first byte; of Parquet its first row group
     count: int | None = None  # its blocks, or row groups; None: to the end of the file
     rows: int = 0  # in the file before it
+    columns: Sequence[str] = ()  # as the header of a text names them
 
 
 def block_starts(path: Path) -> list[int]:
@@ -107,7 +110,7 @@ def block_starts(path: Path) -> list[int]:
     starts = [0]
     if path.suffix.lower() in (".gz", ".zst"):
         return starts
-    with stores.opened(path) as file:
+    with stores.opened(path, _NEAR) as file:
         while file.seek(starts[-1] + BLOCK_BYTES - _TAIL) and (tail := file.read(_TAIL - 1)):
             tail += file.readline()
             # The next block would begin with the empty lines, see `read_blocks`.

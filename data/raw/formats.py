@@ -96,7 +96,9 @@ class Delimited:
         """A file in stretches of so many blocks, whose `rows` are not known yet."""
         starts = block_starts(path)
         counts = [most] * ((len(starts) - 1) // most) + [None]
-        return [Stretch(start, n) for start, n in zip(starts[::most], counts, strict=True)]
+        names = () if self.columns or len(counts) == 1 else self.names(path, set())
+        each = zip(starts[::most], counts, strict=True)
+        return [Stretch(start, n, columns=names) for start, n in each]
 
     def survey(self, path: Path, stretch: Stretch) -> tuple[int, bool]:
         """Rows of a stretch if no cell is quoted; and whether that is so."""
@@ -116,10 +118,10 @@ class Delimited:
             DataError: the file cannot be read or lacks a used column.
         """
         columns, rows, held = list(self.columns), stretch.rows, b""
-        lines = 0
+        lines = rows
         if stretch.begin and not columns:
-            columns, lines = self.names(path, set()), 1
-        with closing(read_blocks(path, stretch.begin, stretch.count, lines + rows)) as blocks:
+            columns, lines = list(stretch.columns), rows + 1
+        with closing(read_blocks(path, stretch.begin, stretch.count, lines)) as blocks:
             for block in blocks:
                 if not columns:
                     columns, block = self._header(path, block)
