@@ -71,9 +71,9 @@ def open_streamed(
     """A part of the prepared data of a URL; raises as `open_part`.
 
     Args:
-        room: bytes that the rows of all parts may take here; half of them are for the training.
         place: of the files of `make_files`. It may be deleted once all processes have opened it:
             the system frees the files when these end, even if they are killed.
+        room: bytes that the rows of all parts may take here; half of them are for the training.
         folder: with all files but those that are streamed.
     """
     small = open_part(folder, manifest, part, lambda name: not is_streamed(name))
@@ -263,12 +263,14 @@ class _Array:
 
     def free(self, begin: int, end: int) -> None:
         """Give the whole pages between two positions back."""
-        begin, end = (
-            -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE,
-            end // mmap.PAGESIZE * mmap.PAGESIZE,
-        )
-        if begin < end:
-            self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+        first, last = -(-begin // mmap.PAGESIZE), end // mmap.PAGESIZE
+        if first < last:
+            stretch = first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE
+            try:
+                self._map.madvise(mmap.MADV_REMOVE, *stretch)
+            except OSError as failure:
+                reason = "its disk frees no parts of files; set $STAMPEDE_STORES to another disk"
+                raise stores.StoreError(failure.errno, reason, str(self._file.name)) from None
 
     def _count(self, shard: int, row: int) -> int:
         """Elements of the first rows of a shard."""
