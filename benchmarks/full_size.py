@@ -3,6 +3,7 @@
 python benchmarks/full_size.py 0.00390625 0.015625 0.0625 1
 
 Each stage is a process of its own, as a user starts it. Parts measured before stay in the results.
+To limit the memory, start it in a cgroup: what its processes may use is that of the shell.
 All files are deleted at the end.
 """
 
@@ -84,7 +85,7 @@ def measured(fraction: float, options: argparse.Namespace, folder: Path) -> dict
     given = [
         "data.kind=prepared", f"data.path={prepared}", f"run.dir={runs}", "run.name=full",
         f"train.batch_size={options.batch_size}", f"train.epochs={options.epochs}",
-        "train.log_every=5", "train.timing_every=5", "evaluate.compare_with_lr=false",
+        "train.log_every=5", "train.timing_every=5", "evaluate.compare_with_lr=false", *options.set,
     ]  # fmt: skip
     (folder / "full.yaml").write_text("")
     stage("train", 0, runs, ROOT / "launch.py", folder / "full.yaml", *given)
@@ -167,5 +168,6 @@ if __name__ == "__main__":
     add("fractions", type=float, nargs="*", default=[1 / 256], help="of Criteo Kaggle's rows")
     add("--batch-size", type=int, default=131_072)
     add("--epochs", type=int, default=10)
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="of the training")
     add("--features", default="paper", help="of the log; paper: every id of the log has a row")
     command_line(full_size, parser=parser)

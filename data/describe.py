@@ -22,7 +22,7 @@ import polars as pl
 from stampede.data.errors import DataError, exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess
-from stampede.data.missing import missing_marks_sentence
+from stampede.data.missing import MOSTLY_UNSEEN, missing_marks_sentence, unseen_sentences
 from stampede.data.options import OnBadRow, Split
 from stampede.data.prepared.manifest import BAD_ROWS, PARTS
 from stampede.data.progress import RowProgress
@@ -42,8 +42,8 @@ _PART, _VALUE = "#part", "#value"
 # For the AUC of a column: buckets of a number, and rows at the mean click rate that smooth a rate.
 _BUCKETS, _PRIOR = 50, 20
 
-# Shares from which a column gets advice.
-_MANY_UNSEEN, _ALL_UNSEEN, _ROW_NAMES = 0.2, 0.98, 0.9
+# Share of distinct ids from which a column looks like a row's name.
+_ROW_NAMES = 0.9
 # A column leaks the label if its AUC alone, less two standard errors, is this high; or lower, if it
 # is so far above all others.
 _LEAK, _LOW_LEAK, _FAR_ABOVE = 0.95, 0.8, 0.15
@@ -342,7 +342,9 @@ def _about_columns(columns: Sequence[Column]) -> list[str]:
         others = [one.alone for one in columns if one is not column and one.alone is not None]
         for sentence, beside in _about(column, max(others, default=math.inf)):
             found.setdefault(sentence, []).append(_short(column.name, 40) + beside)
-    return [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
+    unseen = {_short(column.name, 40): column.unseen or 0.0 for column in columns}
+    told = [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
+    return [*unseen_sentences(unseen, "test"), *told]
 
 
 def _about(column: Column, highest: float) -> Iterator[tuple[str, str]]:
@@ -357,16 +359,8 @@ def _about(column: Column, highest: float) -> Iterator[tuple[str, str]]:
     if column.distinct == 1 and not column.missing:
         yield "the same in all rows; leave it out", ""
         return
-    unseen = column.unseen or 0.0
-    if unseen >= _MANY_UNSEEN:
-        remedy = "min_count=2 or more trains the row that they share, encode: hash spreads them"
-        if unseen >= _ALL_UNSEEN:
-            remedy = (
-                "leave it out; for a time, use hour_of_day and weekday, as data.features=auto does"
-            )
-        finding = f"this share of the test ids is not in the training part; {remedy}"
-        yield finding, f" {unseen:.0%}"
-    elif column.kind != "number" and column.distinct > _ROW_NAMES * column.values > 100:
+    is_told = column.kind == "number" or (column.unseen or 0.0) >= MOSTLY_UNSEEN
+    if not is_told and column.distinct > _ROW_NAMES * column.values > 100:
         yield "almost every row has its own id, like a row number; leave it out", ""
     least = 0.0 if column.alone is None else column.alone - 2 * column.alone_error
     if least >= _LEAK or least >= max(_LOW_LEAK, highest + _FAR_ABOVE):

@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_labels
+from stampede.data.missing import unseen_sentences
 from stampede.data.samples import ClickShare, counted_click_shares, sampled_rows
 from stampede.engine.config import Config
 from stampede.engine.processes import Processes
@@ -35,9 +36,6 @@ _STILL_RISING = 0.001
 _OFF = "scores will be off by as much"
 # Of the mean prediction and the share of clicks, in either direction.
 _MOST_CALIBRATION = 1.5
-# Largest share of validation rows with unseen ids, and its excess over training rows with rare ids.
-_MOST_UNSEEN = 0.2
-_MOST_BEYOND_RARE = 0.1
 
 # How many times more or less clicks a part has, and by how many standard errors.
 _MOVED, _ERRORS = 1.25, 4.0
@@ -131,18 +129,8 @@ def on_data(dataset: Dataset, can_calibrate: bool = True) -> list[str]:
     sentences += _moved_shares(dataset, can_calibrate)
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
-    rare, unseen = (_unseen_shares(part, dataset) for part in (dataset.train, dataset.validation))
-    columns = ", ".join(
-        f"{field} in {share:.0%} (rare in {rare[field]:.0%} of the training rows)"
-        for field, share in unseen.items()
-        if share > _MOST_UNSEEN and share - rare[field] > _MOST_BEYOND_RARE
-    )
-    if columns:
-        sentences.append(
-            f"validation rows have ids that the training part lacks: {columns}; drop these "
-            "columns, or keep a part that recurs, such as the hour of a timestamp"
-        )
-    return sentences
+    shares = _unseen_shares(dataset.validation, dataset)
+    return [*sentences, *unseen_sentences(shares, "validation")]
 
 
 def _moved_shares(dataset: Dataset, can_calibrate: bool) -> Iterator[str]:

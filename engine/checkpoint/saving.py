@@ -24,12 +24,13 @@ from stampede.engine.checkpoint.manifest import (
     versions,
 )
 from stampede.engine.checkpoint.retention import name_of, prune
-from stampede.engine.checkpoint.tensors import on_cpu, reason, write_tensors
+from stampede.engine.checkpoint.tensors import bytes_of, on_cpu, reason, write_tensors
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, NotPublishedError, TrainingStoppedError
 from stampede.engine.exit_status import is_lost_connection
 from stampede.engine.job import Job
+from stampede.engine.memory import free_memory
 from stampede.engine.processes import Processes, together
 from stampede.engine.training.progress import Progress
 from stampede.files import (
@@ -54,7 +55,8 @@ class Checkpoints:
 
     With `checkpoint.asynchronous` training continues while a thread writes. A save then copies this
     rank's tables, moments and dense layers to CPU memory, which doubles their memory until all is
-    written. Otherwise only tensors on a GPU are copied.
+    written. Otherwise, and where the copy would not fit, only tensors on a GPU are copied, and
+    training waits.
 
     All ranks must make one and call its methods at the same points; the thread has its own process
     group. On exit the context waits for the last write. Rank 0 calls `publish` after each.
@@ -81,7 +83,7 @@ class Checkpoints:
         self._target = folder
         self._thread: Thread | None = None
         self._failure: str | None = None
-        self._remedy = _REMEDY
+        self._remedy, self._told_to_wait = _REMEDY, False
         # Buffers may hold infinities on purpose, such as masks.
         self._finite_buffers = [
             name for name, buffer in job.dense_buffers.items() if buffer.isfinite().all()
@@ -147,20 +149,35 @@ class Checkpoints:
 
         together(check_finite, self._group)
         state, failure = self._job.state(self._processes.rank), None
+        asynchronous = self._settings.asynchronous and self._has_room(state)
         try:
-            state = on_cpu(state, copy=self._settings.asynchronous)
+            state = on_cpu(state, copy=asynchronous)
         except (MemoryError, RuntimeError) as lack:
             # Raised later, on all ranks.
             state, failure = {}, f"{_NO_MEMORY}{reason(lack)} on rank {self._processes.rank}"
         self._target = self._folder / name_of(progress)
         arguments = (state, failure, deepcopy(progress))
-        if self._settings.asynchronous:
+        if asynchronous:
             self._thread = Thread(target=self._try_to_write, args=arguments, daemon=True)
             self._thread.start()
         else:
             self._try_to_write(*arguments)
-        if before is not None or not self._settings.asynchronous:
+        if before is not None or not asynchronous:
             self.wait()
+
+    def _has_room(self, state: Any) -> bool:
+        """Whether copies of all ranks fit into memory; if not, that is said once."""
+        # Linux does not refuse memory that it lacks: it kills the process.
+        copy = bytes_of(state) * self._processes.local_world_size
+        if all(together(lambda: copy < free_memory(), self._group)):
+            return True
+        if self._processes.is_main and not self._told_to_wait:
+            tqdm.write(
+                f"training waits while checkpoints are written: a copy of {readable_bytes(copy)} "
+                "would not fit into memory"
+            )
+            self._told_to_wait = True
+        return False
 
     def wait(self) -> None:
         """Wait for the last write; raises a `TrainingStoppedError` if it failed."""

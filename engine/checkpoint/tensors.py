@@ -72,6 +72,13 @@ def on_cpu(values: Any, *, copy: bool) -> Any:
     return ShardedTensor._init_from_local_shards_and_global_metadata(shards, values.metadata())
 
 
+def bytes_of(values: Any) -> int:
+    """Bytes of this process's parts of nested tensors."""
+    if isinstance(values, dict):
+        return sum(map(bytes_of, values.values()))
+    return sum(part.nbytes for part, _ in local_parts(values))
+
+
 def local_parts(tensor: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:
     """This process's parts of a tensor and their offsets."""
     if not isinstance(tensor, ShardedTensor):

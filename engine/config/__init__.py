@@ -259,7 +259,11 @@ class CheckpointSection(Section):
     keep_every: int = Field(
         0, ge=0, description="also keep the checkpoint of every N-th epoch; 0: none"
     )
-    asynchronous: bool = Field(True, description="write a copy of the state during training")
+    asynchronous: bool = Field(
+        True,
+        description="write a copy of the state during training; where memory lacks for a copy, "
+        "training waits instead",
+    )
 
 
 class CommunicationSection(Section):

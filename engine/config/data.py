@@ -39,7 +39,7 @@ class ReadingSection(Section):
         "null: on all rows",
     )
     memory_gb: float = Field(
-        16.0, gt=0, description="main memory for the data on each machine, in 10^9 bytes"
+        4.0, gt=0, description="main memory for the data on each machine, in 10^9 bytes"
     )
 
 

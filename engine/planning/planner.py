@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from stampede.engine.config import Config
 from stampede.engine.config.optim import IN_ORDER_SHARDING_TYPES
+from stampede.engine.memory import memory_limit
 from stampede.engine.planning.workload import Workload
 from stampede.engine.processes import Processes
 from stampede.optim.sharded.supported import SHARDING_TYPES
@@ -116,15 +116,11 @@ def make_plan(
     if processes.device.type == "cuda":
         memory = torch.cuda.get_device_properties(processes.device).total_memory
     else:
-        memory = _machine_memory() // node
+        memory = memory_limit() // node
     cluster = Cluster(world_size, node, processes.device.type, memory)
     return processes.on_main(
         lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
     )
-
-
-def _machine_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def describe_plan(plan: ShardingPlan) -> str:

@@ -308,7 +308,7 @@ def test_advice(tmp_path, capsys):
         "label": label,
         "time": 1_600_000_000 // 86400 * 86400 + days * 86400 + draw.integers(0, 86400, rows),
         "hour": [f"h{row // 100}" for row in range(rows)],
-        "user": draw.integers(0, 1200, rows),
+        "user": draw.integers(0, 3600, rows),
         "request": [f"r{row}" for row in draw.permutation(rows)],
         "landing_page": np.where(label, "bought", ""),
         "country": "se",
@@ -322,8 +322,8 @@ def test_advice(tmp_path, capsys):
     said = " ".join(printed_of(tmp_path, frame, capsys).partition("\nadvice\n")[2].split())
     for words in (
         "hour 100%, request 100%: this share of the test ids is not in the training part; leave it",
-        "for a time, use hour_of_day and weekday, as data.features=auto does",
-        "min_count=2 or more trains the row that they share",
+        "or keep a part that recurs, such as the hour of a time",
+        "this share of the test ids is not in the training part; their rows are scored by the",
         "landing_page 1.000 (+- 0.005), number_of_seconds 1.000 (+- 0.005): this test AUC alone "
         "suggests that",
         "nothing, number_of_nothing: missing in all rows; leave it out",

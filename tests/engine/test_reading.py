@@ -81,7 +81,7 @@ def test_a_continued_run_may_move_its_data_but_not_reorder_them(tmp_path, capsys
     with pytest.raises(
         RunFolderError,
         match=r"data.shuffle=auto data.memory_gb=1e-05 .* another order .*; write "
-        r"data.shuffle=auto data.memory_gb=16.0 as in the checkpoint",
+        r"data.shuffle=auto data.memory_gb=4.0 as in the checkpoint",
     ):
         run_prepared(tmp_path, data, [*more, "data.memory_gb=1e-5"])
     # Memory that makes no difference to the order may change.

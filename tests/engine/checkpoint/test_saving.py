@@ -75,7 +75,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
         assert first_weights(job) == before
 
 
-def test_a_synchronous_save_copies_nothing_and_waits(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_save_without_memory_for_a_copy_copies_nothing_and_waits(
+    tmp_path, monkeypatch, capsys, is_asked
+):
+    """As with `checkpoint.asynchronous=false`, and it is said."""
     places, write = {}, saving.write_tensors
 
     def noted(state, *arguments):
@@ -84,7 +88,10 @@ def test_a_synchronous_save_copies_nothing_and_waits(tmp_path, monkeypatch):
         return write(state, *arguments)
 
     monkeypatch.setattr(saving, "write_tensors", noted)
-    with small_job(tmp_path, "checkpoint.asynchronous=false") as (here, job, config, data, target):
+    if not is_asked:
+        monkeypatch.setattr(saving, "free_memory", lambda: 10_000)
+    asynchronous = f"checkpoint.asynchronous={not is_asked}"
+    with small_job(tmp_path, asynchronous) as (here, job, config, data, target):
         checkpoints = Checkpoints(target, job, config, data, here)
         before = first_weights(job)
         checkpoints.save(at(7))
@@ -95,6 +102,8 @@ def test_a_synchronous_save_copies_nothing_and_waits(tmp_path, monkeypatch):
         change_weights(job)
         load(newest_whole(target), job, data)
         assert first_weights(job) == before
+    said = "training waits while checkpoints are written: a copy of "
+    assert (said in capsys.readouterr().out) == (not is_asked)
 
 
 def test_wait_raises_a_failure_once(tmp_path, monkeypatch):

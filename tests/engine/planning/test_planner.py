@@ -68,9 +68,9 @@ def test_a_plan_is_the_same_in_every_process(monkeypatch):
 def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch):
     # Weights and two moments of two tables.
     needed = 2 * ROWS * 12 * 4 * 3
-    monkeypatch.setattr(planner, "_machine_memory", lambda: 2 * needed)
+    monkeypatch.setattr(planner, "memory_limit", lambda: 2 * needed)
     make_plan("auto")
-    monkeypatch.setattr(planner, "_machine_memory", lambda: needed)
+    monkeypatch.setattr(planner, "memory_limit", lambda: needed)
     with pytest.raises(SettingsError, match=r"sharding.plan.*storage.*smaller tables"):
         make_plan("auto")
 
