@@ -253,32 +253,23 @@ std::tuple<Tensor, Tensor> weighted_sums_backward(const Tensor& grad, const Tens
   return {of_weights, of_rows};
 }
 
-// `a * b + c`, rounded once where the processor can do that as fast.
-inline float fused(float a, float b, float c) {
-#ifdef __FP_FAST_FMAF
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
 // Without branches, for vectors. exp(-x) by Cephes' expf: 2^n * exp(r), |r| <= log(2) / 2.
 inline float sigmoid(float x) {
   const float y = std::min(std::max(-x, -87.0f), 87.0f);
   // Adding 1.5 * 2^23 rounds to a whole number.
-  const float n = fused(y, 1.44269504088896341f, 12582912.0f) - 12582912.0f;
-  const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, y));
+  const float n = (y * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+  const float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
   float e = 1.9875691500e-4f;
-  e = fused(e, r, 1.3981999507e-3f);
-  e = fused(e, r, 8.3334519073e-3f);
-  e = fused(e, r, 4.1665795894e-2f);
-  e = fused(e, r, 1.6666665459e-1f);
-  e = fused(e, r, 5.0000001201e-1f);
-  e = fused(e * r, r, r) + 1.0f;
+  e = e * r + 1.3981999507e-3f;
+  e = e * r + 8.3334519073e-3f;
+  e = e * r + 4.1665795894e-2f;
+  e = e * r + 1.6666665459e-1f;
+  e = e * r + 5.0000001201e-1f;
+  e = e * r * r + r + 1.0f;
   const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
   float power;
   std::memcpy(&power, &bits, sizeof power);
-  return 1.0f / fused(e, power, 1.0f);
+  return 1.0f / (1.0f + e * power);
 }
 
 // Of each column of Dice's values: mean, 1 / standard deviation, and the learned slope.
@@ -308,7 +299,7 @@ Tensor dice(const Tensor& values, const Tensor& mean, const Tensor& scale, const
       float* __restrict y = weights ? kept.data() : out + row * of.count;
       for (int64_t c = 0; c < of.count; ++c) {
         const float p = sigmoid((x[c] - of.mean[c]) * of.scale[c]);
-        y[c] = x[c] * fused(1.0f - of.alpha[c], p, of.alpha[c]);
+        y[c] = x[c] * (of.alpha[c] + (1.0f - of.alpha[c]) * p);
       }
       if (!weights) continue;
       Lanes sum;
@@ -323,67 +314,58 @@ Tensor dice(const Tensor& values, const Tensor& mean, const Tensor& scale, const
 }
 
 // Adds a row to the sums. A function of its own, as GCC minds `restrict` of parameters alone.
-template <bool HAS_OUTPUT>
 [[gnu::noinline]] void add_to_sums(const float* __restrict g, const float* __restrict x,
-                                   const Columns& of, float* __restrict of_normal,
+                                   const Columns& of, float of_row, float* __restrict of_normal,
                                    float* __restrict of_product, float* __restrict of_slope,
                                    float* __restrict of_output) {
-  const float *__restrict mean = of.mean, *__restrict scale = of.scale;
+  const float *__restrict mean = of.mean, *__restrict scale = of.scale, *__restrict alpha = of.alpha;
   for (int64_t c = 0; c < of.count; ++c) {
     const float u = (x[c] - mean[c]) * scale[c], p = sigmoid(u);
-    const float whole = g[HAS_OUTPUT ? 0 : c] * x[c], of_alpha = whole * (1.0f - p);
-    const float of_u = of_alpha * p;
+    const float of_alpha = g[c] * x[c] * (1.0f - p), of_u = of_alpha * p * (1.0f - alpha[c]);
     of_normal[c] += of_u;
-    of_product[c] = fused(of_u, u, of_product[c]);
+    of_product[c] += of_u * u;
     of_slope[c] += of_alpha;
-    if (HAS_OUTPUT) of_output[c] = fused(whole, p, of_output[c]);
+    of_output[c] += of_row * x[c] * (alpha[c] + (1.0f - alpha[c]) * p);
   }
 }
 
-// Sums over the rows, `[4, columns]`: of the gradient of the normalized values u, and of it times u,
-// both but for the column's weight * (1 - alpha); of the gradient of alpha, and of that of the output.
+// Rows of the gradient of Dice: those given, or that of the products with an output.
+struct Gradient {
+  const float *values, *weights;
+  int64_t count;
+  Gradient(const Tensor& grad, const std::optional<Tensor>& output, int64_t count_)
+      : values(grad.const_data_ptr<float>()),
+        weights(output ? output->const_data_ptr<float>() : nullptr),
+        count(count_) {}
+  float of_row(int64_t row) const { return weights ? values[row] : 0.0f; }
+  // In `room`, if it is not stored.
+  const float* at(int64_t row, std::vector<float>& room) const {
+    if (!weights) return values + row * count;
+    float* __restrict found = room.data();
+    for (int64_t c = 0; c < count; ++c) found[c] = values[row] * weights[c];
+    return found;
+  }
+};
+
+// Sums over the rows, `[4, columns]`: of the gradient of the normalized values u, of it times u, of
+// the gradient of alpha, and of that of the output.
 Tensor dice_sums(const Tensor& grad, const Tensor& values, const Tensor& mean, const Tensor& scale,
                  const Tensor& alpha, const std::optional<Tensor>& output) {
   const Columns of(mean, scale, alpha);
   const int64_t rows = values.size(0), count = of.count;
   const float* all = values.const_data_ptr<float>();
-  const float* grads = grad.const_data_ptr<float>();
+  const Gradient gradient(grad, output, count);
   Tensor sums = at::empty({(rows + ROWS - 1) / ROWS, 4, count}, at::kFloat);
   float* out = sums.data_ptr<float>();
   each_block(rows, [&](int64_t block, int64_t begin, int64_t end) {
+    std::vector<float> room(count);
     float* sum = out + block * 4 * count;
     std::fill_n(sum, 4 * count, 0.0f);
-    const auto add = output ? add_to_sums<true> : add_to_sums<false>;
     for (int64_t row = begin; row < end; ++row)
-      add(grads + row * (output ? 1 : count), all + row * count, of, sum, sum + count,
-          sum + 2 * count, sum + 3 * count);
+      add_to_sums(gradient.at(row, room), all + row * count, of, gradient.of_row(row), sum,
+                  sum + count, sum + 2 * count, sum + 3 * count);
   });
-  // What all rows of a column have in common comes last.
-  Tensor total = sums.sum(0);
-  float *of_slope = total.data_ptr<float>() + 2 * count, *of_output = of_slope + count;
-  const float* weights = output ? output->const_data_ptr<float>() : nullptr;
-  for (int64_t c = 0; c < count; ++c) {
-    of_output[c] += of.alpha[c] * of_slope[c];
-    if (weights) of_slope[c] *= weights[c];
-  }
-  return total;
-}
-
-// As `add_to_sums` computes them, so that a single row's gradient of u is exactly their mean: where all
-// values are equal, `scale` is large.
-template <bool HAS_OUTPUT>
-[[gnu::noinline]] void dice_row_backward(const float* __restrict g, const float* __restrict x,
-                                         const Columns& of, const float* __restrict weights,
-                                         const float* __restrict first,
-                                         const float* __restrict second, float* __restrict to) {
-  const float *__restrict mean = of.mean, *__restrict scale = of.scale, *__restrict alpha = of.alpha;
-  for (int64_t c = 0; c < of.count; ++c) {
-    const float u = (x[c] - mean[c]) * scale[c], p = sigmoid(u), slope = 1.0f - alpha[c];
-    const float of_output = g[HAS_OUTPUT ? 0 : c], of_u = of_output * x[c] * (1.0f - p) * p;
-    const float through_u = fused(-u, second[c], of_u - first[c]);
-    const float of_x = fused(scale[c] * slope, through_u, of_output * fused(slope, p, alpha[c]));
-    to[c] = HAS_OUTPUT ? weights[c] * of_x : of_x;
-  }
+  return sums.sum(0);
 }
 
 // The gradient of the values; `means` `[2, columns]` are the first two sums over the number of rows.
@@ -392,16 +374,24 @@ Tensor dice_backward(const Tensor& grad, const Tensor& values, const Tensor& mea
                      const std::optional<Tensor>& output, const Tensor& means) {
   const Columns of(mean, scale, alpha);
   const int64_t count = of.count;
-  const float *grads = grad.const_data_ptr<float>(), *all = values.const_data_ptr<float>(),
-              *first = means.const_data_ptr<float>(),
-              *weights = output ? output->const_data_ptr<float>() : nullptr;
+  const Gradient gradient(grad, output, count);
+  const float *all = values.const_data_ptr<float>(), *first = means.const_data_ptr<float>(),
+              *second = first + count;
   Tensor of_values = at::empty_like(values);
   float* out = of_values.data_ptr<float>();
-  const auto backward = output ? dice_row_backward<true> : dice_row_backward<false>;
   each_block(values.size(0), [&](int64_t, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      backward(grads + row * (output ? 1 : count), all + row * count, of, weights, first,
-               first + count, out + row * count);
+    std::vector<float> room(count);
+    for (int64_t row = begin; row < end; ++row) {
+      const float *x = all + row * count, *g = gradient.at(row, room);
+      float* __restrict to = out + row * count;
+      for (int64_t c = 0; c < count; ++c) {
+        const float u = (x[c] - of.mean[c]) * of.scale[c], p = sigmoid(u);
+        const float slope = 1.0f - of.alpha[c];
+        const float of_u = g[c] * x[c] * slope * p * (1.0f - p);
+        to[c] = g[c] * (of.alpha[c] + slope * p) +
+                of.scale[c] * (of_u - first[c] - u * second[c]);
+      }
+    }
   });
   return of_values;
 }
