@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import decimal
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -299,9 +299,37 @@ _JSON_TEXT = (
 _JSON_VALUE = rf"(?:{_JSON_TEXT}|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)"
 _JSON_LIST = rf"^\s*\[\s*(?:{_JSON_VALUE}\s*(?:,\s*{_JSON_VALUE}\s*)*)?\]\s*$"
 
+_JSON_PAIR = rf"{_JSON_TEXT}\s*:\s*{_JSON_VALUE}"
+_JSON_OBJECT = rf"^\s*\{{\s*(?:{_JSON_PAIR}\s*(?:,\s*{_JSON_PAIR}\s*)*)?\}}\s*$"
+
 # A separator that stands for JSON lists, and what to write instead of a cell that is none.
 JSON = "json"
 REMEDY_OF_JSON = 'write a JSON list of texts or numbers, such as ["a", "b"]'
+_REMEDY_OF_OBJECT = 'write a JSON object of texts or numbers, such as {"a": 0.5, "b": 2}'
+_PARTS = ("key", "value")
+
+
+def parts_of_objects(columns: Iterable[str]) -> dict[str, str]:
+    """The column of each `COLUMN.key` and `COLUMN.value`."""
+    return {f"{column}.{part}": column for column in columns for part in _PARTS}
+
+
+def part_of_objects(column: str, name: str) -> pl.Expr:
+    """The keys or values of JSON objects as texts of JSON lists; other cells as they are."""
+    cells, pair = pl.col(column), pl.element()
+    start = rf"^{_JSON_TEXT}\s*:\s*"
+    is_key = name.endswith(".key")
+    part = pair.str.extract(rf"^({_JSON_TEXT})") if is_key else pair.str.replace(start, "")
+    parts = cells.str.extract_all(_JSON_PAIR).list.eval(part).list.join(", ")
+    found = pl.format("[{}]", parts)
+    return pl.when(cells.str.contains(_JSON_OBJECT)).then(found).otherwise(cells).alias(name)
+
+
+def hold_objects(cells: pl.Series) -> bool:
+    """Whether all cells but the missing ones are JSON objects of texts, numbers and words."""
+    if cells.dtype != pl.String or cells.null_count() == len(cells):
+        return False
+    return bool(cells.drop_nulls().str.contains(_JSON_OBJECT).all())
 
 
 def split(cells: pl.Expr, separator: str) -> pl.Expr:
@@ -348,7 +376,8 @@ def typed_ids(ids: Ids, kind: pl.DataType) -> Typed:
     if ids.separator == JSON and kind == pl.String:
         no_list = _is_bad(ids.column, kind, cells.is_not_null())
     if ids.size is None:
-        return Typed(ids.column, cells, no_list, REMEDY_OF_JSON)
+        is_part = ids.column.rpartition(".")[2] in _PARTS
+        return Typed(ids.column, cells, no_list, _REMEDY_OF_OBJECT if is_part else REMEDY_OF_JSON)
     remedy = f"write whole numbers from 0 to {ids.size - 1}{ids.size_key}"
     if ids.separator is None:
         number = _whole(cells)

@@ -15,7 +15,16 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
-from stampede.data.formulas import JSON, UNITS, fitting_format, seconds_of_time, split
+from stampede.data.formulas import (
+    JSON,
+    UNITS,
+    fitting_format,
+    hold_objects,
+    part_of_objects,
+    parts_of_objects,
+    seconds_of_time,
+    split,
+)
 from stampede.data.guess_columns import (
     MOST_PARTS,
     NAME_OF_AN_ID,
@@ -123,7 +132,11 @@ def guess(files: Sequence[Path], label: str | None = None) -> Guess:
         return Guess("avazu", None, [f"guessed --kind avazu: line 1 of {path} is its header"])
     separator = max("\t,;|", key=line.count)
     written = {"separator": separator}
-    return _table(files, _delimited_head(path, head, separator), label, written)
+    frame = _delimited_head(path, head, separator)
+    objects = parts_of_objects(one.name for one in frame if hold_objects(one))
+    parts = (part_of_objects(column, name) for name, column in objects.items())
+    frame = frame.with_columns(parts).drop(set(objects.values()))
+    return _table(files, frame, label, written)
 
 
 def _label_column(path: Path, head: pl.DataFrame, given: str | None) -> tuple[str, str]:
@@ -206,7 +219,7 @@ def _table(
         options = {} if name == series.name else {"column": series.name}
         if not name or name in why or series.dtype.is_temporal():
             left_out.append(series.name)
-        elif isinstance(series.dtype, pl.List | pl.Array) and series.dtype.inner.is_float():
+        elif _holds_lists_of_fractions(series):
             left_out.append(f"{series.name} (lists of fractions; `weights` of ids?)")
         elif mark := _mark(series, written.get("separator")):
             schema["ids"][name], why[name] = {**options, "separator": mark}, "lists of ids"
@@ -280,6 +293,16 @@ def _mark(series: pl.Series, of_columns: str | None) -> str | None:
         return JSON
     marks = (mark for mark in _MARKS if mark != of_columns)
     return next((one for one in marks if present.str.contains(one, literal=True).any()), None)
+
+
+def _holds_lists_of_fractions(series: pl.Series) -> bool:
+    if isinstance(series.dtype, pl.List | pl.Array):
+        return series.dtype.inner.is_float()
+    if _mark(series, None) != JSON:
+        return False
+    texts = series.to_frame().select(split(pl.col(series.name), JSON).explode()).to_series()
+    numbers = texts.drop_nulls().cast(pl.Float64, strict=False)
+    return numbers.null_count() == 0 and bool((numbers != numbers.round()).any())
 
 
 def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:

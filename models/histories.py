@@ -197,11 +197,7 @@ class TargetAttention(nn.Module):
         lengths = None
         if isinstance(history, Jagged) and cpu.trains_in_float32(rows, query):
             lengths, query, rows = history.lengths.long(), query.float(), rows.float()
-            inputs = _UnitInputs.apply(query, rows, lengths)
-        else:
-            keys, each = rows[..., : self.dim], history.each(query)
-            inputs = torch.cat([each, keys, each * keys], -1)
-        weights = self._weights(inputs.flatten(0, -2))
+        weights = self._weights(self._first(query, rows, history, lengths))
         weights = weights.view(*rows.shape[:-1], 1).to(rows.dtype)
         if self.softmax:
             weights = (weights - history.each(history.largest(weights.detach()))).exp()
@@ -210,13 +206,28 @@ class TargetAttention(nn.Module):
             return _WeightedSums.apply(weights, rows, lengths)
         return history.sums(weights * rows)
 
-    def _weights(self, inputs: Tensor) -> Tensor:
-        """Weights `[ids, 1]` from `[q, k, q * k]`: those of q - k are added to others."""
+    def _first(
+        self, query: Tensor, rows: Tensor, history: History, lengths: Tensor | None
+    ) -> Tensor:
+        """The first layer's `[ids, hidden]`; its weights of q - k are added to those of q and k."""
+        layers: Any = self.hidden._mlp
+        linear = layers[0]._linear
+        of_query, of_key, of_difference, of_product = linear.weight.split(self.dim, 1)
+        of_query, of_key = of_query + of_difference, of_key - of_difference
+        if lengths is not None:
+            # Autocast would round what the samples' ids share.
+            with torch.autocast("cpu", enabled=False):
+                of_sample = functional.linear(query, of_query, linear.bias)
+            return _FirstLayer.apply(of_sample, query, rows, of_key, of_product, lengths)
+        keys, each = rows[..., : self.dim], history.each(query)
+        inputs = torch.cat([each, keys, each * keys], -1).flatten(0, -2)
+        weight = torch.cat([of_query, of_key, of_product], 1)
+        return functional.linear(inputs, weight, linear.bias)
+
+    def _weights(self, found: Tensor) -> Tensor:
+        """Weights `[ids, 1]` from what the first layer gives."""
         layers: Any = self.hidden._mlp
         first, *others = layers
-        of_query, of_key, of_difference, of_product = first._linear.weight.split(self.dim, 1)
-        weight = torch.cat([of_query + of_difference, of_key - of_difference, of_product], 1)
-        found = functional.linear(inputs, weight, first._linear.bias)
         for layer in others:
             found = layer._linear(first._activation_fn(found))
             first = layer
@@ -227,20 +238,20 @@ class TargetAttention(nn.Module):
         return self.output(last(found))
 
 
-class _UnitInputs(torch.autograd.Function):
-    """The inputs of the hidden layers in C++, `[ids, 3 * dim]`."""
+class _FirstLayer(torch.autograd.Function):
+    """The unit's first layer in C++, `[ids, hidden]`, with a matrix for each sample's ids."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
-        given = query.contiguous(), rows.contiguous(), lengths.contiguous()
+    def forward(ctx: Any, of_sample: Tensor, *given: Tensor) -> Tensor:
+        given = tuple(one.contiguous() for one in given)
         ctx.save_for_backward(*given)
-        return torch.ops.stampede_dense.unit_inputs(*given)
+        return torch.ops.stampede_dense.first_layer(of_sample.contiguous(), *given)
 
     @staticmethod
     @cpu.no_double_backward
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        operator = torch.ops.stampede_dense.unit_inputs_backward
-        return *operator(grad.contiguous(), *ctx.saved_tensors), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        operator = torch.ops.stampede_dense.first_layer_backward
+        return *operator(grad.float().contiguous(), *ctx.saved_tensors), None
 
 
 class _WeightedSums(torch.autograd.Function):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import pyarrow.parquet
 
 from stampede import stores
 from stampede.data.errors import DataError
+from stampede.data.formulas import part_of_objects, parts_of_objects
 from stampede.data.missing import without_marks
 from stampede.data.raw.files import Block, Stretch, block_starts, count_bytes, read_blocks
 from stampede.data.raw.nested import names_within, unnested
@@ -73,6 +74,7 @@ class Delimited:
     columns: Sequence[str]  # their names, where the file has no header line
     numeric: Set[str]  # columns whose cells are numbers
     missing: Sequence[str]  # texts that mean that a value is missing
+    json: Set[str]  # columns of JSON, also the keys or values of a column's JSON objects
 
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows counted and bytes read so far; the last pair is that of the whole file."""
@@ -125,11 +127,14 @@ class Delimited:
             for block in blocks:
                 if not columns:
                     columns, block = self._header(path, block)
-                absent = sorted(used - set(columns))
+                within = _in_objects(columns, used, self.json)
+                absent = sorted(used - {*columns, *within})
                 if absent:
+                    holding = parts_of_objects(columns).get(absent[0])
+                    remedy = f"`separator: json` if {holding} holds JSON objects, " * bool(holding)
                     raise DataError(
                         f"{path}: no column {absent[0]!r}; its header line has "
-                        f"{cut(', '.join(columns))}; correct the schema: {_REMEDY}"
+                        f"{cut(', '.join(columns))}; correct the schema: {remedy}{_REMEDY}"
                     )
                 first = block.first_line - held.count(b"\n")
                 records, held = self._records(path, columns, held + block.data, first, True)
@@ -236,6 +241,8 @@ class Delimited:
                     continue
                 # The parser silently fills short lines with nulls.
                 if len(frame) == count and self._columns_agree(records):
+                    within = _in_objects(columns, used, self.json)
+                    frame = frame.with_columns(part_of_objects(c, n) for n, c in within.items())
                     # It returns many small chunks, which would slow all later steps.
                     return frame.select(sorted(used)).rechunk()
         return None
@@ -325,6 +332,12 @@ class Delimited:
         return next(csv.reader([line], delimiter=self.separator, quotechar=self.quote), [""])
 
 
+def _in_objects(columns: Iterable[str], used: Set[str], json: Set[str]) -> dict[str, str]:
+    """The column of each used name that means the keys or values of its JSON objects."""
+    every = parts_of_objects(columns)
+    return {name: every[name] for name in sorted((used & json) - set(columns)) if name in every}
+
+
 _BATCH_ROWS = 1 << 18
 
 
@@ -337,6 +350,7 @@ class Parquet:
     """Reads Parquet files."""
 
     missing: Sequence[str]
+    json: Set[str]  # see `Delimited`
 
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows and bytes of a file."""
@@ -371,6 +385,7 @@ class Parquet:
             size = stores.length(path)
             total = max(file.metadata.num_rows, 1)
             own, within = file.schema_arrow.names, names_within(file.schema_arrow)
+            within = self._in_texts(file.schema_arrow, used) | within
             if absent := sorted(used - {*own, *within}):
                 names = cut(", ".join([*own, *within]))
                 raise DataError(
@@ -387,7 +402,12 @@ class Parquet:
         """Rows of a piece, with the columns as they are stored."""
         path, batch, first, position = piece
         numbers = np.arange(first, first + len(batch))
-        frame = unnested(pl.from_arrow(batch), sorted(used))
+        frame = pl.from_arrow(batch)
+        in_texts = self._in_texts(batch.schema, used)
+        frame = frame.with_columns(
+            part_of_objects(column, name) for name, column in in_texts.items()
+        )
+        frame = unnested(frame, sorted(used))
         named = pl.Categorical, pl.Enum
         lists = [n for n, t in frame.schema.items() if isinstance(t, pl.List) and t.inner in named]
         frame = frame.with_columns(
@@ -395,6 +415,13 @@ class Parquet:
         )
         frame, marks = without_marks(frame, self.missing)
         return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
+
+    def _in_texts(self, schema: pyarrow.Schema, used: Set[str]) -> dict[str, str]:
+        of = pyarrow.types
+        texts = [
+            one.name for one in schema if of.is_string(one.type) or of.is_large_string(one.type)
+        ]
+        return _in_objects(texts, used - set(schema.names), self.json)
 
 
 def _groups(file: pyarrow.parquet.ParquetFile, stretch: Stretch) -> range:

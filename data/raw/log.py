@@ -321,13 +321,14 @@ def scoring_log(
 
 
 def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
+    json = schema.json_columns()
     if schema.format == "parquet" or (schema.format == "auto" and is_parquet(file)):
-        return Parquet(schema.missing)
+        return Parquet(schema.missing, json)
     separator = schema.separator
     if separator == "auto":
         separator = "\t" if suffix_of(file) in (".tsv", ".txt", ".tab") else ","
     numeric = schema.numeric_columns() - {split_column}
-    return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing)
+    return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing, json)
 
 
 def _size(file: Path) -> int:

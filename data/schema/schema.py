@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from stampede.data.formulas import JSON, parts_of_objects
 from stampede.data.options import PreparationOptions
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences, yaml_value
 
@@ -371,7 +372,8 @@ class Schema(Section):
                 f"ids.{timed[0]}: encode: {self.ids[timed[0]].encode} needs the section `time`"
             )
         self._check_queries()
-        absent = sorted(self.used_columns() - set(self.columns)) if self.columns else []
+        known = {*self.columns, *parts_of_objects(self.columns)}
+        absent = sorted(self.used_columns() - known) if self.columns else []
         if absent:
             raise ValueError(
                 f"column {absent[0]!r} is used but not in columns: {', '.join(self.columns)}"
@@ -405,6 +407,14 @@ class Schema(Section):
         texts |= self._labels_of_texts()
         numbers |= {label.column for label in self.label.values()} | {self.weight}
         return numbers - texts - lists - {None, self.time and self.time.column}
+
+    def json_columns(self) -> set[str]:
+        """Columns with several ids a cell as JSON, and those of their weights."""
+        columns, found = self.sources(), set()
+        for name, field in self.ids.items():
+            if field.separator == JSON:
+                found |= {columns[name], field.weights}
+        return found - {None}
 
     def id_columns(self) -> set[str]:
         """Columns of the file that are read as ids, or as a label of certain values."""

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow
 
 from stampede.data import DataError
-from stampede.data.formulas import text_of
+from stampede.data.formulas import parts_of_objects, text_of
 from stampede.data.raw.nested import values_within
 
 Frame = pd.DataFrame | pl.DataFrame | pyarrow.Table
@@ -37,7 +37,8 @@ def columns_of(frame: Frame, used: Set[str]) -> pl.DataFrame:
     if twice is not None:
         raise DataError(f"the frame: has the column {twice!r} twice; rename or drop one of them")
     found = pl.DataFrame([_column(name, frame[name]) for name in wanted])
-    within = values_within(found.schema).keys()
+    texts = [column.name for column in found if column.dtype == pl.String]
+    within = values_within(found.schema).keys() | parts_of_objects(texts).keys()
     telling = {start for name in within for start in _starts(name)} | used
     # A column without any value does not tell what is within it: that is missing.
     absent = [n for n in sorted(used - {*names} - within) if not {*_starts(n)}.isdisjoint(wanted)]

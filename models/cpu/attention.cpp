@@ -2,6 +2,7 @@
 // one pass where torch takes several. All tensors are float32, but for lengths, int64.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -14,7 +15,8 @@ namespace {
 
 using at::Tensor;
 
-// Calls for each sample with its number and those of its first id and the one after its last.
+// Calls for each sample with its number and those of its first id and the one after its last; one
+// thread takes all samples of a block of ROWS.
 template <typename Do>
 void each_sample(const Tensor& lengths, int64_t ids, const Do& task) {
   const int64_t samples = lengths.size(0);
@@ -22,55 +24,195 @@ void each_sample(const Tensor& lengths, int64_t ids, const Do& task) {
   std::vector<int64_t> starts(samples + 1, 0);
   std::partial_sum(length, length + samples, starts.begin() + 1);
   TORCH_CHECK(starts[samples] == ids, "lengths must add up to the number of ids");
-  at::parallel_for(0, samples, 16, [&](int64_t first, int64_t stop) {
+  each_block(samples, [&](int64_t, int64_t first, int64_t stop) {
     for (int64_t n = first; n < stop; ++n) task(n, starts[n], starts[n + 1]);
   });
 }
 
-// `[q, k, q * k]` of each id's key k, the first columns of its row, and its sample's query q.
-Tensor unit_inputs(const Tensor& query, const Tensor& rows, const Tensor& lengths) {
-  const int64_t ids = rows.size(0), width = rows.size(1), dim = query.size(1);
-  const float *queries = query.const_data_ptr<float>(), *keys = rows.const_data_ptr<float>();
-  Tensor inputs = at::empty({ids, 3 * dim}, at::kFloat);
-  float* out = inputs.data_ptr<float>();
-  each_sample(lengths, ids, [&](int64_t n, int64_t begin, int64_t end) {
-    const float* q = queries + n * dim;
-    for (int64_t id = begin; id < end; ++id) {
-      const float* k = keys + id * width;
-      float* __restrict x = out + id * 3 * dim;
-      for (int64_t c = 0; c < dim; ++c) {
-        x[c] = q[c];
-        x[dim + c] = k[c];
-        x[2 * dim + c] = q[c] * k[c];
-      }
+// Adds `a @ b` to c: a `[ROWS, depth]` has steps between rows and columns, those of b and c are next
+// to each other, and a multiple of LANES.
+template <int COUNT>
+void add_rows_of_product(const float* a, int64_t row, int64_t column, int64_t depth, const float* b,
+                         int64_t columns, float* c) {
+  const Part whole(LANES);
+  for (int64_t j = 0; j < columns; j += LANES) {
+    Lanes sums[COUNT];
+#pragma GCC unroll 6
+    for (int r = 0; r < COUNT; ++r) sums[r] = whole.load(c + r * columns + j);
+    for (int64_t d = 0; d < depth; ++d) {
+      const Lanes factor = whole.load(b + d * columns + j);
+#pragma GCC unroll 6
+      for (int r = 0; r < COUNT; ++r)
+        sums[r] = sums[r].plus_product(Lanes(a[r * row + d * column]), factor);
     }
-  });
-  return inputs;
+#pragma GCC unroll 6
+    for (int r = 0; r < COUNT; ++r) whole.store(c + r * columns + j, sums[r]);
+  }
 }
 
-// The gradients of query and rows.
-std::tuple<Tensor, Tensor> unit_inputs_backward(const Tensor& grad, const Tensor& query,
-                                                const Tensor& rows, const Tensor& lengths) {
-  const int64_t ids = rows.size(0), width = rows.size(1), dim = query.size(1);
-  const float *queries = query.const_data_ptr<float>(), *keys = rows.const_data_ptr<float>(),
-              *grads = grad.const_data_ptr<float>();
-  Tensor of_query = at::empty_like(query), of_rows = at::empty_like(rows);
-  float *to_query = of_query.data_ptr<float>(), *to_rows = of_rows.data_ptr<float>();
-  each_sample(lengths, ids, [&](int64_t n, int64_t begin, int64_t end) {
-    const float* q = queries + n * dim;
-    float* __restrict of_q = to_query + n * dim;
-    std::fill_n(of_q, dim, 0.0f);
-    for (int64_t id = begin; id < end; ++id) {
-      const float *k = keys + id * width, *g = grads + id * 3 * dim;
-      float* __restrict of_k = to_rows + id * width;
-      for (int64_t c = 0; c < dim; ++c) {
-        of_q[c] += g[c] + g[2 * dim + c] * k[c];
-        of_k[c] = g[dim + c] + g[2 * dim + c] * q[c];
-      }
-      std::fill(of_k + dim, of_k + width, 0.0f);
+void add_product(const float* a, int64_t rows, int64_t row, int64_t column, int64_t depth,
+                 const float* b, int64_t columns, float* c) {
+  // As many sums as 16 registers hold.
+  int64_t r = 0;
+  for (; r + 6 <= rows; r += 6)
+    add_rows_of_product<6>(a + r * row, row, column, depth, b, columns, c + r * columns);
+  a += r * row, c += r * columns;
+  switch (rows - r) {
+    case 5: return add_rows_of_product<5>(a, row, column, depth, b, columns, c);
+    case 4: return add_rows_of_product<4>(a, row, column, depth, b, columns, c);
+    case 3: return add_rows_of_product<3>(a, row, column, depth, b, columns, c);
+    case 2: return add_rows_of_product<2>(a, row, column, depth, b, columns, c);
+    case 1: return add_rows_of_product<1>(a, row, column, depth, b, columns, c);
+  }
+}
+
+// The first layer of the unit gives `k @ of_key + (q * k) @ of_product` of each id, and what depends
+// on the query alone. A sample's ids have one query, so the sample has a matrix of its own,
+// `of_key + q * of_product`: a product of keys alone is left.
+struct FirstLayer {
+  const float *queries, *keys, *of_key, *of_product;
+  int64_t ids, width, dim, columns;
+  // Up to whole vectors.
+  int64_t wide_dim, wide_columns;
+
+  // Both matrices are `[columns, dim]`.
+  FirstLayer(const Tensor& query, const Tensor& rows, const Tensor& key, const Tensor& product)
+      : queries(query.const_data_ptr<float>()),
+        keys(rows.const_data_ptr<float>()),
+        of_key(key.const_data_ptr<float>()),
+        of_product(product.const_data_ptr<float>()),
+        ids(rows.size(0)),
+        width(rows.size(1)),
+        dim(key.size(1)),
+        columns(key.size(0)),
+        wide_dim((dim + LANES - 1) / LANES * LANES),
+        wide_columns((columns + LANES - 1) / LANES * LANES) {
+    TORCH_CHECK(query.size(1) == dim && product.sizes() == key.sizes() && width >= dim);
+  }
+  // `[dim, wide_columns]` with zeros at the end.
+  std::vector<float> transposed(const float* matrix) const {
+    std::vector<float> found(dim * wide_columns, 0.0f);
+    for (int64_t j = 0; j < columns; ++j)
+      for (int64_t c = 0; c < dim; ++c) found[c * wide_columns + j] = matrix[j * dim + c];
+    return found;
+  }
+  // `[columns, wide_dim]` with zeros at the end.
+  std::vector<float> padded(const float* matrix) const {
+    std::vector<float> found(columns * wide_dim, 0.0f);
+    for (int64_t j = 0; j < columns; ++j)
+      std::copy_n(matrix + j * dim, dim, found.data() + j * wide_dim);
+    return found;
+  }
+};
+
+// `to = a + factor * b`.
+inline void plus_product(const float* a, float factor, const float* b, int64_t count, float* to) {
+  const Part whole(LANES);
+  for (int64_t j = 0; j < count; j += LANES)
+    whole.store(to + j, whole.load(a + j).plus_product(Lanes(factor), whole.load(b + j)));
+}
+
+// Ids whose vectors are in cache together.
+constexpr int64_t IDS = 60;
+
+// The outputs `[ids, columns]` of the first layer; `of_sample` `[samples, columns]` is what depends
+// on the query alone.
+Tensor first_layer(const Tensor& of_sample, const Tensor& query, const Tensor& rows,
+                   const Tensor& of_key, const Tensor& of_product, const Tensor& lengths) {
+  const FirstLayer of(query, rows, of_key, of_product);
+  const int64_t columns = of.columns, wide = of.wide_columns;
+  const auto key = of.transposed(of.of_key), product = of.transposed(of.of_product);
+  const float* starts = of_sample.const_data_ptr<float>();
+  Tensor outputs = at::empty({of.ids, columns}, at::kFloat);
+  float* out = outputs.data_ptr<float>();
+  each_sample(lengths, of.ids, [&](int64_t n, int64_t begin, int64_t end) {
+    thread_local std::vector<float> matrix, found;
+    matrix.resize(of.dim * wide), found.resize(IDS * wide);
+    for (int64_t c = 0; c < of.dim; ++c)
+      plus_product(key.data() + c * wide, of.queries[n * of.dim + c], product.data() + c * wide, wide,
+                   matrix.data() + c * wide);
+    for (int64_t first = begin; first < end; first += IDS) {
+      const int64_t count = std::min(IDS, end - first);
+      float* to = wide == columns ? out + first * columns : found.data();
+      for (int64_t i = 0; i < count; ++i)
+        std::copy_n(starts + n * columns, columns, to + i * wide);
+      add_product(of.keys + first * of.width, count, of.width, 1, of.dim, matrix.data(), wide, to);
+      if (wide == columns) continue;
+      for (int64_t i = 0; i < count; ++i)
+        std::copy_n(to + i * wide, columns, out + (first + i) * columns);
     }
   });
-  return {of_query, of_rows};
+  return outputs;
+}
+
+// The gradients of `of_sample`, query, rows, `of_key` and `of_product`.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> first_layer_backward(
+    const Tensor& grad, const Tensor& query, const Tensor& rows, const Tensor& of_key,
+    const Tensor& of_product, const Tensor& lengths) {
+  const FirstLayer of(query, rows, of_key, of_product);
+  const int64_t columns = of.columns, wide = of.wide_columns, dim = of.dim, wide_dim = of.wide_dim;
+  const int64_t samples = lengths.size(0), size = dim * wide, blocks = (samples + ROWS - 1) / ROWS;
+  const auto key = of.padded(of.of_key), product = of.padded(of.of_product);
+  const auto product_of_dim = of.transposed(of.of_product);
+  const float* grads = grad.const_data_ptr<float>();
+  Tensor of_sample = at::empty({samples, columns}, at::kFloat);
+  Tensor of_query = at::empty_like(query), of_rows = at::empty_like(rows);
+  // Of both matrices, in each block of samples.
+  Tensor sums = at::zeros({blocks, 2, dim, wide}, at::kFloat);
+  float *to_sample = of_sample.data_ptr<float>(), *to_query = of_query.data_ptr<float>(),
+        *to_rows = of_rows.data_ptr<float>(), *to_sums = sums.data_ptr<float>();
+  each_sample(lengths, of.ids, [&](int64_t n, int64_t begin, int64_t end) {
+    thread_local std::vector<float> matrix, of_matrix, given, of_keys;
+    matrix.resize(columns * wide_dim), of_matrix.assign(size, 0.0f);
+    given.assign(IDS * wide, 0.0f), of_keys.resize(IDS * wide_dim);
+    const float* q = of.queries + n * dim;
+    float *total = to_sample + n * columns, *of_key_sum = to_sums + n / ROWS * 2 * size;
+    const Part whole(LANES);
+    for (int64_t j = 0; j < columns; ++j)
+      for (int64_t c = 0; c < wide_dim; c += LANES) {
+        const int64_t at = j * wide_dim + c;
+        const Lanes factor = whole.load(key.data() + at);
+        whole.store(matrix.data() + at, factor.plus_product(Part(dim - c).load(q + c),
+                                                            whole.load(product.data() + at)));
+      }
+    std::fill_n(total, columns, 0.0f);
+    for (int64_t first = begin; first < end; first += IDS) {
+      const int64_t count = std::min(IDS, end - first);
+      const float *k = of.keys + first * of.width, *g = grads + first * columns;
+      if (wide != columns) {
+        for (int64_t i = 0; i < count; ++i)
+          std::copy_n(g + i * columns, columns, given.data() + i * wide);
+        g = given.data();
+      }
+      for (int64_t j = 0; j < columns; j += LANES) {
+        const Part part(columns - j);
+        Lanes sum = part.load(total + j);
+        for (int64_t i = 0; i < count; ++i) sum = sum + whole.load(g + i * wide + j);
+        part.store(total + j, sum);
+      }
+      std::fill(of_keys.begin(), of_keys.end(), 0.0f);
+      add_product(g, count, wide, 1, columns, matrix.data(), wide_dim, of_keys.data());
+      for (int64_t i = 0; i < count; ++i) {
+        float* to = to_rows + (first + i) * of.width;
+        std::copy_n(of_keys.data() + i * wide_dim, dim, to);
+        std::fill(to + dim, to + of.width, 0.0f);
+      }
+      add_product(k, dim, 1, of.width, count, g, wide, of_matrix.data());
+    }
+    for (int64_t c = 0; c < dim; ++c) {
+      const float* mine = of_matrix.data() + c * wide;
+      Lanes sum;
+      for (int64_t j = 0; j < wide; j += LANES)
+        sum = sum.plus_product(whole.load(mine + j),
+                               whole.load(product_of_dim.data() + c * wide + j));
+      to_query[n * dim + c] = sum.added_up();
+      float* to = of_key_sum + c * wide;
+      plus_product(to, 1.0f, mine, wide, to);
+      plus_product(to + size, q[c], mine, wide, to + size);
+    }
+  });
+  const Tensor total = sums.sum(0).narrow(2, 0, columns).transpose(1, 2);
+  return {of_sample, of_query, of_rows, total[0].contiguous(), total[1].contiguous()};
 }
 
 // The sum of each sample's rows, each times its weight.
@@ -288,8 +430,8 @@ std::tuple<Tensor, Tensor> prelu_backward(const Tensor& grad, const Tensor& valu
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(stampede_dense, library) {
-  library.def("unit_inputs", &unit_inputs);
-  library.def("unit_inputs_backward", &unit_inputs_backward);
+  library.def("first_layer", &first_layer);
+  library.def("first_layer_backward", &first_layer_backward);
   library.def("weighted_sums", &weighted_sums);
   library.def("weighted_sums_backward", &weighted_sums_backward);
   library.def("dice", &dice);

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <numeric>
 
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#ifdef __AVX__
 #include <immintrin.h>
 #endif
 
@@ -82,6 +82,9 @@ struct Lanes {
   Lanes operator+(Lanes b) const { return Lanes(_mm512_add_ps(values, b.values)); }
   Lanes operator-(Lanes b) const { return Lanes(_mm512_sub_ps(values, b.values)); }
   Lanes operator*(Lanes b) const { return Lanes(_mm512_mul_ps(values, b.values)); }
+  Lanes plus_product(Lanes a, Lanes b) const {
+    return Lanes(_mm512_fmadd_ps(a.values, b.values, values));
+  }
   // 0 where the other is at most 0.
   Lanes where_above_0(Lanes b) const {
     const __mmask16 kept = _mm512_cmp_ps_mask(b.values, _mm512_setzero_ps(), _CMP_NLE_UQ);
@@ -119,23 +122,49 @@ struct Part {
   }
 };
 #else
+// Vectors of the processor's width, by an extension of GCC and Clang.
 struct Lanes {
-  float values[LANES] = {};
+#ifdef __AVX__
+  static constexpr int BYTES = 32;
+#else
+  static constexpr int BYTES = 16;
+#endif
+  static constexpr int64_t COUNT = LANES * sizeof(float) / BYTES;
+  typedef float Vector __attribute__((vector_size(BYTES)));
+  typedef Vector Anywhere __attribute__((aligned(4), may_alias));
+  Vector values[COUNT] = {};
   Lanes() = default;
-  explicit Lanes(float value) { std::fill_n(values, LANES, value); }
-  Lanes operator+(const Lanes& b) const { return each(b, [](float x, float y) { return x + y; }); }
-  Lanes operator-(const Lanes& b) const { return each(b, [](float x, float y) { return x - y; }); }
-  Lanes operator*(const Lanes& b) const { return each(b, [](float x, float y) { return x * y; }); }
+  explicit Lanes(float value) {
+    for (Vector& one : values) one = value - Vector{};
+  }
+  Lanes operator+(const Lanes& b) const { return each(b, [](auto x, auto y) { return x + y; }); }
+  Lanes operator-(const Lanes& b) const { return each(b, [](auto x, auto y) { return x - y; }); }
+  Lanes operator*(const Lanes& b) const { return each(b, [](auto x, auto y) { return x * y; }); }
+  // Rounded once, where the processor can.
+  Lanes plus_product(const Lanes& a, const Lanes& b) const {
+#if defined(__AVX__) && defined(__FMA__)
+    Lanes found;
+    for (int64_t k = 0; k < COUNT; ++k)
+      found.values[k] = _mm256_fmadd_ps(a.values[k], b.values[k], values[k]);
+    return found;
+#else
+    return *this + a * b;
+#endif
+  }
   template <typename Do>
   Lanes each(const Lanes& b, const Do& compute) const {
     Lanes found;
-    for (int64_t k = 0; k < LANES; ++k) found.values[k] = compute(values[k], b.values[k]);
+    for (int64_t k = 0; k < COUNT; ++k) found.values[k] = compute(values[k], b.values[k]);
     return found;
   }
   Lanes where_above_0(const Lanes& b) const {
-    return each(b, [](float x, float y) { return y <= 0.0f ? 0.0f : x; });
+    return each(b, [](auto x, auto y) { return y <= 0.0f ? Vector{} : x; });
   }
-  float added_up() const { return std::accumulate(values, values + LANES, 0.0f); }
+  float added_up() const {
+    float sum = 0.0f;
+    for (int64_t k = 0; k < LANES; ++k) sum += values[k * COUNT / LANES][k % (LANES / COUNT)];
+    return sum;
+  }
 };
 
 struct Part {
@@ -146,17 +175,51 @@ struct Part {
     part.first = std::max<int64_t>(part.stop - 1, 0);
     return part;
   }
+  // Known to a compiler, the number of lanes makes vectors of loops.
+  bool is_whole() const { return first == 0 && stop == LANES; }
   // 0 in the other lanes.
-  Lanes of(const Lanes& lanes) const { return load(lanes.values); }
-  template <typename Value>
-  Lanes load(const Value* from) const {
-    Lanes lanes;
-    for (int64_t k = first; k < stop; ++k) lanes.values[k] = as_float(from[k]);
-    return lanes;
+  Lanes of(const Lanes& lanes) const {
+    if (is_whole()) return lanes;
+    float all[LANES];
+    Part(LANES).store(all, lanes);
+    return load(all);
   }
-  template <typename Value>
-  void store(Value* to, const Lanes& lanes) const {
-    for (int64_t k = first; k < stop; ++k) rounded_to(to[k], lanes.values[k]);
+  Lanes load(const float* from) const {
+    Lanes lanes;
+    if (is_whole()) {
+      const Lanes::Anywhere* vectors = reinterpret_cast<const Lanes::Anywhere*>(from);
+      for (int64_t k = 0; k < Lanes::COUNT; ++k) lanes.values[k] = vectors[k];
+      return lanes;
+    }
+    float found[LANES] = {};
+    for (int64_t k = first; k < stop; ++k) found[k] = from[k];
+    return Part(LANES).load(found);
+  }
+  Lanes load(const uint16_t* from) const {
+    float found[LANES] = {};
+    if (is_whole())
+      for (int64_t k = 0; k < LANES; ++k) found[k] = as_float(from[k]);
+    else
+      for (int64_t k = first; k < stop; ++k) found[k] = as_float(from[k]);
+    return Part(LANES).load(found);
+  }
+  void store(float* to, const Lanes& lanes) const {
+    if (is_whole()) {
+      Lanes::Anywhere* vectors = reinterpret_cast<Lanes::Anywhere*>(to);
+      for (int64_t k = 0; k < Lanes::COUNT; ++k) vectors[k] = lanes.values[k];
+      return;
+    }
+    float all[LANES];
+    Part(LANES).store(all, lanes);
+    for (int64_t k = first; k < stop; ++k) to[k] = all[k];
+  }
+  void store(uint16_t* to, const Lanes& lanes) const {
+    float all[LANES];
+    Part(LANES).store(all, lanes);
+    if (is_whole())
+      for (int64_t k = 0; k < LANES; ++k) rounded_to(to[k], all[k]);
+    else
+      for (int64_t k = first; k < stop; ++k) rounded_to(to[k], all[k]);
   }
 };
 #endif

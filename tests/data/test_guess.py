@@ -175,3 +175,14 @@ def test_structs_and_maps(tmp_path):
         "scores_key": {"column": "scores.key", "separator": "|"},
     }
     assert "orders.price (lists of fractions; `weights` of ids?)" in " ".join(found.reason)
+
+
+def test_objects_in_texts(tmp_path):
+    lines = [
+        f'{int(row % 4 == 0)};i{row % 7};{{"t{row % 5}": 1.5, "t{row % 3}": 2}}'
+        for row in range(40)
+    ]
+    (tmp_path / "log.csv").write_text("\n".join(["clicked;item;scores", *lines]) + "\n")
+    found = guess([tmp_path / "log.csv"])
+    assert found.schema["ids"]["scores_key"] == {"column": "scores.key", "separator": "json"}
+    assert "scores.value" in " ".join(found.reason)

@@ -1,5 +1,7 @@
 """Structs, lists of structs and maps of Parquet files, named `COLUMN.NAME` in the schema."""
 
+import json
+
 import pandas as pd
 import polars as pl
 import pyarrow
@@ -9,7 +11,7 @@ import pytest
 from stampede.data import DataError
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
-from stampede.data.schema.schema import Schema
+from stampede.data.schema.schema import Schema, column_of_weights
 from stampede.engine.inference.frames import columns_of
 
 # The same log with columns of their own.
@@ -190,3 +192,49 @@ def test_maps_of_pandas_frames(tmp_path):
     read = chunk(schema, tmp_path / "frame.parquet")
     expected = chunk(schema, tmp_path / "nested.parquet")
     assert read.to_dict(as_series=False) == expected.to_dict(as_series=False)
+
+
+OF_OBJECTS = {
+    "tags": {"column": "scores.key", "weights": "scores.value", "separator": "json"},
+    "levels": {"column": "scores.value", "separator": "json"},
+}
+OBJECTS = [
+    '{"a": 0.5, "b, \\"c\\": {": -2e1}', " { } ", None, '{"\\u00e9":1}', '{"a\\\\": 3 , "a": 0}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "frame"])
+def test_objects_in_texts(tmp_path, form):
+    schema = Schema.model_validate({"label": "clicked", "ids": OF_OBJECTS})
+    frame = pl.DataFrame({"clicked": [1, 0, 0, 1, 0], "scores": OBJECTS})
+    path = tmp_path / ("log.csv" if form == "csv" else "log.parquet")
+    if form == "frame":
+        frame = columns_of(frame, {"clicked", "scores.key", "scores.value"})
+    frame.write_csv(path) if form == "csv" else frame.write_parquet(path)
+    found = chunk(schema, path)
+    cells = [None if cell is None else json.loads(cell) for cell in OBJECTS]
+    assert found["tags"].to_list() == [None if cell is None else [*cell] for cell in cells]
+    weights = [None if cell is None else [*cell.values()] for cell in cells]
+    assert found[column_of_weights("tags")].to_list() == weights
+    texts = [["0.5", "-20"], [], None, ["1"], ["3", "0"]]
+    assert found["levels"].to_list() == texts
+
+
+@pytest.mark.parametrize(
+    "ids, cell, said",
+    [
+        (OF_OBJECTS, '{"a": }', r"line 3, column scores.key: found .*; write a JSON object of "),
+        (OF_OBJECTS, '{"a": [1]}', r"column scores.key: found .*such as \{\"a\": 0.5, \"b\": 2\}"),
+        (OF_OBJECTS, '{"a": "x"}', r"column scores.value: found .*write finite numbers"),
+        (
+            {"tags": {"column": "scores.key", "separator": ","}}, '{"a": 1}',
+            r"no column 'scores.key'; .* `separator: json` if scores holds JSON objects",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_object_is_refused(tmp_path, ids, cell, said):
+    frame = pl.DataFrame({"clicked": [1, 0], "scores": ['{"a": 1}', cell]})
+    frame.write_csv(tmp_path / "log.csv")
+    schema = Schema.model_validate({"label": "clicked", "ids": ids})
+    with pytest.raises(DataError, match=said):
+        chunk(schema, tmp_path / "log.csv")

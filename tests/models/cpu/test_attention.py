@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from stampede.models import cpu
 from stampede.models.activations import Dice, PReLU
 from stampede.models.batch_norm import use_global_batches
 from stampede.models.histories import Jagged, TargetAttention
@@ -90,3 +91,22 @@ def test_gradients_cannot_be_differentiated_again():
     found = unit(torch.randn(2, DIM), Jagged(rows, torch.tensor([1, 2])))
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         torch.autograd.grad(found.sum(), rows, create_graph=True)
+
+
+def test_the_first_layer_gives_the_same_bits_on_any_number_of_threads():
+    torch.manual_seed(4)
+    assert cpu.available()
+    lengths = torch.tensor(LENGTHS["some"] * 60)
+    query, rows = torch.randn(len(lengths), DIM), torch.randn(int(lengths.sum()), WIDTH)
+    weights = torch.randn(64, DIM), torch.randn(64, DIM)
+    of_sample, grad = torch.randn(len(lengths), 64), torch.randn(len(rows), 64)
+    found, threads = [], torch.get_num_threads()
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        operators = torch.ops.stampede_dense
+        output = operators.first_layer(of_sample, query, rows, *weights, lengths)
+        given = (grad, query, rows, *weights, lengths)
+        found.append([output, *operators.first_layer_backward(*given)])
+    torch.set_num_threads(threads)
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
