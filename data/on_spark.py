@@ -30,7 +30,6 @@ from stampede.data.learning.learner import Learner, Measured
 from stampede.data.learning.unknown_shares import UnknownIds
 from stampede.data.learning.vocabulary import COUNT, VALUE
 from stampede.data.options import PreparationOptions
-from stampede.data.prepare import MakeEngine
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS, PartName, ShardEntry
 from stampede.data.prepared.writer import PartWriter, RowsOfParts, Written, write_rows
 from stampede.data.progress import RowProgress
@@ -105,7 +104,9 @@ def session(master: str) -> SparkSession:
 
 
 @contextmanager
-def engine_of(master: str | None) -> Iterator[MakeEngine | None]:
+def engine_of(
+    master: str | None,
+) -> Iterator[Callable[[Source, PreparationOptions, Path], OnSpark] | None]:
     """What prepares on Spark's master; None for this process. Raises as `session`."""
     if master is None:
         yield None
