@@ -50,40 +50,45 @@ def from_store(options: argparse.Namespace, report: Report) -> str:
         megabytes = sum(one.stat().st_size for one in clicks.rglob("*") if one.is_file()) / 1e6
         report.add(rows=rows, megabytes={"prepared": megabytes, "log": log.stat().st_size / 1e6})
         with between(seconds=LATENCY, bytes_per_second=RATE):
+            url, memory = f"{BUCKET}/prepared", megabytes / 1e3 / 4
             places = {
-                "a disk": (clicks, log),
-                "the store": (f"{BUCKET}/prepared", f"{BUCKET}/log.tsv"),
+                "a disk": (clicks, log, f"data.memory_gb={memory}"),
+                # The same batches; the first time, before anything was copied.
+                "the store, row by row": (url, None, f"data.cache_gb={2 * memory}"),
+                "the store, copied": (url, f"{BUCKET}/log.tsv", f"data.memory_gb={memory}"),
             }
-            for name, (prepared, text) in places.items():
+            for name, place in places.items():
                 print(name, file=sys.stderr, flush=True)
-                report.add(**{name: measured(folder, prepared, text)})
+                report.add(**{name: measured(folder, *place)})
     found = {name: report.found[name] for name in places}
-    heads = ["from", "fetching", "training", "of that in steps", "samples/s", "preparation"]
+    measures = "fetching", "training", "in_steps", "preparation"
+    heads = ["from", "samples/s", *measures]
     table = [
-        [name, *(f"{one[what]:.1f} s" for what in ("fetching", "training", "in_steps")),
-         f"{one['rate']:,.0f}", f"{one['preparation']:.1f} s"]
+        [name, f"{one['rate']:,.0f}", *(f"{one[n]:.1f} s" if n in one else "" for n in measures)]
         for name, one in found.items()
-    ]  # fmt: skip
+    ]
     return markdown(heads, table)
 
 
-def measured(folder: Path, prepared: Path | str, log: Path | str) -> dict:
+def measured(folder: Path, prepared: Path | str, log: Path | str | None, memory: str) -> dict:
     """Seconds of fetching prepared data, of training on them, and of preparing a log."""
-    fetched = run_program(["-c", _FETCH, prepared]).said.split()[-1]
-    job = [*_JOB, "data.kind=prepared", f"data.path={prepared}"]
+    found = {}
+    if log is not None:
+        found["fetching"] = float(run_program(["-c", _FETCH, prepared]).said.split()[-1])
+    job = [*_JOB, "data.kind=prepared", f"data.path={prepared}", memory]
     begun = time.perf_counter()
     summary = launch(ROOT / "benchmarks/deepfm.yaml", "fp32", job, folder / "runs")
-    seconds, out = time.perf_counter() - begun, folder / "made"
-    command = ["-c", _COMMAND, "prepare", "criteo_kaggle", log, "--out", out]
-    preparation = run_program(command).seconds
-    shutil.rmtree(out)
-    return {
-        "fetching": float(fetched),
-        "training": seconds,
+    found |= {
+        "training": time.perf_counter() - begun,
         "in_steps": summary["train_seconds"],
         "rate": summary["samples_per_second"],
-        "preparation": preparation,
     }
+    if log is not None:
+        out = folder / "made"
+        command = ["-c", _COMMAND, "prepare", "criteo_kaggle", log, "--out", out]
+        found["preparation"] = run_program(command).seconds
+        shutil.rmtree(out)
+    return found
 
 
 if __name__ == "__main__":

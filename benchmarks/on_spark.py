@@ -2,12 +2,14 @@
 
 python benchmarks/on_spark.py
 
-Each is a process of its own, from start to end. A log of Criteo's kind lies in eight files.
+Each is a process of its own, from start to end. A log of Criteo's kind lies in eight files, or in
+as many as `--files` says. Where others use the machine, compare the processor's seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -18,18 +20,18 @@ from machine import OtherProcesses
 from report import Report, command_line, markdown
 
 _COMMAND = "import sys; from stampede.engine.cli import stampede; sys.exit(stampede())"
-_FILES = 8
+_MEASURED = "seconds", "processor_seconds"
 _ENGINES = {"one process": [], "spark local[2]": ["--spark", "local[2]"]}
 
 
 def on_spark(options: argparse.Namespace, report: Report) -> str:
-    """Seconds of both at each number of rows, taking turns."""
+    """Seconds of both at each number of rows, and those of the processor, taking turns."""
     found, others = {}, OtherProcesses()
     before = others.seconds()
     for rows in [20_000] if options.quick else options.rows:
         with tempfile.TemporaryDirectory() as folder:
             logs = Path(folder) / "logs"
-            sizes = ["--files", str(_FILES), "--rows", str(rows // _FILES)]
+            sizes = ["--files", str(options.files), "--rows", str(rows // options.files)]
             run_program(["-c", _COMMAND, "synthetic", logs, *sizes])
             taken = {name: [] for name in _ENGINES}
             for _ in range(options.repeats):
@@ -38,12 +40,18 @@ def on_spark(options: argparse.Namespace, report: Report) -> str:
                     out = Path(folder) / f"{len(taken[name])}-{len(given)}"
                     command = ["prepare", "criteo_kaggle", f"{logs}/*.tsv", "--out", out, *given]
                     done = run_program(["-c", _COMMAND, *command, "--set", "split=random"])
-                    taken[name].append(done.seconds)
-        found[rows] = {name: median(each) for name, each in taken.items()}
-        report.add(files=_FILES, prepared=found, other_processes=round(others.share(before), 3))
-    heads = ["rows", "prepared by", "seconds"]
+                    taken[name].append((done.seconds, done.processor_seconds))
+                    shutil.rmtree(out)
+        found[rows] = {
+            name: dict(zip(_MEASURED, map(median, zip(*each, strict=True)), strict=True))
+            for name, each in taken.items()
+        }
+        report.add(
+            files=options.files, prepared=found, other_processes=round(others.share(before), 3)
+        )
+    heads = ["rows", "prepared by", *_MEASURED]
     table = [
-        [f"{rows:,}", name, f"{seconds:.1f}"]
+        [f"{rows:,}", name, *(f"{one:.1f}" for one in seconds.values())]
         for rows, engines in found.items()
         for name, seconds in engines.items()
     ]
@@ -54,5 +62,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--rows", type=int, nargs="*", default=[500_000, 2_000_000])
+    add("--files", type=int, default=8)
     add("--repeats", type=int, default=1)
     command_line(on_spark, parser=parser)

@@ -139,7 +139,7 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
                 text = f"{value:.4f}" if key == "auc" else f"{value:.0f}"
                 axes.annotate(
                     text, (batch, value), (0, above), textcoords="offset points", ha="center",
-                    color=colour, fontsize=9,
+                    color=colour, fontsize=9, bbox={"fc": "white", "ec": "none", "pad": 0.5},
                 )  # fmt: skip
         axes.set(xscale="log", xlabel="batch size", title=title)
         axes.set_xticks(batches, [f"{batch // 1024}K" for batch in batches], minor=False)

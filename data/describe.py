@@ -19,6 +19,7 @@ from typing import Any, get_args
 import numpy as np
 import polars as pl
 
+from stampede import stores
 from stampede.data.errors import DataError, exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess
@@ -79,23 +80,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `train` for `/data/train.tsv.gz`; for a glob, its letters and digits.
         name = Path(options.path[0]).resolve().name.split(".")[0]
         stem = "".join(c for c in name if c.isalnum() or c in "-_") or "data"
-        out = Path(options.out or f"{stem}-description")
+        place = options.out or f"{stem}-description"
         try:
             # All files are copied at the end, or none.
             with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as spool:
                 made = Path(folder)
-                text = _described(options, out, made, Path(spool))
+                text = _described(options, place.rstrip("/"), made, Path(spool))
                 written = sorted(file.name for file in made.iterdir())
-                shutil.copytree(made, out, copy_function=shutil.copyfile, dirs_exist_ok=True)
-                if BAD_ROWS not in written:
-                    (out / BAD_ROWS).unlink(missing_ok=True)
+                with stores.outgoing(place, overwrite=True) as out:
+                    shutil.copytree(made, out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+                    if BAD_ROWS not in written:
+                        (out / BAD_ROWS).unlink(missing_ok=True)
         except OSError as failure:
             raise DataError(
-                f"{failure.filename or out}: {failure.strerror or failure}; choose another folder "
-                "with --out (temporary files are in TMPDIR)"
+                f"{failure.filename or place}: {failure.strerror or failure}; choose another "
+                "folder with --out (temporary files are in TMPDIR)"
             ) from None
         print(text)
-        print(f"wrote to {out}: {', '.join(written)}")
+        print(f"wrote to {place}: {', '.join(written)}")
 
     return exit_status(run)
 
@@ -106,7 +108,7 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
-def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) -> str:
+def _described(options: argparse.Namespace, out: str, made: Path, spool: Path) -> str:
     """Write all files of `out` to `made`; returns the text."""
     split = from_key_values(options.set, Split, "--set")
     if options.schema and options.kind not in (None, "table"):
@@ -121,7 +123,7 @@ def _described(options: argparse.Namespace, out: Path, made: Path, spool: Path) 
         guessed = guess(expand(options.path), options.label)
         kind, notes = guessed.kind, guessed.reason
         if guessed.schema is not None:
-            schema, given = str(made / SCHEMA), str(out / SCHEMA)
+            schema, given = str(made / SCHEMA), f"{out}/{SCHEMA}"
             Path(schema).write_text(guessed.schema_text(), encoding="utf-8")
             notes.append(f"the guessed schema is in {given}; correct it and use --schema")
         if guessed.split and not options.set:

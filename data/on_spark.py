@@ -1,5 +1,5 @@
 # pyright: basic
-"""Prepares a log on Spark: each task reads a file, and the code for its rows is the same as here.
+"""Prepares a log on Spark: each task reads a stretch of a file, with the code for rows of here.
 
 All processes must see the log's files and the prepared folder under the same paths. Tasks leave
 what they made in that folder; Spark adds up the counts of ids and moves no rows. Spark may run a
@@ -11,8 +11,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -27,9 +30,12 @@ from stampede.data.learning.learner import Learner, Measured
 from stampede.data.learning.unknown_shares import UnknownIds
 from stampede.data.learning.vocabulary import COUNT, VALUE
 from stampede.data.options import PreparationOptions
+from stampede.data.prepare import MakeEngine
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS, PartName, ShardEntry
 from stampede.data.prepared.writer import PartWriter, RowsOfParts, Written, write_rows
 from stampede.data.progress import RowProgress
+from stampede.data.raw.files import Stretch
+from stampede.data.raw.formats import WHOLE
 from stampede.data.raw.log import has_soft_labels
 from stampede.data.raw.rows import BadRows
 from stampede.data.raw.typed import Labels
@@ -44,13 +50,19 @@ T = TypeVar("T")
 
 _COUNTS, _PIECES = "counts", "pieces"
 
+# Blocks or batches of a task's stretch: 64 MB of text, or a million rows.
+_MOST_PIECES = 4
 
-class FileLearned(NamedTuple):
-    """What a task learned of a file."""
+# The number of a file, and a stretch of it.
+Place = tuple[int, Stretch]
+
+
+class PlaceLearned(NamedTuple):
+    """What a task learned of its stretch."""
 
     counts: list[list[Path]]  # files of `value` and `count`, by name of `ValueCounts`
     rows: np.ndarray  # `[3]` int64, of each part
-    numbers: list[Measured]  # by piece of the file, in order
+    numbers: list[Measured]  # by piece, in order
     soft_labels: bool
     labels: list[Labels]
     bad_rows: BadRows
@@ -92,9 +104,26 @@ def session(master: str) -> SparkSession:
     return found
 
 
+@contextmanager
+def engine_of(master: str | None) -> Iterator[MakeEngine | None]:
+    """What prepares on Spark's master; None for this process. Raises as `session`."""
+    if master is None:
+        yield None
+        return
+    before = sys.modules.get("pyspark.sql")
+    is_ours = before is None or before.SparkSession.getActiveSession() is None
+    found = session(master)
+    try:
+        yield partial(OnSpark, found)
+    finally:
+        # Its workers and memory are needed for other things.
+        if is_ours:
+            found.stop()
+
+
 @dataclass
 class OnSpark:
-    """An `Engine` whose rows are read by Spark's tasks, one for each file.
+    """An `Engine` whose rows are read by Spark's tasks, one for each stretch of a file.
 
     Args:
         session: Spark's.
@@ -105,25 +134,50 @@ class OnSpark:
     source: Source
     options: PreparationOptions
     folder: Path
-    _counts: list[int] | None = None
-    # By file, rows of each part.
+    _counts: dict[int, int] = field(default_factory=dict)
+    # By task, rows of each part.
     _rows: np.ndarray = field(default_factory=lambda: np.zeros((0, len(PARTS)), np.int64))
+
+    def __post_init__(self) -> None:
+        # Tasks may have another working folder.
+        self.folder = self.folder.absolute()
 
     def counts(self) -> list[int]:
         """Rows of each file."""
-        if self._counts is None:
-            self._counts = self._each(len(self.source.log.files), _Count(self.source))
-        return self._counts
+        _ = self.tasks
+        others = [file for file in range(len(self.source.log.files)) if file not in self._counts]
+        counted = self._each(len(others), _Count(self.source, others))
+        self._counts |= zip(others, counted, strict=True)
+        return [self._counts[file] for file in sorted(self._counts)]
+
+    @cached_property
+    def tasks(self) -> list[Place]:
+        """What each task reads, in order; counts the rows of files that are divided."""
+        files = self._each(len(self.source.log.files), _Divide(self.source, _MOST_PIECES))
+        places = [(n, one) for n, of in enumerate(files) if len(of) > 1 for one in of]
+        found = self._each(len(places), _Survey(self.source, places))
+        before, tasks = Counter(), []
+        for (file, stretch), (rows, _) in zip(places, found, strict=True):
+            tasks.append((file, stretch._replace(rows=before[file])))
+            before[file] += rows
+        whole = {
+            file
+            for (file, _), (_, is_separate) in zip(places, found, strict=True)
+            if not is_separate
+        }
+        whole |= set(range(len(files))) - before.keys()
+        self._counts = {file: rows for file, rows in before.items() if file not in whole}
+        tasks = [one for one in tasks if one[0] not in whole] + [(file, WHOLE) for file in whole]
+        return sorted(tasks, key=lambda one: (one[0], one[1].rows))
 
     def learn(self, learner: Learner, assignment: Assignment, bad_rows: BadRows) -> None:
         """Pass 1."""
-        files = self.source.log.files
-        task = _Learn(self.source, self.options, self.folder, assignment)
-        labels, found = self.source.log.labels(), self._each(len(files), task)
-        for file, one in zip(files, found, strict=True):
+        task = _Learn(self.source, self.options, self.folder, assignment, self.tasks)
+        labels, found = self.source.log.labels(), self._each(len(self.tasks), task)
+        for (file, _), one in zip(self.tasks, found, strict=True):
             bad_rows.add(one.bad_rows)
-            for all_files, of_file in zip(labels, one.labels, strict=True):
-                all_files.add(of_file, file)
+            for all_files, of_place in zip(labels, one.labels, strict=True):
+                all_files.add(of_place, self.source.log.files[file])
             learner.soft_labels |= one.soft_labels
             for measured in one.numbers:
                 learner.merge(measured)
@@ -138,19 +192,20 @@ class OnSpark:
     ) -> Written:
         """Pass 2."""
         before = np.cumsum(self._rows, 0) - self._rows
-        task = _Write(self.source, self.options, self.folder, assignment, before, new)
+        given = self.source, self.options, self.folder, assignment, self.tasks
+        task = _Write(*given, before, new)
         unknown: dict[PartName, UnknownIds] = {one: UnknownIds(learned.fields) for one in PARTS}
         written = self._each(len(before), task)
-        for _, of_file in written:
-            for part, counts in zip(PARTS, of_file, strict=True):
+        for _, of_place in written:
+            for part, counts in zip(PARTS, of_place, strict=True):
                 unknown[part].counts += counts
         shards: list[tuple[Any, int]] = [
             (part, shard)
             for part, rows in zip(PARTS, self._rows.sum(0), strict=True)
             for shard in range(-(-int(rows) // self.options.shard_rows))
         ]
-        places = [place for place, _ in written]
-        join = _Join(self.folder, self.options.shard_rows, shards, places)
+        folders = [folder for folder, _ in written]
+        join = _Join(self.folder, self.options.shard_rows, shards, folders)
         joined = self._each(len(shards), join)
         parts: dict[Any, list[ShardEntry]] = {part: [] for part in PARTS}
         for (part, _), entry in zip(shards, joined, strict=True):
@@ -186,9 +241,28 @@ class _Told:
 @dataclass
 class _Count:
     source: Source
+    files: Sequence[int]
 
     def __call__(self, number: int) -> int:
-        return self.source.log.count(number)
+        return self.source.log.count(self.files[number])
+
+
+@dataclass
+class _Divide:
+    source: Source
+    most: int
+
+    def __call__(self, number: int) -> list[Stretch]:
+        return self.source.log.stretches(number, self.most)
+
+
+@dataclass
+class _Survey:
+    source: Source
+    places: Sequence[Place]
+
+    def __call__(self, number: int) -> tuple[int, bool]:
+        return self.source.log.survey(*self.places[number])
 
 
 @dataclass
@@ -197,8 +271,9 @@ class _Learn:
     options: PreparationOptions
     folder: Path
     assignment: Assignment
+    places: Sequence[Place]
 
-    def __call__(self, number: int) -> FileLearned:
+    def __call__(self, number: int) -> PlaceLearned:
         log = self.source.log
         place = _place_of_attempt(self.folder)
         budget = int(self.options.counts_gb * 1e9)
@@ -207,7 +282,7 @@ class _Learn:
         bad_rows = BadRows(self.options.on_bad_row, place / "bad_rows.jsonl", remedy)
         rows, numbers, labels = np.zeros(len(PARTS), np.int64), [], log.labels()
         soft_labels = False
-        for chunk in log.chunks(bad_rows, number, labels):
+        for chunk in log.chunks(bad_rows, self.places[number], labels):
             some = divided(chunk, log.schema, self.assignment)
             learner.counts.add(some.train, some.distinct_of_train)
             numbers.append(learner.measured(some.train))
@@ -220,7 +295,7 @@ class _Learn:
                 file = place / f"{at}-{part}.parquet"
                 table.with_columns(pl.col(COUNT).cast(pl.Int64)).write_parquet(file)
                 counts[at].append(file)
-        return FileLearned(counts, rows, numbers, soft_labels, labels, bad_rows)
+        return PlaceLearned(counts, rows, numbers, soft_labels, labels, bad_rows)
 
 
 class _AddedUp:
@@ -258,16 +333,17 @@ class _Write:
     options: PreparationOptions
     folder: Path
     assignment: Assignment
+    places: Sequence[Place]
     before: np.ndarray
     new: Mapping[str, np.ndarray] | None
 
     def __call__(self, number: int) -> tuple[Path, list[np.ndarray]]:
-        """Write a file's rows; where, and the counts of `UnknownIds` of each part."""
+        """Write a stretch's rows; where, and the counts of `UnknownIds` of each part."""
         log, place = self.source.log, _place_of_attempt(self.folder)
         learned = load(self.folder / LEARNED_FOLDER)
         rows = (
             RowsOfParts(chunk.frame, self.assignment.parts(chunk), chunk.position)
-            for chunk in log.chunks(BadRows(self.options.on_bad_row), number)
+            for chunk in log.chunks(BadRows(self.options.on_bad_row), self.places[number])
         )
         with RowProgress("writing", log.bytes) as progress:
             before = self.before[number].tolist()
@@ -280,7 +356,7 @@ class _Join:
     folder: Path
     shard_rows: int
     shards: Sequence[tuple[PartName, int]]
-    places: Sequence[Path]  # of the files' rows, in order
+    folders: Sequence[Path]  # of the stretches' rows, in order
 
     def __call__(self, number: int) -> ShardEntry:
         """Make a shard of the pieces that tasks wrote of it."""
@@ -288,7 +364,7 @@ class _Join:
         made = _place_of_attempt(self.folder)
         writer = PartWriter(made, part, self.shard_rows, shard * self.shard_rows)
         stem = f"{part}-{shard:05d}-"
-        for place in self.places:
+        for place in self.folders:
             files = {path.stem.removeprefix(stem): path for path in place.glob(f"{stem}*.npy")}
             if not files:
                 continue

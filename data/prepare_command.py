@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import get_args
 
 from stampede import stores
 from stampede.data.errors import DataError, exit_status
-from stampede.data.on_spark import OnSpark, session
+from stampede.data.on_spark import engine_of
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare
 from stampede.data.prepared.manifest import prepared_summary
@@ -74,8 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             growth=options,
             period_before=options.period_before,
         )
-        engine = None if given.spark is None else partial(OnSpark, session(given.spark))
-        with stores.outgoing(given.out, overwrite=False) as out:
+        with (
+            engine_of(given.spark) as engine,
+            stores.outgoing(given.out, overwrite=False) as out,
+        ):
             if not prepare(source, options, out.absolute(), engine):
                 raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
         print(prepared_summary(out))

@@ -14,6 +14,7 @@ import torch
 
 from stampede.data.order import BLOCK_ROWS, Order, Shuffle
 from stampede.data.prepared.reader import ShardedPart
+from stampede.data.prepared.streaming import StreamedPart
 from stampede.data.prepared.verify import damaged
 from stampede.data.samples import Dataset, Part
 
@@ -39,6 +40,8 @@ def part_bytes(part: Part) -> int:
 
 def choose_residence(wanted: str, dataset: Dataset, memory: float, device: torch.device) -> str:
     """Resolve `auto`; the data may take `memory` bytes. The batches do not depend on it."""
+    if any(isinstance(part, StreamedPart) for part in dataset.parts().values()):
+        return "disk"
     if wanted != "auto":
         return wanted
     size = sum(map(part_bytes, dataset.parts().values()))
@@ -90,6 +93,8 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
 class Readahead:
     """Reads the next window from disk while this one is used, and drops old windows from memory.
 
+    Of a `StreamedPart` it fetches the next window from the store, and drops old ones
+    from the disk once it needs the room.
     Call it before reading each batch. The window before this one stays in memory, as another rank
     of this machine may be a few batches behind.
     """
@@ -115,6 +120,9 @@ class Readahead:
                         array.base.madvise(mmap.MADV_DONTNEED)
                 forgotten = order.window_ranges(*self._used.pop(0))
                 self._advise(forgotten, os.POSIX_FADV_DONTNEED)
+                if isinstance(self._part, StreamedPart):
+                    kept = [order.window_ranges(*one) for one in [*self._used, (epoch, number)]]
+                    self._part.drop(forgotten, np.concatenate(kept))
             self._used.append((epoch, number))
             # Request the rest; in the first window that is everything.
             self._advise(order.window_ranges(epoch, number), os.POSIX_FADV_WILLNEED)
@@ -128,6 +136,8 @@ class Readahead:
         self._asked = max(self._asked, wanted)
 
     def _advise(self, ranges: np.ndarray, advice: int) -> None:
+        if isinstance(self._part, StreamedPart) and advice == os.POSIX_FADV_WILLNEED:
+            self._part.fetch_ahead(ranges)
         for first, last in ranges.tolist():
             for shard, start, stop in self._part.shards_between(first, last):
                 for name, array in shard.maps.items():

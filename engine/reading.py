@@ -9,15 +9,23 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
 from stampede import stores
 from stampede.data import DataError, Dataset, GlobalBatches, Order, Part
 from stampede.data.learning.row_meanings import vocabulary_fingerprint
+from stampede.data.on_spark import engine_of
 from stampede.data.prepare import prepare
-from stampede.data.prepared.manifest import FORMAT, MANIFEST
+from stampede.data.prepared.manifest import FORMAT, MANIFEST, read_manifest
 from stampede.data.prepared.reader import ShardedPart, open_prepared
+from stampede.data.prepared.streaming import (
+    StreamedPart,
+    is_streamed,
+    make_files,
+    open_streamed,
+)
 from stampede.data.prepared.verify import check_unchanged
 from stampede.data.residence import Readahead, choose_residence, make_order, place
 from stampede.data.sources import Source, fingerprint, open_source
@@ -31,14 +39,14 @@ from stampede.engine.config.data import (
 )
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes
-from stampede.files import sha256
+from stampede.files import remove, sha256
 from stampede.settings import SettingsError
 
 # Batches read ahead, in page-locked memory for a GPU.
 _AHEAD = 2
 
 # Keys that decide the order of training rows and that a resumed run may change.
-_ORDERING = ("shuffle", "memory_gb")
+_ORDERING = ("shuffle", "memory_gb", "cache_gb")
 
 # Rows whose weights are checked at a time.
 _PIECE = 1 << 20
@@ -88,16 +96,16 @@ class Reader:
 
     def state_dict(self, batches: GlobalBatches) -> dict[str, Any]:
         """State of the training batches, and the settings that decide their order."""
-        settings = {key: getattr(self._section, key) for key in _ORDERING}
+        settings = {key: getattr(self._section, key, None) for key in _ORDERING}
         return {**batches.state_dict(), "settings": settings}
 
     def load_state_dict(self, batches: GlobalBatches, state: Mapping[str, Any]) -> None:
         """Continue the training batches from a state."""
         settings, order = state.get("settings"), state.get("order")
         if settings and order and Order(**order).deciding() != self._order.deciding():
-            now = {key: getattr(self._section, key) for key in settings}
+            now = {key: getattr(self._section, key, None) for key in settings}
             here, before = (
-                " ".join(f"data.{key}={value}" for key, value in of.items())
+                " ".join(f"data.{key}={value}" for key, value in of.items() if value is not None)
                 for of in (now, settings)
             )
             raise RunFolderError(
@@ -107,7 +115,12 @@ class Reader:
         batches.load_state_dict(state)
 
     def _order_of(self, part: Part, shuffle: str) -> Order:
-        return make_order(part, shuffle, self._section.memory_gb * 1e9, self._config.run.seed)
+        memory = self._section.memory_gb
+        if isinstance(part, StreamedPart):
+            # Four windows are here, and at most three parts.
+            share = 4 if shuffle == "none" else 2
+            memory = min(memory, self._section.cache_gb / share)
+        return make_order(part, shuffle, memory * 1e9, self._config.run.seed)
 
     def _batches(self, part: Part, order: Order, batch_size: int) -> GlobalBatches:
         from_disk = self.residence == "disk" and isinstance(part, ShardedPart)
@@ -171,13 +184,13 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     else:
         _check_path(section)
         place = processes.on_main(lambda: _prepared(config))
-        processes.on_each_machine(lambda: stores.fetched(place))
+        processes.on_each_machine(lambda: _fetched(section, place))
         folder = stores.local(place)
         say = partial(print, file=sys.stderr, flush=True)
         _check_same_folder(folder, processes)
         processes.on_each_machine(lambda: check_unchanged(folder, say))
         hashed = processes.on_main(lambda: vocabulary_fingerprint(folder))
-        dataset = replace(open_prepared(folder), vocabulary_sha256=hashed)
+        dataset = replace(_opened(section, place, processes), vocabulary_sha256=hashed)
         dataset = _last_rows(dataset, section.train_rows)
     if dataset.train.rows == 0 or dataset.test.rows == 0:
         raise SettingsError(
@@ -192,6 +205,53 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
     multi = {name: name in dataset.multi for name in dataset.vocabulary_sizes}
     _check_groups(config.evaluate.group_by, multi)
     check_goals(config, dataset.goals)
+    return dataset
+
+
+def _fetched(section: RawSection | PreparedSection, place: str) -> Path:
+    """The prepared data of a folder or URL here, without the rows that are streamed."""
+    if getattr(section, "cache_gb", None) is not None:
+        folder = stores.fetched(place, without=is_streamed)
+        if _is_streamed(section, folder):
+            return folder
+    return stores.fetched(place)
+
+
+def _is_streamed(section: RawSection | PreparedSection, folder: Path) -> bool:
+    """Whether the rows of prepared data are fetched while they are read."""
+    most = getattr(section, "cache_gb", None)
+    if most is None:
+        return False
+    manifest = read_manifest(folder)
+    return most * 1e9 < sum(one.bytes for of in manifest.shards() for one in of.files.values())
+
+
+def _opened(section: RawSection | PreparedSection, place: str, processes: Processes) -> Dataset:
+    """The prepared data of a folder or URL, which `_fetched` has brought here."""
+    folder = stores.local(place)
+    if not _is_streamed(section, folder):
+        return open_prepared(folder)
+    manifest = read_manifest(folder)
+    for key, found, wanted in (
+        ("residence", section.residence, ("auto", "disk")),
+        ("shuffle", section.shuffle, ("auto", "block", "none")),
+    ):
+        if found not in wanted:
+            raise SettingsError(
+                f"data.{key}: found {found!r}, which needs all rows at once; write "
+                f"{' or '.join(wanted)}, or data.cache_gb=null to copy them before training"
+            )
+    if manifest.period:
+        raise SettingsError(
+            "data.cache_gb: delete it; a period is scored and trained on as a whole"
+        )
+    files = stores.scratch(f"{processes.on_main(lambda: uuid4().hex)}_{processes.host_number}")
+    processes.on_each_machine(lambda: make_files(files, manifest))
+    opening = partial(open_streamed, place.rstrip("/"), files, section.cache_gb * 1e9)
+    dataset = open_prepared(folder, opening)
+    # Once all have opened the files, they need no names: a killed run leaves nothing behind.
+    processes.on_each_machine(lambda: None)
+    processes.on_each_machine(lambda: remove(files))
     return dataset
 
 
@@ -237,12 +297,16 @@ def check_files(config: Config) -> None:
         _check_source(config, _source(config.data))
 
 
-def data_folder(config: Config) -> Path:
-    """The folder with the prepared data; prepares nothing."""
+def data_folder(config: Config, with_rows: bool = False) -> Path:
+    """The folder with the prepared data; prepares nothing.
+
+    Args:
+        with_rows: also those of `data.cache_gb`.
+    """
     section = config.data
     _check_path(section)
     if isinstance(section, PreparedSection):
-        return stores.fetched(section.path)
+        return stores.fetched(section.path) if with_rows else _fetched(section, section.path)
     *_, place = _log(config)
     if stores.is_url(place) and stores.exists(os.path.join(place, MANIFEST)):
         stores.fetched(place)
@@ -272,6 +336,10 @@ def first_time(section: RawSection, file: Path) -> int | None:
 def _check_path(section: RawSection | PreparedSection) -> None:
     if not section.path:
         raise SettingsError("data.path is not given; write data.path=FILE after the config file")
+    if getattr(section, "cache_gb", None) is not None and not stores.is_url(section.path):
+        raise SettingsError(
+            f"data.cache_gb: data.path={section.path} is on this machine already; delete the key"
+        )
 
 
 def _check_groups(group_by: str, multi: Mapping[str, bool]) -> None:
@@ -306,7 +374,8 @@ def _prepared(config: Config) -> str:
     # Preparing may take hours; mistakes in the configuration are reported first.
     _check_source(config, source)
     if not (stores.is_url(folder) and stores.exists(os.path.join(folder, MANIFEST))):
-        prepare(source, section, stores.local(folder))
+        with engine_of(section.spark) as engine:
+            prepare(source, section, stores.local(folder), engine)
         stores.published(folder)
     return folder
 

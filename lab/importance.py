@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from stampede import RunFolderError, exit_status, open_run
+from stampede import RunFolderError, exit_status, open_run, stores
 
 # Of a picture; the table has all.
 _MOST_BARS = 40
@@ -29,11 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed=given.seed,
         )
         print("\n".join(table(found)))
-        folder = Path(given.out or run.path / "importance")
+        folder = given.out or run.path / "importance"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            found.to_csv(folder / "importance.csv")
-            draw(found, folder / "importance.png")
+            with stores.outgoing(folder, overwrite=True) as out:
+                out.mkdir(parents=True, exist_ok=True)
+                found.to_csv(out / "importance.csv")
+                draw(found, out / "importance.png")
         except OSError as failure:
             raise RunFolderError(
                 f"{folder}: cannot be written ({failure.strerror or failure}); write another --out"

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from stampede import (
     configuration,
     exit_status,
     open_run,
+    stores,
     train,
 )
 from stampede.files import read_json, refuse_links, to_json, write_file
@@ -198,11 +200,19 @@ class Runner:
         folder: of the results.
         overrides: for all trials.
         retry_failed: whether to run trials again that failed.
+        recorded: called after each trial.
     """
 
     def __init__(
-        self, file: Path, sweep: Sweep, folder: Path, overrides: Sequence[str], retry_failed: bool
+        self,
+        file: Path,
+        sweep: Sweep,
+        folder: Path,
+        overrides: Sequence[str],
+        retry_failed: bool,
+        recorded: Callable[[], object] = lambda: None,
     ) -> None:
+        self._recorded = recorded
         self._config = file.parent / sweep.config
         self.sweep, self.folder = sweep, folder
         self._overrides = _parsed([*sweep.overrides, *overrides])
@@ -266,6 +276,7 @@ class Runner:
                 message = f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
             known = self._record[name] = {"config": digest, "message": message}
             write_file(self._record_file, to_json(self._record, indent=1) + "\n")
+            self._recorded()
         if known["message"]:
             return Trial(point, seed, message=known["message"])
         return Trial(point, seed, open_run(folder))
@@ -310,16 +321,24 @@ def load_sweep(path: Path, small: bool = False) -> Sweep:
 
 
 def run_sweep(
-    file: Path, overrides: Sequence[str], folder: Path, small: bool, retry_failed: bool
+    file: Path,
+    overrides: Sequence[str],
+    folder: Path,
+    small: bool,
+    retry_failed: bool,
+    recorded: Callable[[], object] = lambda: None,
 ) -> list[Path]:
     """Run what has not run yet, then write tables and pictures; returns the files.
+
+    Args:
+        recorded: called after each trial.
 
     Raises:
         TrainingStoppedError: every trial failed.
     """
     sweep = load_sweep(file, small)
     folder.mkdir(parents=True, exist_ok=True)
-    runner = Runner(file, sweep, folder, overrides, retry_failed)
+    runner = Runner(file, sweep, folder, overrides, retry_failed, recorded)
     points = [point for point in sweep.points() if point.title not in sweep.exclude]
     rows = {sweep.row(point) for point in points}
     count = len(points) + len(rows) * (len(sweep.seeds) - 1)
@@ -341,13 +360,20 @@ def run_sweep(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a user's mistake, 1 if all trials failed."""
     given = _parser().parse_intermixed_args(arguments)
-    folder = given.out or Path("runs") / (given.sweep.stem + "-small" * given.small)
+    out = given.out or f"runs/{given.sweep.stem}" + "-small" * given.small
 
     def sweep() -> None:
-        files = run_sweep(given.sweep, given.overrides, folder, given.small, given.retry_failed)
+        folder = stores.working(out) if stores.is_url(out) else stores.local(out)
+        if stores.is_url(out):
+            stores.taken_up(out, folder)
+        publish = partial(stores.published, out, folder)
+        files = run_sweep(
+            given.sweep, given.overrides, folder, given.small, given.retry_failed, publish
+        )
+        publish()
         print((folder / "results.md").read_text(encoding="utf-8"))
-        print(f"results: {', '.join(map(str, files))}")
-        print(f"curves of the trials: stampede report {folder}")
+        print(f"results: {', '.join(f'{out}/{file.name}' for file in files)}")
+        print(f"curves of the trials: stampede report {out}")
 
     return exit_status(sweep)
 
@@ -366,8 +392,8 @@ def _parser() -> argparse.ArgumentParser:
     changes = "changes the configuration of all trials, such as data.path=train.txt"
     add("overrides", nargs="*", default=[], metavar="section.key=value", help=changes)
     add("--small", action="store_true", help="run the file's small form")
-    out = "folder of the results; default runs/NAME, or runs/NAME-small"
-    add("--out", type=Path, metavar="FOLDER", help=out)
+    out = "folder or URL of the results; default runs/NAME, or runs/NAME-small"
+    add("--out", metavar="FOLDER", help=out)
     add("--retry-failed", action="store_true", help="run failed trials again")
     return parser
 

@@ -102,13 +102,13 @@ def content_id(info: dict[str, Any]) -> str:
     return str([info.get(name) for name in ("size", "ETag", "etag", "mtime", "modificationTime")])
 
 
-def opened(path: Any) -> BinaryIO:
-    """A file, to read."""
+def opened(path: Any, block_bytes: int = _BLOCK_BYTES) -> BinaryIO:
+    """A file, to read; from a store so many bytes at a time."""
     if not is_url(path):
         return path.open("rb")
     with asking(str(path)) as (fs, key):
-        file = fs.open(key, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
-        return io.BufferedReader(_Stream(str(path), file), 1 << 20)
+        file = fs.open(key, "rb", block_size=block_bytes, cache_type="readahead")
+        return io.BufferedReader(_Stream(str(path), file), min(block_bytes, 1 << 20))
 
 
 class _Stream(io.RawIOBase):

@@ -86,18 +86,25 @@ class SharedFolder:
                     return False
         return True
 
-    def download(self, keep: bool = False) -> None:
-        """Bring the local files up to date; `keep` those that the store does not have."""
+    def download(
+        self, keep: bool = False, without: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        """Bring the local files up to date.
+
+        Args:
+            keep: those that the store does not have.
+            without: whether a file is not copied, by its name.
+        """
         for last_try in (False, True):
             try:
-                self._download(self.there(), keep)
+                self._download(self.there(), keep, without)
                 return
             except StoreError as failure:
                 # A run has deleted an old checkpoint in the meantime.
                 if last_try or failure.errno != errno.ENOENT:
                     raise
 
-    def _download(self, found: dict[str, Any], keep: bool) -> None:
+    def _download(self, found: dict[str, Any], keep: bool, without: Callable[[str], bool]) -> None:
         there = {name: one for name, one in found.items() if not _is_unfinished(name, found)}
         files = self.files()
         # What somebody has deleted here must not be deleted there.
@@ -125,6 +132,9 @@ class SharedFolder:
             self.record[name] = {"id": content_id(there[name]), "here": _state(target)}
 
         wanted = {name: one["size"] for name, one in there.items() if is_old(name)}
+        for name in filter(without, list(wanted)):
+            remove(self._here / name)
+            del wanted[name]
         self._each(get, wanted, "fetching")
 
     def upload(self) -> None:

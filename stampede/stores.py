@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from stampede.store_copies import SharedFolder
 
 __all__ = [
     "StoreError",
+    "asking",
     "at",
     "delete_object",
     "exists",
@@ -45,6 +46,7 @@ __all__ = [
     "outgoing",
     "published",
     "read_object",
+    "read_range",
     "scratch",
     "taken_up",
     "working",
@@ -133,6 +135,12 @@ def read_object(url: str) -> bytes | None:
         raise
 
 
+def read_range(url: str, start: int, stop: int) -> bytes:
+    """The bytes `start` to `stop - 1` of a file."""
+    with asking(url) as (fs, key):
+        return fs.cat_file(key, start=start, end=stop)
+
+
 def write_object(url: str, content: bytes, is_new: bool) -> None:
     """Write a file; if it `is_new`, a `StoreError` EEXIST is raised where it is there."""
     with asking(url) as (fs, key):
@@ -157,8 +165,13 @@ def exists(path: str | os.PathLike[str]) -> bool:
         return bool(fs.exists(key))
 
 
-def fetched(path: str | os.PathLike[str]) -> Path:
+def fetched(
+    path: str | os.PathLike[str], without: Callable[[str], bool] = lambda name: False
+) -> Path:
     """A path as it is; or a local copy of what a URL names, with what has changed since.
+
+    Args:
+        without: whether a file, by its name in the folder, is left out.
 
     Raises:
         StoreError: it is not there, or the store cannot be used.
@@ -168,7 +181,7 @@ def fetched(path: str | os.PathLike[str]) -> Path:
         with SharedFolder(url, here) as shared:
             if not shared.there():
                 raise StoreError(errno.ENOENT, "is not there", url)
-            shared.download()
+            shared.download(without=without)
     return here
 
 

@@ -12,6 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# Until all is imported: of that nothing is garbage, and there is a million of it.
+gc.disable()
+
 # The same cases in every run, so that what fails is a matter of the change at hand. Others are
 # tried with HYPOTHESIS_PROFILE=random, and by the soaks, whose seeds are their own.
 # No case and no drawing of one has a time limit: on a busy machine any may take seconds.
@@ -59,6 +62,7 @@ def pytest_collection_finish():
     logging.getLogger("MethodLogger-NullHandler").setLevel("WARNING")
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure():

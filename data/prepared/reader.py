@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -40,13 +40,16 @@ _DTYPES = {"ids": None, "numbers": torch.float32, "label": torch.float32, "weigh
 _CPU = torch.device("cpu")
 
 
-def open_prepared(folder: Path) -> Dataset:
+def open_prepared(folder: Path, opening: OpenPart | None = None) -> Dataset:
     """The data set in a prepared folder, memory-mapped.
+
+    Args:
+        opening: of each part; default: `open_part`.
 
     Raises:
         DataError: it is no prepared data set, or a file is absent or not as the manifest says.
     """
-    manifest = read_manifest(folder)
+    manifest, opening = read_manifest(folder), opening or open_part
     for part in ("train",) if manifest.period else ("train", "test"):
         if not manifest.rows(part):
             raise DataError(
@@ -55,17 +58,17 @@ def open_prepared(folder: Path) -> Dataset:
             )
     has_validation = manifest.rows("validation") > 0
     entries = {entry.name: entry for entry in manifest.fields}
-    train = open_part(folder, manifest, "train")
+    train = opening(folder, manifest, "train")
     if manifest.period:
         new = rows_of_new_ids(folder / LEARNED_FOLDER, REMEDY)
         test = BeforePeriod(train, manifest.fields, new)
     else:
-        new, test = {}, open_part(folder, manifest, "test")
+        new, test = {}, opening(folder, manifest, "test")
     return Dataset(
         vocabulary_sizes={name: entry.rows for name, entry in entries.items()},
         numbers=len(manifest.numbers),
         train=train,
-        validation=open_part(folder, manifest, "validation") if has_validation else None,
+        validation=opening(folder, manifest, "validation") if has_validation else None,
         test=test,
         multi=tuple(entry.name for entry in manifest.multi()),
         mean=tuple(entry.name for entry in manifest.multi() if entry.pooling == "mean"),
@@ -85,10 +88,15 @@ def open_prepared(folder: Path) -> Dataset:
     )
 
 
-def open_part(folder: Path, manifest: Manifest, part: PartName) -> ShardedPart:
-    """A part of a prepared folder, memory-mapped; raises as `open_prepared`."""
+def open_part(
+    folder: Path,
+    manifest: Manifest,
+    part: PartName,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> ShardedPart:
+    """The `wanted` arrays of a part of a prepared folder; raises as `open_prepared`."""
     # A batch needs no time.
-    names = [name for name in manifest.arrays() if name != "time"]
+    names = [name for name in manifest.arrays() if name != "time" and wanted(name)]
     shards = []
     for entry in manifest.parts[part]:
         maps = map_shard(folder, entry, names)
@@ -98,6 +106,9 @@ def open_part(folder: Path, manifest: Manifest, part: PartName) -> ShardedPart:
             arrays = {name: torch.from_numpy(a) for name, a in maps.items()}
         shards.append(Shard(entry.rows, arrays, maps))
     return ShardedPart(tuple(shards))
+
+
+OpenPart = Callable[[Path, Manifest, PartName], "ShardedPart"]
 
 
 @dataclass(frozen=True)
@@ -175,7 +186,7 @@ class ShardedPart:
         shards, skipped = list(self.shards), self.skipped + self.rows - rows
         while skipped >= shards[0].rows:
             skipped -= shards.pop(0).rows
-        return ShardedPart(tuple(shards), skipped)
+        return replace(self, shards=tuple(shards), skipped=skipped)
 
     @property
     def device(self) -> torch.device:

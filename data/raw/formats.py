@@ -20,7 +20,7 @@ from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.formulas import part_of_objects, parts_of_objects
 from stampede.data.missing import without_marks
-from stampede.data.raw.files import Block, count_bytes, read_blocks
+from stampede.data.raw.files import Block, Stretch, block_starts, count_bytes, read_blocks
 from stampede.data.raw.nested import names_within, unnested
 from stampede.data.raw.rows import BadRow, RawRows, pieces_of
 from stampede.settings import cut, shown
@@ -32,6 +32,8 @@ _REMEDY = (
 
 
 _NEWLINE = ord("\n")
+
+WHOLE = Stretch()
 
 # Longer records are not looked for: csv's limit of a cell.
 _LONGEST_RECORD = 1 << 17
@@ -92,14 +94,36 @@ class Delimited:
         cells = self._cells(line.decode("utf-8", "replace"))
         return without if len(cells) == len(without) else list(self.columns)
 
-    def pieces(self, path: Path, used: set[str]) -> Iterator[Records]:
-        """A file in pieces that can be parsed independently.
+    def stretches(self, path: Path, most: int) -> list[Stretch]:
+        """A file in stretches of so many blocks, whose `rows` are not known yet."""
+        starts = block_starts(path)
+        counts = [most] * ((len(starts) - 1) // most) + [None]
+        names = () if self.columns or len(counts) == 1 else self.names(path, set())
+        each = zip(starts[::most], counts, strict=True)
+        return [Stretch(start, n, columns=names) for start, n in each]
+
+    def survey(self, path: Path, stretch: Stretch) -> tuple[int, bool]:
+        """Rows of a stretch if no cell is quoted; and whether that is so."""
+        rows, is_plain = -self._headers(stretch), True
+        for block in read_blocks(path, stretch.begin, stretch.count):
+            rows += block.lines
+            is_plain &= not self.quote or self.quote.encode() not in block.data
+        return rows, is_plain
+
+    def _headers(self, stretch: Stretch) -> int:
+        return int(not self.columns and not stretch.begin)
+
+    def pieces(self, path: Path, used: set[str], stretch: Stretch = WHOLE) -> Iterator[Records]:
+        """A file, or a stretch of it, in pieces that can be parsed independently.
 
         Raises:
             DataError: the file cannot be read or lacks a used column.
         """
-        columns, rows, held = list(self.columns), 0, b""
-        with closing(read_blocks(path)) as blocks:
+        columns, rows, held = list(self.columns), stretch.rows, b""
+        lines = rows
+        if stretch.begin and not columns:
+            columns, lines = list(stretch.columns), rows + 1
+        with closing(read_blocks(path, stretch.begin, stretch.count, lines)) as blocks:
             for block in blocks:
                 if not columns:
                     columns, block = self._header(path, block)
@@ -338,7 +362,24 @@ class Parquet:
         with open_parquet(path) as file:
             return [*file.schema_arrow.names, *names_within(file.schema_arrow)]
 
-    def pieces(self, path: Path, used: set[str]) -> Iterator[_Batch]:
+    def stretches(self, path: Path, most: int) -> list[Stretch]:
+        """A file in stretches that begin with a row group and with a batch, of `most` or more."""
+        found = [WHOLE]
+        with open_parquet(path) as file:
+            rows = 0
+            for group in range(file.metadata.num_row_groups):
+                if rows >= found[-1].rows + most * _BATCH_ROWS and rows % _BATCH_ROWS == 0:
+                    found[-1] = found[-1]._replace(count=group - found[-1].begin)
+                    found.append(Stretch(group, None, rows))
+                rows += file.metadata.row_group(group).num_rows
+        return found
+
+    def survey(self, path: Path, stretch: Stretch) -> tuple[int, bool]:
+        """See `Delimited.survey`."""
+        with open_parquet(path) as file:
+            return sum(file.metadata.row_group(n).num_rows for n in _groups(file, stretch)), True
+
+    def pieces(self, path: Path, used: set[str], stretch: Stretch = WHOLE) -> Iterator[_Batch]:
         """See `Delimited.pieces`."""
         with open_parquet(path) as file:
             size = stores.length(path)
@@ -351,8 +392,9 @@ class Parquet:
                     f"{path}: no column {absent[0]!r}; its columns are {names}; rename one, or "
                     "correct the schema"
                 )
-            done, columns = 0, sorted({within.get(name, name) for name in used})
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+            done, columns = stretch.rows, sorted({within.get(name, name) for name in used})
+            groups = _groups(file, stretch)
+            for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns):
                 first, done = done, done + len(batch)
                 yield path, batch, first, size * done // total
 
@@ -380,6 +422,12 @@ class Parquet:
             one.name for one in schema if of.is_string(one.type) or of.is_large_string(one.type)
         ]
         return _in_objects(texts, used - set(schema.names), self.json)
+
+
+def _groups(file: pyarrow.parquet.ParquetFile, stretch: Stretch) -> range:
+    """The row groups of a stretch."""
+    every = range(file.metadata.num_row_groups)
+    return every[stretch.begin :][: stretch.count]
 
 
 def suffix_of(path: Path) -> str:

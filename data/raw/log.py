@@ -26,7 +26,8 @@ from stampede.data.formulas import (
 from stampede.data.missing import marks_in_bags
 from stampede.data.parallel import computed_ahead
 from stampede.data.progress import RowProgress
-from stampede.data.raw.formats import Delimited, Parquet, is_parquet, suffix_of
+from stampede.data.raw.files import Stretch
+from stampede.data.raw.formats import WHOLE, Delimited, Parquet, is_parquet, suffix_of
 from stampede.data.raw.rows import BadRow, BadRows, RawRows
 from stampede.data.raw.typed import LABEL, TIME, WEIGHT, Labels, label_column, typed_columns
 from stampede.data.schema.schema import Quantiles, Schema, TimePart
@@ -103,8 +104,7 @@ class RawLog:
             with RowProgress("counting rows", self.bytes) as progress:
                 for number, (file, size) in enumerate(zip(self.files, self._sizes, strict=True)):
                     left = math.inf if most is None else most - sum(counts)
-                    kind = _format_of(self.schema, file, self._split_column)
-                    for rows, position in kind.count(file):
+                    for rows, position in self._kind(number).count(file):
                         counts[number] = min(rows, left)
                         progress.advance_to(before + position)
                         if rows >= left:
@@ -115,9 +115,19 @@ class RawLog:
 
     def count(self, file: int) -> int:
         """Rows of one file, bad ones included."""
-        kind = _format_of(self.schema, self.files[file], self._split_column)
-        *_, (rows, _) = kind.count(self.files[file])
+        *_, (rows, _) = self._kind(file).count(self.files[file])
         return rows
+
+    def stretches(self, file: int, most: int) -> list[Stretch]:
+        """Stretches of a file, see `Delimited.stretches`."""
+        return self._kind(file).stretches(self.files[file], most)
+
+    def survey(self, file: int, stretch: Stretch) -> tuple[int, bool]:
+        """Rows of a stretch, and whether it can be read by itself."""
+        return self._kind(file).survey(self.files[file], stretch)
+
+    def _kind(self, file: int) -> Delimited | Parquet:
+        return _format_of(self.schema, self.files[file], self._split_column)
 
     def check_unchanged(self) -> None:
         """Raise an `UnfinishedFileError` if a file has grown since reading began."""
@@ -148,12 +158,15 @@ class RawLog:
         return [Labels(goal, label) for goal, label in self.schema.label.items()]
 
     def chunks(
-        self, bad_rows: BadRows, only: int | None = None, labels: Sequence[Labels] | None = None
+        self,
+        bad_rows: BadRows,
+        only: tuple[int, Stretch] | None = None,
+        labels: Sequence[Labels] | None = None,
     ) -> Iterator[Chunk]:
         """All rows, in order.
 
         Args:
-            only: number of the one file to read.
+            only: number of the one file to read, and the stretch of it.
             labels: notes what is found, see `labels`.
 
         Raises:
@@ -162,9 +175,9 @@ class RawLog:
         before = 0
         labels = self.labels() if labels is None else labels
         for number, file in enumerate(self.files):
-            if only not in (None, number):
+            if only is not None and only[0] != number:
                 continue
-            kind = _format_of(self.schema, file, self._split_column)
+            kind, stretch = self._kind(number), WHOLE if only is None else only[1]
 
             def convert(piece: Any, kind: Delimited | Parquet = kind) -> RawRows:
                 return self._typed(kind.rows(piece, self._used))
@@ -172,7 +185,7 @@ class RawLog:
             # Closed here, not by the garbage collector, which would deadlock if it joined these
             # threads while another thread starts. Two pieces at a time keep all cores busy.
             with (
-                closing(kind.pieces(file, self._used)) as pieces,
+                closing(kind.pieces(file, self._used, stretch)) as pieces,
                 closing(computed_ahead(convert, pieces, 2, threads=2)) as parsed,
             ):
                 for rows in parsed:

@@ -99,6 +99,11 @@ class RawSection(ReadingSection, PreparationOptions):
         "", description="files, plain, .gz or .zst, or globs of them; required"
     )
     cache: str = Field("cache", description="folder for the prepared form")
+    spark: str | None = Field(
+        None,
+        description="prepare the log on Spark's master, such as local[4] or spark://HOST:7077, "
+        "whose workers see the log and cache under the same paths; null: in one process",
+    )
     order_by: Literal["name", "time"] = Field(
         "name",
         description="split: periods. Which file comes first: by name, day_2 before day_10; by the "
@@ -143,6 +148,14 @@ class PreparedSection(ReadingSection):
 
     kind: Literal["prepared"] = Field("prepared", description="where the clicks come from")
     path: str = Field("", description="the folder; required")
+    cache_gb: float | None = Field(
+        None,
+        gt=0,
+        description="with the URL of a larger folder: its rows are fetched shortly before they are "
+        "needed, and at most so many 10^9 bytes of them kept on each machine, besides some bytes a "
+        "row, such as labels; half of it takes the place of a larger memory_gb in the order of the "
+        "rows. null: the folder is copied before training",
+    )
 
 
 def _whole(value: Any) -> Any:

@@ -100,7 +100,7 @@ def own_folder(config: Config, run: Path) -> Path:
         DataError, SettingsError: they are not there.
     """
     try:
-        folder = data_folder(config)
+        folder = data_folder(config, with_rows=True)
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; write the path of the prepared data")
         return folder

@@ -120,7 +120,7 @@ def dry_run(config: Config, cluster: Cluster) -> DryRun:
         DataError: a file of the data cannot be used.
     """
     is_on_disk = not isinstance(config.data, SizesSection | SyntheticSection)
-    data = planned_data(config, open_prepared(data_folder(config)) if is_on_disk else None)
+    data = planned_data(config, open_prepared(data_folder(config, True)) if is_on_disk else None)
     fields = len(data.vocabulary_sizes)
     config, _ = with_recipe(config, data.train.rows, fields, cluster.world_size)
     model = build_model(config, data)

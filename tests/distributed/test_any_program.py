@@ -67,11 +67,11 @@ def programs(draw):
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_it_trains_as_in_float64(ranks):
+@pytest.mark.parametrize("ranks, several", [(1, 8), (2, 16)])
+def test_it_trains_as_in_float64(ranks, several):
     # A start of processes takes longer than many programs; the first list is that of the simplest.
     @settings(max_examples=2, phases=[Phase.explicit, Phase.generate])
-    @given(st.lists(programs(), min_size=16, max_size=16, unique_by=repr))
+    @given(st.lists(programs(), min_size=several, max_size=several, unique_by=repr))
     def many(tried):
         for program, found in zip(tried, run_ranks(ranks, run_programs, tried)[0], strict=True):
             assert isinstance(found, str) == program.is_refused, (program, found)

@@ -44,7 +44,7 @@ CASES += [
     for case in CASES
     if (case.plan, case.arguments["rows"]) in (("column_wise", "all"), ("row_wise", "touched"))
 ]
-SMALL = [replace(case, tables=case.tables[1:], way="waiting") for case in CASES]
+SMALL = [replace(case, tables=case.tables[1:], steps=5, way="waiting") for case in CASES]
 
 
 # On one process what is replicated or split is not.

@@ -92,11 +92,11 @@ def config_of(folder, data, *job, **more):
     return prepared_config(folder, data, *JOB, "data.shuffle=none", *job, **more)
 
 
-def trained_in_float64(folder, data, ranks):
+def trained_in_float64(folder, data, ranks, cases):
     compute_in_float64()
     with processes("cpu") as here:
         found = []
-        for plan, softmax in CASES:
+        for plan, softmax in cases:
             job = [f"sharding.plan={plan}", f"model.attention.softmax={softmax}"]
             found.append(train_an_epoch_in(here, config_of(folder, data, *job, world_size=ranks)))
         return found
@@ -217,11 +217,11 @@ def expected(data, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_training_is_that_of_the_reference(tmp_path, data, expected, ranks):
+@pytest.mark.parametrize("ranks, cases", [(1, CASES[::4]), (2, CASES), (4, CASES[1:3])])
+def test_training_is_that_of_the_reference(tmp_path, data, expected, ranks, cases):
     # One launch goes through all plans.
-    trained = run_ranks(ranks, trained_in_float64, tmp_path, data, ranks)[0]
-    for (plan, softmax), found in zip(CASES, trained, strict=True):
+    trained = run_ranks(ranks, trained_in_float64, tmp_path, data, ranks, cases)[0]
+    for (plan, softmax), found in zip(cases, trained, strict=True):
         losses, tables, dense = expected[softmax]
         # Some rows are clipped and some are not, and ids repeat across fields.
         assert 0.1 < tables.clipped / tables.touched < 0.9 and tables.largest_count > 10

@@ -1,5 +1,6 @@
 """Fixtures of several files."""
 
+from functools import cache
 from unittest import mock
 
 import pytest
@@ -13,4 +14,15 @@ def registered(monkeypatch):
     """Networks, rules and clips registered during a test are gone after it."""
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
     with mock.patch.dict(registry.RULES), mock.patch.dict(registry.CLIPS):
+        yield
+
+
+@pytest.fixture(scope="session")
+def one_registry():
+    """torch.onnx reads its 500 translations once, not in every export, where it takes longest."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    made = cache(ONNXRegistry.from_torchlib)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(made))
         yield

@@ -93,6 +93,7 @@ def test_empty_cells_stay_empty(trained):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_registry")
 def test_packages_and_onnx_files_score_as_the_run(either, rows_to_score, tmp_path):
     expected = open_run(either).score(rows_to_score)
     assert expected.std() > 0.02

@@ -14,14 +14,15 @@ from upath import UPath
 
 import stampede
 from stampede import stores
+from stampede.data.describe import main as describe
 from stampede.data.prepare_command import main as prepare
 from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run
 from stampede.lab.report.__main__ import main as report
 from stampede.lease import Lease
-from support import periods
-from support.jobs import tensors_of
+from support import periods, reading
+from support.jobs import tensors_of, without_times
 from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
 from support.object_store import BUCKET, between, object_store
@@ -115,6 +116,9 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     out = ["--schema", f"{BUCKET}/given/schema.yaml", "--out", f"{BUCKET}/prepared"]
     assert prepare(["table", rows, *out]) == 0
     assert "manifest.json" in names(store, f"{BUCKET}/prepared")
+    assert describe([rows, "--out", f"{BUCKET}/described"]) == 0
+    assert "schema.yaml" in names(store, f"{BUCKET}/described")
+    assert f"schema is in {BUCKET}/described/schema.yaml" in capsys.readouterr().out
     # The run's own prepared data by their URL have the scores of `@run`.
     (manifest,) = store.glob(f"{BUCKET}/cache/*/manifest.json")
     own = f"s3://{manifest.rpartition('/')[0]}"
@@ -246,6 +250,44 @@ def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):
     train(tmp_path, [*job, "run.overwrite=true", "run.seed=2"])
     store.invalidate_cache()
     assert store.info(f"{BUCKET}/runs/movies/summary.json")["ETag"] != changed
+
+
+def test_rows_that_are_fetched_while_they_are_read(store, tmp_path):
+    """In one process and two, continued, and beside what a folder of the disk gives."""
+    data, url = reading.prepared(tmp_path / "data"), f"{BUCKET}/prepared"
+    store.put(str(data), url, recursive=True)
+    ours = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "STAMPEDE_"))}
+
+    def trained(name, data, *overrides, ranks=1):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for epochs in (1, 2):
+            given = [*overrides, f"train.epochs={epochs}", "checkpoint.resume=auto"]
+            if ranks == 1:
+                reading.run_prepared(tmp_path / name, data, given)
+            else:
+                arguments = tmp_path / name, data, given, ranks
+                run_ranks(ranks, run_prepared_with, ours, *arguments)
+        return without_times(tmp_path / name / "small")
+
+    # Half of the cache takes the place of the memory.
+    disk = trained("disk", data, "data.memory_gb=5e-6")
+    assert trained("streamed", url, "data.cache_gb=1e-5") == disk
+    two = trained("two", data, "data.memory_gb=5e-6", ranks=2)
+    assert trained("streamed_two", url, "data.cache_gb=1e-5", ranks=2) == two
+    there = [file.name for file in stores.local(url).iterdir()]
+    assert "manifest.json" in there and not [name for name in there if "ids" in name]
+    with pytest.raises(stampede.SettingsError, match=r"data\.residence: found 'memory', which"):
+        trained("refused", url, "data.cache_gb=1e-5", "data.residence=memory")
+    with pytest.raises(stampede.SettingsError, match=r"data\.cache_gb: .* delete the key"):
+        trained("refused", data, "data.cache_gb=1e-5")
+    # With room for all of it, it is copied.
+    assert len(trained("copied", url, "data.cache_gb=1")) == len(disk)
+    assert any("ids" in file.name for file in stores.local(url).iterdir())
+
+
+def run_prepared_with(environment, *arguments):
+    os.environ |= environment
+    reading.run_prepared(*arguments)
 
 
 def test_days_from_a_store(store, tmp_path, monkeypatch):

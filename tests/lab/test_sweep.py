@@ -10,6 +10,7 @@ import pytest
 from stampede import SettingsError, TrainingStoppedError, open_run
 from stampede.lab import sweep as module
 from stampede.lab.sweep import load_sweep, main, run_sweep
+from support.object_store import BUCKET, object_store
 from support.own_networks import NUMBERS_ONLY, own_network
 from support.paths import ROOT
 
@@ -99,6 +100,21 @@ def test_a_killed_grid_goes_on_and_its_table_has_means_and_failures(tmp_path, tr
     assert len(trained.names) == count + 4
     with pytest.raises(SettingsError, match=r"lr-low-seed1 was trained with another configurat"):
         swept(tmp_path, GRID.replace("1e-4", "2e-4"))
+
+
+@pytest.mark.slow
+def test_a_sweep_in_a_store_goes_on_elsewhere(tmp_path, trained, monkeypatch):
+    given = [str(write_sweep(tmp_path, "grid: {model.name: [lr, fm]}\n")), "--out", f"{BUCKET}/out"]
+    with object_store(tmp_path / "here") as store:
+        trained.die_at = 2
+        with pytest.raises(SystemExit):
+            main(given)
+        monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path / "elsewhere"))
+        trained.die_at = None
+        assert main(given) == 0
+        assert trained.names == ["lr-seed1", "fm-seed1", "fm-seed1"]
+        assert store.cat_file(f"{BUCKET}/out/results.csv").count(b"\n") == 3
+        assert store.exists(f"{BUCKET}/out/trials/lr-seed1/summary.json")
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ from support.own_networks import NUMBERS_ONLY, own_network
 from support.packages import loaded, open_test_part
 from support.predicting import run_command, scores
 
+pytestmark = pytest.mark.usefixtures("one_registry")
+
 # Layers that take less long to export.
 FEW_LAYERS = {
     "autoint": {"layers": 1, "deep": True},

@@ -25,6 +25,8 @@ from support.packages import loaded, open_test_part
 from support.paths import ROOT
 from support.predicting import refused, run_command, scores
 
+pytestmark = pytest.mark.usefixtures("one_registry")
+
 
 def written(run, folder, *options):
     """The session of what the command wrote, and what it said."""

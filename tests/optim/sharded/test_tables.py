@@ -27,7 +27,7 @@ from support.updated_tables import (
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 7), min_size=1, max_size=3),
     dim=st.sampled_from([1, 4, 7, 8, 10]),
