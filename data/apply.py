@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from stampede import stores
-from stampede.data.errors import DataError, exit_status
+from stampede.data.errors import DataError
+from stampede.data.exit_status import exit_status
 from stampede.data.learning.learned import load
 from stampede.data.options import WritingOptions
 from stampede.data.prepared.manifest import (

@@ -20,7 +20,8 @@ import numpy as np
 import polars as pl
 
 from stampede import stores
-from stampede.data.errors import DataError, exit_status
+from stampede.data.errors import DataError
+from stampede.data.exit_status import exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess
 from stampede.data.missing import MOSTLY_UNSEEN, missing_marks_sentence, unseen_sentences

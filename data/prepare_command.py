@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import get_args
 
 from stampede import stores
-from stampede.data.errors import DataError, exit_status
+from stampede.data.errors import DataError
+from stampede.data.exit_status import exit_status
 from stampede.data.on_spark import engine_of
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare

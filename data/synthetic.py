@@ -19,7 +19,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from stampede.data.errors import DataError, exit_status
+from stampede.data.errors import DataError
+from stampede.data.exit_status import exit_status
 from stampede.data.samples import Bag, Dataset, Samples, Slice
 from stampede.files import new_file
 from stampede.settings import counted

@@ -17,10 +17,11 @@ from stampede.models.dropout import draw_by_sample
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
 from stampede.models.goals import GoalLosses
-from stampede.models.histories import History, Jagged, TargetAttention, tiles
+from stampede.models.histories import History, Jagged, tiles
 from stampede.models.mlp import is_plain, is_plain_column, linear
 from stampede.models.options import AttentionOptions
 from stampede.models.registry import GoalWeighting, NetworkShape, Normalization, network
+from stampede.models.target_attention import TargetAttention
 from stampede.native_library import switched_off
 from stampede.settings import Section, SettingsError
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stampede.data.errors import DataError, exit_status
+from stampede.data.errors import DataError
+from stampede.data.exit_status import exit_status
 from stampede.data.prepared.manifest import (
     MANIFEST,
     FieldEntry,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from stampede import stores
-from stampede.data.errors import exit_status
+from stampede.data.exit_status import exit_status
 from stampede.engine.console import readable_bytes, table
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.deltas import export_delta

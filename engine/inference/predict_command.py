@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import get_args
 
 from stampede import stores
-from stampede.data.errors import exit_status
+from stampede.data.exit_status import exit_status
 from stampede.data.options import OnBadRow
 from stampede.data.prepared.manifest import PARTS
 from stampede.engine.console import readable_metric, table

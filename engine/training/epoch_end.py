@@ -1,4 +1,4 @@
-"""The end of an epoch: whether it is evaluated, the best epoch so far, stopping early."""
+"""The end of an epoch: whether it is evaluated, the best epoch so far."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ from tqdm.auto import tqdm
 from stampede.engine.advice import on_first_epoch, tell
 from stampede.engine.config import Config
 from stampede.engine.console import readable_metric
-from stampede.engine.training.plateau import METRIC_NAMES, selection_score
-from stampede.engine.training.progress import Progress
+from stampede.engine.training.plateau import METRIC_NAMES, selection_score, stops_early
 from stampede.engine.training.training_run import TrainingRun
 
 
 def is_evaluated(epoch: int, config: Config) -> bool:
     """Whether an epoch, counted from 1, ends with an evaluation; the last one does."""
     return epoch % config.evaluate.every_epochs == 0 or epoch == config.train.epochs
-
-
-def stops_early(progress: Progress, config: Config) -> bool:
-    """Whether training should stop, as the last epochs brought no improvement."""
-    return 0 < config.evaluate.patience <= progress.waited
 
 
 def finish_epoch(

@@ -1,4 +1,4 @@
-"""What chooses among evaluations, and reduces the rates where it no longer rises."""
+"""What chooses among evaluations; where it no longer rises, rates fall and training stops."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def selection_score(found: Mapping[str, Any], metric: str) -> float | None:
     if metric == "logloss":
         return -logloss
     return auc if auc is None or metric == "auc" else auc - logloss
+
+
+def stops_early(progress: Progress, config: Config) -> bool:
+    """Whether training should stop, as the last epochs brought no improvement."""
+    return 0 < config.evaluate.patience <= progress.waited
 
 
 @dataclass(frozen=True)

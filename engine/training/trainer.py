@@ -20,9 +20,9 @@ from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.training.averaging import EpochMean
 from stampede.engine.training.diverging_loss import count_if_skipped
-from stampede.engine.training.epoch_end import finish_epoch, is_evaluated, stops_early
+from stampede.engine.training.epoch_end import finish_epoch, is_evaluated
 from stampede.engine.training.evaluate import evaluate_run
-from stampede.engine.training.plateau import Plateau
+from stampede.engine.training.plateau import Plateau, stops_early
 from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.monitor import Monitor
 from stampede.engine.watching.stop import Agreement, StopRequestedError

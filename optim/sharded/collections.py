@@ -31,7 +31,7 @@ from stampede.optim.sharded.id_check import CheckBeforeSending, Use
 from stampede.optim.sharded.reduction import blocks_split_by_columns
 from stampede.optim.sharded.supported import check_weights, keeps_gradient_of_weights
 from stampede.optim.sharded.tables import NOT_COMPILED, CowClipTables
-from stampede.optim.sharded.torchrec_optimizer import (
+from stampede.optim.sharded.torchrec_kernel import (
     GROUP_KEY,
     CowClipKernel,
     CowClipPooledLookup,

@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 from stampede.models import CTRModel, network
-from stampede.models.histories import Jagged, Padded, TargetAttention, tile
+from stampede.models.histories import Jagged, Padded, tile
 from stampede.models.options import AttentionOptions
+from stampede.models.target_attention import TargetAttention
 from stampede.settings import SettingsError
 from support.memory import peak_memory
 

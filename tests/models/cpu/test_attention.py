@@ -9,8 +9,9 @@ from torch import nn
 from stampede.models import cpu
 from stampede.models.activations import Dice, PReLU
 from stampede.models.batch_norm import use_global_batches
-from stampede.models.histories import Jagged, TargetAttention
+from stampede.models.histories import Jagged
 from stampede.models.options import AttentionOptions
+from stampede.models.target_attention import TargetAttention
 
 DIM, WIDTH = 5, 20
 LENGTHS = {

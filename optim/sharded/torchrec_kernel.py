@@ -1,4 +1,4 @@
-"""Fused and data-parallel tables as TorchRec knows them: optimizer, kernel, lookup."""
+"""Fused and data-parallel tables as TorchRec knows them: kernel, lookup, optimizer."""
 
 from __future__ import annotations
 
