@@ -12,7 +12,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stampede.data import errors
+from stampede.data.exit_status import exit_status as command_status
 from stampede.engine.exit_status import exit_status
 from stampede.engine.start_up import before_torch, launched_rank, launched_world_size
 from stampede.settings import SettingsError
@@ -188,7 +188,7 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
 
 def _show(text: str) -> None:
     """Print a text, or exit as after SIGPIPE if the reader, such as `head`, has closed the pipe."""
-    if status := errors.exit_status(lambda: print(text, end="")):
+    if status := command_status(lambda: print(text, end="")):
         sys.exit(status)
 
 
