@@ -93,8 +93,7 @@ def place(dataset: Dataset, residence: str, device: torch.device) -> Dataset:
 class Readahead:
     """Reads the next window from disk while this one is used, and drops old windows from memory.
 
-    Of a `StreamedPart` it fetches the next window from the store, and drops old ones
-    from the disk once it needs the room.
+    Of a `StreamedPart` it fetches the next window from the store, and makes room for it.
     Call it before reading each batch. The window before this one stays in memory, as another rank
     of this machine may be a few batches behind.
     """
@@ -120,15 +119,17 @@ class Readahead:
                         array.base.madvise(mmap.MADV_DONTNEED)
                 forgotten = order.window_ranges(*self._used.pop(0))
                 self._advise(forgotten, os.POSIX_FADV_DONTNEED)
-                if isinstance(self._part, StreamedPart):
-                    kept = [order.window_ranges(*one) for one in [*self._used, (epoch, number)]]
-                    self._part.drop(forgotten, np.concatenate(kept))
+            before = [order.window_ranges(*one) for one in self._used]
             self._used.append((epoch, number))
-            # Request the rest; in the first window that is everything.
-            self._advise(order.window_ranges(epoch, number), os.POSIX_FADV_WILLNEED)
             last = order.window_at(order.rows - 1)
             after = (epoch, number + 1) if number < last else (epoch + 1, 0)
             self._next, self._asked = order.window_ranges(*after), 0
+            here = order.window_ranges(epoch, number)
+            if isinstance(self._part, StreamedPart):
+                kept = np.concatenate([self._next[:0], *before])
+                self._part.make_room(np.concatenate([here, self._next]), kept)
+            # Request the rest; in the first window that is everything.
+            self._advise(here, os.POSIX_FADV_WILLNEED)
         # Little by little: a long queue of requests would block this process.
         share = _LEAD * (position / order.window - number)
         wanted = min(math.ceil(share * len(self._next)), len(self._next))

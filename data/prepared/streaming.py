@@ -10,9 +10,8 @@ import os
 import re
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from stampede import stores
+from stampede.data.order import BLOCK_ROWS
 from stampede.data.prepared.manifest import Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
 from stampede.data.samples import Samples
@@ -50,8 +50,14 @@ def is_streamed(name: str) -> bool:
 
 
 def make_files(place: Path, manifest: Manifest) -> None:
-    """Make the empty files that the processes of a host share, see `open_streamed`."""
+    """Make the empty files that the processes of a host share, see `open_streamed`.
+
+    Raises a `StoreError` if their disk frees no parts of files.
+    """
     place.mkdir(parents=True)
+    with (place / "hole").open("w+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        _free(mmap.mmap(file.fileno(), 0), file.name, 0, mmap.PAGESIZE)
     for part, shards in manifest.parts.items():
         chunks = -(-sum(shard.rows for shard in shards) // _CHUNK)
         sizes = {"states": chunks, "claims": 0, "reads": 0}
@@ -107,9 +113,9 @@ class StreamedPart(ShardedPart):
         """Begin to fetch ranges of rows, `[n, 2]` first and one past the last."""
         self.cache.fetch_ahead(self._chunks_of(ranges))
 
-    def drop(self, ranges: np.ndarray, kept: np.ndarray) -> None:
-        """Free the room of ranges of rows once it is needed, but not that of the `kept` ones."""
-        self.cache.drop(self._chunks_of(ranges), self._chunks_of(kept))
+    def make_room(self, coming: np.ndarray, kept: np.ndarray) -> None:
+        """Drop rows until ranges of others have room, but none of the `kept` ones."""
+        self.cache.make_room(self._chunks_of(coming), self._chunks_of(kept))
 
     def _chunks(self, rows: np.ndarray) -> np.ndarray:
         return np.unique((rows + (self.before + self.skipped)) // _CHUNK)
@@ -140,9 +146,11 @@ class _Cache:
         with (place / f"{part}-states").open("r+b") as file:
             self._states = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         size = sum(array.bytes for array in self._arrays.values()) / len(self._states)
-        self._most_chunks = room / max(size, 1)
-        # Chunks that may be dropped, those of the longest ago first.
-        self._old: deque[np.ndarray] = deque()
+        # A block of an array rarely begins and ends with a page.
+        size += mmap.PAGESIZE * len(self._arrays) * _CHUNK / BLOCK_ROWS
+        self._most_chunks = room / size
+        # When each chunk was last asked for; only other processes have asked for those of infinity.
+        self._asked = np.full(len(self._states), np.inf)
         self._claims = _FileLock(place / f"{part}-claims")
         self._reads = _FileLock(place / f"{part}-reads")
         # Daemons, as a process that ends must not fetch what was asked for.
@@ -159,34 +167,38 @@ class _Cache:
     @contextmanager
     def holding(self, chunks: np.ndarray) -> Iterator[None]:
         """Have chunks here, and keep them here within the context."""
+        self._asked[chunks] = time.monotonic()
         while True:
             with self._reads.held(fcntl.LOCK_SH):
                 if (self._states[chunks] == _HERE).all():
                     yield
                     return
-            with ThreadPoolExecutor(_THREADS) as threads:
-                list(threads.map(self._fetch, self._claimed(chunks)))
+            self._fetch_all(self._claimed(chunks))
             # Others are being fetched by another thread or process.
             while (self._states[chunks] == _COMING).any():
                 time.sleep(0.002)
 
     def fetch_ahead(self, chunks: np.ndarray) -> None:
         """Begin to fetch chunks."""
+        self._asked[chunks] = time.monotonic()
         for run in self._claimed(chunks):
             self._tasks.put(partial(self._fetch, run))
 
-    def drop(self, chunks: np.ndarray, kept: np.ndarray) -> None:
-        """Make room for as many other chunks, of these or those of earlier calls."""
-        self._old.append(chunks)
-        most = self._most_chunks - len(chunks)
+    def make_room(self, coming: np.ndarray, kept: np.ndarray) -> None:
+        """Drop chunks, those asked for the longest ago first, until the coming ones have room."""
         with self._claims.held(), self._reads.held():
-            while self._old and np.count_nonzero(self._states) > most:
-                gone = np.setdiff1d(self._old.popleft(), kept)
-                gone = gone[self._states[gone] == _HERE]
-                self._states[gone] = _ABSENT
-                for run in _runs(gone):
+            needed = np.count_nonzero(self._states) + np.count_nonzero(
+                self._states[coming] == _ABSENT
+            )
+            old = np.setdiff1d(np.flatnonzero(self._states == _HERE), np.union1d(coming, kept))
+            old = old[np.argsort(self._asked[old], kind="stable")]
+            gone = np.sort(old[: max(math.ceil(needed - self._most_chunks), 0)])
+            self._states[gone] = _ABSENT
+            # Whole stretches, as pages may be shared with what went before.
+            for first, last in _runs(np.flatnonzero(self._states == _ABSENT)):
+                if np.searchsorted(gone, first) < np.searchsorted(gone, last):
                     for array in self._arrays.values():
-                        array.free(*(array.position(*self._place(chunk)) for chunk in run))
+                        array.free(*(array.position(*self._place(one)) for one in (first, last)))
 
     def _claimed(self, chunks: np.ndarray) -> list[tuple[int, int]]:
         """Stretches of those that are absent, which this process has to fetch."""
@@ -200,6 +212,18 @@ class _Cache:
         row = min(chunk * _CHUNK, int(self._starts[-1]))
         shard = min(int(np.searchsorted(self._starts, row, "right")), len(self._shards)) - 1
         return shard, row - int(self._starts[shard])
+
+    def _fetch_all(self, runs: list[tuple[int, int]]) -> None:
+        """Fetch stretches that were claimed; after a failure the rest is absent again."""
+        with ThreadPoolExecutor(_THREADS) as threads:
+            tasks = [threads.submit(self._fetch, run) for run in runs]
+            wait(tasks, return_when=FIRST_EXCEPTION)
+            for task, (first, last) in zip(tasks, runs, strict=True):
+                if task.cancel():
+                    self._states[first:last] = _ABSENT
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
 
     def _fetch(self, chunks: tuple[int, int]) -> None:
         """Fetch chunks that were claimed."""
@@ -263,14 +287,7 @@ class _Array:
 
     def free(self, begin: int, end: int) -> None:
         """Give the whole pages between two positions back."""
-        first, last = -(-begin // mmap.PAGESIZE), end // mmap.PAGESIZE
-        if first < last:
-            stretch = first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE
-            try:
-                self._map.madvise(mmap.MADV_REMOVE, *stretch)
-            except OSError as failure:
-                reason = "its disk frees no parts of files; set $STAMPEDE_STORES to another disk"
-                raise stores.StoreError(failure.errno, reason, str(self._file.name)) from None
+        _free(self._map, str(self._file.name), begin, end)
 
     def _count(self, shard: int, row: int) -> int:
         """Elements of the first rows of a shard."""
@@ -292,6 +309,18 @@ class _FileLock:
                 yield
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _free(mapped: mmap.mmap, name: str, begin: int, end: int) -> None:
+    """Give the whole pages between two positions of a file back to its disk."""
+    first, last = -(-begin // mmap.PAGESIZE), end // mmap.PAGESIZE
+    if first < last:
+        stretch = first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE
+        try:
+            mapped.madvise(mmap.MADV_REMOVE, *stretch)
+        except OSError as failure:
+            reason = "its disk frees no parts of files; set $STAMPEDE_STORES to another disk"
+            raise stores.StoreError(failure.errno, reason, name) from None
 
 
 def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -1,6 +1,7 @@
 """Prepared data that are read from a store: the rows of a disk, in bounded room."""
 
 from functools import partial
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -107,6 +108,30 @@ def test_the_room_is_used_and_bounded(store, tmp_path, windows):
     assert (windows - 2) * size < most < 1.1 * windows * size
 
 
+@pytest.mark.parametrize("single, multi", [(26, 0), (2, 6)])
+def test_the_room_is_bounded_in_later_evaluations(store, tmp_path, single, multi):
+    rows, window, windows = 1 << 17, 1 << 14, 5
+    shape = {"single": single, "multi": multi}
+    folder = put(store, tmp_path / "here", drawn_rows(rows, **shape), 50_000, **shape)
+    here = open_prepared(folder).test
+    copied = [name for name in here.shards[0].arrays if not is_streamed(name)]
+    small = sum(shard.arrays[name].nbytes for shard in here.shards for name in copied)
+    size = (here.bytes - small) * window / rows
+    # A quarter of it is for each part that is evaluated.
+    part, order = (
+        streamed(tmp_path / "files", 4 * windows * size).test,
+        Order(rows, "none", 0, window),
+    )
+    fields = [f"C{i + 1}" for i in range(single)] + [f"M{i + 1}" for i in range(multi)]
+    for _ in range(3):
+        most = 0
+        for _ in GlobalBatches(
+            part, fields, 4096, 0, 1, order, before_reading=Readahead(part, order)
+        ):
+            most = max(most, room(tmp_path / "files"))
+        assert (windows - 2) * size < most < 1.05 * windows * size
+
+
 def test_what_was_dropped_too_early_is_fetched_again(store, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_CHUNK", 1024)
     arrays = drawn_rows(5000, single=26, multi=0)
@@ -115,7 +140,7 @@ def test_what_was_dropped_too_early_is_fetched_again(store, tmp_path, monkeypatc
     for _ in range(2):
         np.testing.assert_array_equal(part.read(rows).ids.numpy(), arrays["ids"])
         before = room(tmp_path / "files")
-        part.drop(np.array([[0, 5000]]), np.array([[4900, 4950]]))
+        part.make_room(np.empty((0, 2), np.int64), np.array([[4900, 4950]]))
         assert room(tmp_path / "files") < before / 2
 
 
@@ -162,3 +187,27 @@ def test_a_store_that_fails_is_named(store, tmp_path):
             part.read(torch.arange(500))
         refuse.clear()
         assert len(part.read(torch.arange(500)).ids) == 500
+
+
+def test_rows_that_were_not_fetched_after_a_failure_are_fetched_again(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "_CHUNK", 8)
+    monkeypatch.setattr(streaming, "_MOST_CHUNKS", 1)
+    arrays, refused = drawn_rows(500), []
+    put(store, tmp_path / "here", arrays, 150)
+
+    def answer(method, path):
+        if is_streamed(path) and not refused:
+            refused.append(path)
+            return 403, None
+        return None
+
+    found = []
+    with between(answer):
+        part = streamed(tmp_path / "files").train
+        with pytest.raises(stores.StoreError, match="access is refused"):
+            part.read(torch.arange(500))
+        # It would wait for ever.
+        again = Thread(target=lambda: found.append(part.read(torch.arange(500))), daemon=True)
+        again.start()
+        again.join(60)
+    np.testing.assert_array_equal(found[0].ids.numpy(), arrays["ids"])
