@@ -38,7 +38,7 @@ from stampede.engine.config.data import (
     SyntheticSection,
 )
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import Processes
+from stampede.engine.processes import Processes, together
 from stampede.files import remove, sha256
 from stampede.settings import SettingsError
 
@@ -103,9 +103,10 @@ class Reader:
         """Continue the training batches from a state."""
         settings, order = state.get("settings"), state.get("order")
         if settings and order and Order(**order).deciding() != self._order.deciding():
-            now = {key: getattr(self._section, key, None) for key in settings}
+            now = {key: getattr(self._section, key, None) for key in _ORDERING}
+            told = [key for key in now if not now[key] is settings.get(key) is None]
             here, before = (
-                " ".join(f"data.{key}={value}" for key, value in of.items() if value is not None)
+                " ".join(f"data.{key}={of.get(key) or 'null'}" for key in told)
                 for of in (now, settings)
             )
             raise RunFolderError(
@@ -246,13 +247,16 @@ def _opened(section: RawSection | PreparedSection, place: str, processes: Proces
             "data.cache_gb: delete it; a period is scored and trained on as a whole"
         )
     files = stores.scratch(f"{processes.on_main(lambda: uuid4().hex)}_{processes.host_number}")
-    processes.on_each_machine(lambda: make_files(files, manifest))
     opening = partial(open_streamed, place.rstrip("/"), files, section.cache_gb * 1e9)
-    dataset = open_prepared(folder, opening)
-    # Once all have opened the files, they need no names: a killed run leaves nothing behind.
-    processes.on_each_machine(lambda: None)
-    processes.on_each_machine(lambda: remove(files))
-    return dataset
+    opened: list[Dataset] = []
+    try:
+        processes.on_each_machine(lambda: make_files(files, manifest))
+        together(lambda: opened.append(open_prepared(folder, opening)), processes.group)
+    finally:
+        # Once all have opened the files, they need no names: a killed run leaves nothing behind.
+        if processes.is_first_of_host:
+            remove(files)
+    return opened[0]
 
 
 def _last_rows(dataset: Dataset, most: int | None) -> Dataset:

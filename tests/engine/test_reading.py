@@ -92,6 +92,29 @@ def test_a_continued_run_may_move_its_data_but_not_reorder_them(tmp_path, capsys
     assert max(line["step"] for line in lines(tmp_path / "small")) == 18
 
 
+@pytest.mark.parametrize("before, now, told, wanted", [
+    ({"cache_gb": None}, 1e-5, "1e-05", "null"),
+    # Of a checkpoint from before the key.
+    ({}, 1e-5, "1e-05", "null"),
+    ({"cache_gb": 1e-5}, None, "null", "1e-05"),
+])  # fmt: skip
+def test_a_refusal_tells_cache_gb_apart_from_none(tmp_path, before, now, told, wanted):
+    config = prepared_config(tmp_path, prepared(tmp_path / "data"))
+    section = config.data.model_copy(update={"memory_gb": 1e-5, "cache_gb": now})
+    with processes("cpu") as here:
+        dataset = open_dataset(config, here)
+        first = Reader(config, dataset, here)
+        state = first.state_dict(first.training())
+        settings = {"shuffle": "auto", "memory_gb": 1e-5, **before}
+        reader = Reader(config.model_copy(update={"data": section}), dataset, here)
+        with pytest.raises(
+            RunFolderError,
+            match=rf"^data.shuffle=auto data.memory_gb=1e-05 data.cache_gb={told} puts .* write "
+            rf"data.shuffle=auto data.memory_gb=1e-05 data.cache_gb={wanted} as in",
+        ):
+            reader.load_state_dict(reader.training(), {**state, "settings": settings})
+
+
 def test_a_state_of_other_data_is_refused(tmp_path):
     reader = reader_of(prepared_config(tmp_path, prepared(tmp_path / "data")))
     other = reader_of(prepared_config(tmp_path, prepared(tmp_path / "other", train=300)))
