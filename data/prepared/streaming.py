@@ -146,8 +146,8 @@ class _Cache:
         with (place / f"{part}-states").open("r+b") as file:
             self._states = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         size = sum(array.bytes for array in self._arrays.values()) / len(self._states)
-        # A block of an array rarely begins and ends with a page.
-        size += mmap.PAGESIZE * len(self._arrays) * _CHUNK / BLOCK_ROWS
+        # A block of an array begins and ends within pages.
+        size += 2 * mmap.PAGESIZE * len(self._arrays) * _CHUNK / BLOCK_ROWS
         self._most_chunks = room / size
         # When each chunk was last asked for; only other processes have asked for those of infinity.
         self._asked = np.full(len(self._states), np.inf)
