@@ -345,7 +345,7 @@ def _about_columns(columns: Sequence[Column]) -> list[str]:
         others = [one.alone for one in columns if one is not column and one.alone is not None]
         for sentence, beside in _about(column, max(others, default=math.inf)):
             found.setdefault(sentence, []).append(_short(column.name, 40) + beside)
-    unseen = {_short(column.name, 40): column.unseen or 0.0 for column in columns}
+    unseen = {column.name: column.unseen or 0.0 for column in columns}
     told = [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
     return [*unseen_sentences(unseen, "test"), *told]
 

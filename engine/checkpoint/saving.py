@@ -24,7 +24,7 @@ from stampede.engine.checkpoint.manifest import (
     versions,
 )
 from stampede.engine.checkpoint.retention import name_of, prune
-from stampede.engine.checkpoint.tensors import bytes_of, on_cpu, reason, write_tensors
+from stampede.engine.checkpoint.tensors import bytes_on_cpu, on_cpu, reason, write_tensors
 from stampede.engine.config import Config
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import DivergedError, NotPublishedError, TrainingStoppedError
@@ -162,13 +162,13 @@ class Checkpoints:
             self._thread.start()
         else:
             self._try_to_write(*arguments)
-        if before is not None or not asynchronous:
+        if before is not None or not self._settings.asynchronous:
             self.wait()
 
     def _has_room(self, state: Any) -> bool:
         """Whether copies of all ranks fit into memory; if not, that is said once."""
         # Linux does not refuse memory that it lacks: it kills the process.
-        copy = bytes_of(state) * self._processes.local_world_size
+        copy = bytes_on_cpu(state) * self._processes.local_world_size
         if all(together(lambda: copy < free_memory(), self._group)):
             return True
         if self._processes.is_main and not self._told_to_wait:

@@ -72,11 +72,11 @@ def on_cpu(values: Any, *, copy: bool) -> Any:
     return ShardedTensor._init_from_local_shards_and_global_metadata(shards, values.metadata())
 
 
-def bytes_of(values: Any) -> int:
-    """Bytes of this process's parts of nested tensors."""
+def bytes_on_cpu(values: Any) -> int:
+    """Bytes in main memory of this process's parts of nested tensors."""
     if isinstance(values, dict):
-        return sum(map(bytes_of, values.values()))
-    return sum(part.nbytes for part, _ in local_parts(values))
+        return sum(map(bytes_on_cpu, values.values()))
+    return sum(part.nbytes for part, _ in local_parts(values) if part.device.type == "cpu")
 
 
 def local_parts(tensor: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, list[int]]]:

@@ -15,18 +15,22 @@ namespace {
 
 using at::Tensor;
 
-// Calls for each sample with its number and those of its first id and the one after its last; one
-// thread takes all samples of a block of ROWS.
-template <typename Do>
+// Calls for each sample with its number and those of its first id and the one after its last.
+// In blocks, one thread takes all samples of a block of ROWS.
+template <bool IN_BLOCKS = false, typename Do>
 void each_sample(const Tensor& lengths, int64_t ids, const Do& task) {
   const int64_t samples = lengths.size(0);
   const auto* length = lengths.const_data_ptr<int64_t>();
   std::vector<int64_t> starts(samples + 1, 0);
   std::partial_sum(length, length + samples, starts.begin() + 1);
   TORCH_CHECK(starts[samples] == ids, "lengths must add up to the number of ids");
-  each_block(samples, [&](int64_t, int64_t first, int64_t stop) {
+  const auto take = [&](int64_t first, int64_t stop) {
     for (int64_t n = first; n < stop; ++n) task(n, starts[n], starts[n + 1]);
-  });
+  };
+  if (IN_BLOCKS)
+    each_block(samples, [&](int64_t, int64_t first, int64_t stop) { take(first, stop); });
+  else
+    at::parallel_for(0, samples, 16, take);
 }
 
 // Adds `a @ b` to c: a `[ROWS, depth]` has steps between rows and columns, those of b and c are next
@@ -161,10 +165,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> first_layer_backward(
   Tensor sums = at::zeros({blocks, 2, dim, wide}, at::kFloat);
   float *to_sample = of_sample.data_ptr<float>(), *to_query = of_query.data_ptr<float>(),
         *to_rows = of_rows.data_ptr<float>(), *to_sums = sums.data_ptr<float>();
-  each_sample(lengths, of.ids, [&](int64_t n, int64_t begin, int64_t end) {
+  each_sample<true>(lengths, of.ids, [&](int64_t n, int64_t begin, int64_t end) {
     thread_local std::vector<float> matrix, of_matrix, given, of_keys;
     matrix.resize(columns * wide_dim), of_matrix.assign(size, 0.0f);
-    given.assign(IDS * wide, 0.0f), of_keys.resize(IDS * wide_dim);
+    if (wide != columns) given.assign(IDS * wide, 0.0f);
+    of_keys.resize(IDS * wide_dim);
     const float* q = of.queries + n * dim;
     float *total = to_sample + n * columns, *of_key_sum = to_sums + n / ROWS * 2 * size;
     const Part whole(LANES);

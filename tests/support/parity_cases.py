@@ -75,8 +75,8 @@ def own():
     lion = {"betas": (0.9, 0.99), "lr": 1e-3}
     clip = {"granularity": "root_count", "threshold": 0.2}
     return [
-        *(Case(plan, SUMS, "lion", {"rows": ("all", "touched")[number % 2], **lion, **clip})
-          for number, plan in enumerate(PLANS)),
+        *(Case(plan, SUMS, "lion", {"rows": rows, **lion, **clip})
+          for plan in PLANS for rows in ("all", "touched")),
         *(Case(plan, SUMS, "lion", {**lion, "columns": 10}) for plan in PLANS[::3]),
         *(Case(plan, SUMS, arguments={**clip, "columns": 10}) for plan in PLANS[1::2]),
     ]  # fmt: skip
