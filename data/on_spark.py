@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -24,6 +25,7 @@ from uuid import uuid4
 import numpy as np
 import polars as pl
 
+from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import EncodedBag, Learned, load
 from stampede.data.learning.learner import Learner, Measured
@@ -67,11 +69,12 @@ class PlaceLearned(NamedTuple):
     bad_rows: BadRows
 
 
-def session(master: str) -> SparkSession:
+def session(master: str, key: str = "--spark") -> SparkSession:
     """The Spark session of this process, or a new one.
 
     Args:
         master: such as `local[2]` or `spark://host:7077`; see also Spark's own settings.
+        key: what the user wrote before it.
 
     Raises:
         SettingsError: PySpark or Java is not installed, or the master does not answer.
@@ -83,12 +86,12 @@ def session(master: str) -> SparkSession:
         from pyspark.sql import SparkSession
     except ImportError:
         raise SettingsError(
-            "--spark needs the package pyspark, which is not installed; run: pip install "
+            f"{key} needs the package pyspark, which is not installed; run: pip install "
             "'pyspark>=4,<5'"
         ) from None
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         raise SettingsError(
-            "--spark needs Java 17, and there is no `java`; install it, such as Debian's "
+            f"{key} needs Java 17, and there is no `java`; install it, such as Debian's "
             "openjdk-17-jre-headless, or set JAVA_HOME"
         )
     builder = SparkSession.builder.appName("stampede").master(master)
@@ -98,28 +101,35 @@ def session(master: str) -> SparkSession:
     try:
         found = builder.config("spark.ui.enabled", "false").getOrCreate()
     except (PySparkException, RuntimeError) as failure:
-        raise SettingsError(f"--spark {master}: Spark does not start ({failure!s:.300})") from None
+        raise SettingsError(f"{key} {master}: Spark does not start ({failure!s:.300})") from None
     found.sparkContext.setLogLevel("ERROR")
     return found
 
 
 @contextmanager
 def engine_of(
-    master: str | None,
+    master: str | None, key: str = "--spark"
 ) -> Iterator[Callable[[Source, PreparationOptions, Path], OnSpark] | None]:
-    """What prepares on Spark's master; None for this process. Raises as `session`."""
+    """What prepares on Spark's master; None for this process. See `session`.
+
+    Spark starts with the first preparation: what is prepared already needs none.
+    """
     if master is None:
         yield None
         return
-    before = sys.modules.get("pyspark.sql")
-    is_ours = before is None or before.SparkSession.getActiveSession() is None
-    found = session(master)
-    try:
-        yield partial(OnSpark, found)
-    finally:
-        # Its workers and memory are needed for other things.
-        if is_ours:
-            found.stop()
+    with ExitStack() as at_end:
+
+        def start(source: Source, options: PreparationOptions, folder: Path) -> OnSpark:
+            # A session of another thread is not this thread's active one, but has the context.
+            before = sys.modules.get("pyspark")
+            is_ours = before is None or before.SparkContext._active_spark_context is None
+            found = session(master, key)
+            if is_ours:
+                # Its workers and memory are needed for other things.
+                at_end.callback(found.stop)
+            return OnSpark(found, source, options, folder)
+
+        yield start
 
 
 @dataclass
@@ -142,6 +152,9 @@ class OnSpark:
     def __post_init__(self) -> None:
         # Tasks may have another working folder.
         self.folder = self.folder.absolute()
+        log = copy(self.source.log)
+        log.files = [file if stores.is_url(file) else file.absolute() for file in log.files]
+        self.source = replace(self.source, log=log)
 
     def counts(self) -> list[int]:
         """Rows of each file."""
@@ -194,22 +207,19 @@ class OnSpark:
         """Pass 2."""
         before = np.cumsum(self._rows, 0) - self._rows
         given = self.source, self.options, self.folder, assignment, self.tasks
-        task = _Write(*given, before, new)
+        task = _Write(*given, before, new, uuid4().hex)
         unknown: dict[PartName, UnknownIds] = {one: UnknownIds(learned.fields) for one in PARTS}
         written = self._each(len(before), task)
-        for _, of_place in written:
-            for part, counts in zip(PARTS, of_place, strict=True):
+        folders: dict[tuple[PartName, int], list[Path]] = defaultdict(list)
+        firsts = (before // self.options.shard_rows).tolist()
+        for (place, of_place), first in zip(written, firsts, strict=True):
+            for part, begin, (shards, counts) in zip(PARTS, first, of_place, strict=True):
                 unknown[part].counts += counts
-        shards: list[tuple[Any, int]] = [
-            (part, shard)
-            for part, rows in zip(PARTS, self._rows.sum(0), strict=True)
-            for shard in range(-(-int(rows) // self.options.shard_rows))
-        ]
-        folders = [folder for folder, _ in written]
-        join = _Join(self.folder, self.options.shard_rows, shards, folders)
-        joined = self._each(len(shards), join)
-        parts: dict[Any, list[ShardEntry]] = {part: [] for part in PARTS}
-        for (part, _), entry in zip(shards, joined, strict=True):
+                for shard in range(begin, begin + shards):
+                    folders[part, shard].append(place)
+        join = _Join(self.folder, self.options.shard_rows, list(folders.items()))
+        parts: dict[PartName, list[ShardEntry]] = {part: [] for part in PARTS}
+        for (part, _), entry in zip(folders, self._each(len(folders), join), strict=True):
             parts[part].append(entry)
         shutil.rmtree(self.folder / _PIECES, ignore_errors=True)
         return parts, unknown
@@ -337,38 +347,45 @@ class _Write:
     places: Sequence[Place]
     before: np.ndarray
     new: Mapping[str, np.ndarray] | None
+    preparation: str  # names it, unlike the folder, which may be that of an earlier one
 
-    def __call__(self, number: int) -> tuple[Path, list[np.ndarray]]:
-        """Write a stretch's rows; where, and the counts of `UnknownIds` of each part."""
+    def __call__(self, number: int) -> tuple[Path, list[tuple[int, np.ndarray]]]:
+        """Write a stretch's rows; where, and shards and counts of `UnknownIds` of each part."""
         log, place = self.source.log, _place_of_attempt(self.folder)
-        learned = load(self.folder / LEARNED_FOLDER)
+        learned = _learned(self.folder / LEARNED_FOLDER, self.preparation)
         rows = (
             RowsOfParts(chunk.frame, self.assignment.parts(chunk), chunk.position)
             for chunk in log.chunks(BadRows(self.options.on_bad_row), self.places[number])
         )
         with RowProgress("writing", log.bytes) as progress:
             before = self.before[number].tolist()
-            _, unknown = write_rows(place, rows, learned, self.options, progress, self.new, before)
-        return place, [unknown[part].counts for part in PARTS]
+            parts, unknown = write_rows(
+                place, rows, learned, self.options, progress, self.new, before
+            )
+        return place, [(len(parts[part]), unknown[part].counts) for part in PARTS]
+
+
+@lru_cache(maxsize=1)
+def _learned(folder: Path, preparation: str) -> Learned:
+    """What a preparation has learned; read once in each of Spark's processes."""
+    return load(folder)
 
 
 @dataclass
 class _Join:
     folder: Path
     shard_rows: int
-    shards: Sequence[tuple[PartName, int]]
-    folders: Sequence[Path]  # of the stretches' rows, in order
+    # Part and number of each, and the folders of the stretches that have rows of it, in order.
+    shards: Sequence[tuple[tuple[PartName, int], Sequence[Path]]]
 
     def __call__(self, number: int) -> ShardEntry:
         """Make a shard of the pieces that tasks wrote of it."""
-        part, shard = self.shards[number]
+        (part, shard), folders = self.shards[number]
         made = _place_of_attempt(self.folder)
         writer = PartWriter(made, part, self.shard_rows, shard * self.shard_rows)
         stem = f"{part}-{shard:05d}-"
-        for place in self.folders:
+        for place in folders:
             files = {path.stem.removeprefix(stem): path for path in place.glob(f"{stem}*.npy")}
-            if not files:
-                continue
             arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
             bags = []
             while f"offsets_{len(bags)}" in arrays:

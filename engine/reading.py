@@ -378,7 +378,7 @@ def _prepared(config: Config) -> str:
     # Preparing may take hours; mistakes in the configuration are reported first.
     _check_source(config, source)
     if not (stores.is_url(folder) and stores.exists(os.path.join(folder, MANIFEST))):
-        with engine_of(section.spark) as engine:
+        with engine_of(section.spark, "data.spark") as engine:
             prepare(source, section, stores.local(folder), engine)
         stores.published(folder)
     return folder

@@ -106,18 +106,26 @@ class Stretch(NamedTuple):
 
 
 def block_starts(path: Path) -> list[int]:
-    """The bytes where the blocks of a plain text begin, if each can be read by itself; else 0."""
+    """The bytes where the blocks of a plain text begin, if each can be read by itself; else 0.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     starts = [0]
     if path.suffix.lower() in (".gz", ".zst"):
         return starts
-    with stores.opened(path, _NEAR) as file:
-        while file.seek(starts[-1] + BLOCK_BYTES - _TAIL) and (tail := file.read(_TAIL - 1)):
-            tail += file.readline()
-            # The next block would begin with the empty lines, see `read_blocks`.
-            if tail[:-1].rstrip(b"\r").endswith(b"\n"):
-                return [0]
-            starts.append(file.tell())
-    return starts[: max(1, sum(start < stores.length(path) for start in starts))]
+    try:
+        with stores.opened(path, _NEAR) as file:
+            while file.seek(starts[-1] + BLOCK_BYTES - _TAIL) and (tail := file.read(_TAIL - 1)):
+                tail += file.readline()
+                # The next block would begin with the empty lines, see `read_blocks`.
+                if tail[:-1].rstrip(b"\r").endswith(b"\n"):
+                    return [0]
+                starts.append(file.tell())
+        length = stores.length(path)
+    except OSError as failure:
+        raise DataError(f"{path}: {failure.strerror or failure}") from None
+    return starts[: max(1, sum(start < length for start in starts))]
 
 
 def read_blocks(
@@ -160,10 +168,10 @@ def read_blocks(
                     text = len(data.rstrip(b"\r\n"))
                     end = data.find(b"\n", text) + 1 if text else 0
                     data, blanks = data[:end], data[end:]
-                    count = count_bytes(data, _NEWLINE)
+                    newlines = count_bytes(data, _NEWLINE)
                     if data:
-                        yield Block(data, lines + 1, count, position)
-                    lines += count
+                        yield Block(data, lines + 1, newlines, position)
+                    lines += newlines
     except (EOFError, zlib.error, OSError) as failure:
         # System errors have a number; errors of gzip and Zstandard do not.
         if getattr(failure, "errno", None) is not None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +23,14 @@ if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
 from stampede import open_run, spark
 from stampede.data import on_spark
 from stampede.data.errors import DataError
-from stampede.data.on_spark import OnSpark, session
+from stampede.data.on_spark import OnSpark, engine_of, session
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare
 from stampede.data.prepare_command import main
 from stampede.data.sources import open_source
 from stampede.data.synthetic import main as write_criteo
 from stampede.engine.checkpoint.retention import newest
+from stampede.settings import SettingsError
 from support import periods
 from support.jobs import tensors_of
 from support.movie_runs import prepare_movies, train_on_movies
@@ -250,6 +252,59 @@ def waited(file, words):
             return text.partition(words)[2].split()[0]
         time.sleep(0.1)
     raise AssertionError(file.read_text())
+
+
+def test_a_session_of_another_thread_is_left(local, tmp_path):
+    files = write_logs(tmp_path, movies(100), ())
+
+    def prepare_there():
+        with engine_of("local[2]") as engine:
+            prepared(tmp_path / "there", files, engine)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(prepare_there).result()
+    assert local.range(3).count() == 3
+
+
+def test_a_folder_is_prepared_anew(local, tmp_path):
+    """Spark's processes do not keep the vocabularies of the log before."""
+    engine = partial(OnSpark, local)
+    for frame in (movies(200), movies(400)[200:]):
+        files = write_logs(tmp_path, frame, (50, 100, 150))
+        for name, one in (("here", None), ("there", engine)):
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+            prepared(tmp_path / name, files, one)
+        assert_same(tmp_path / "here", tmp_path / "there")
+
+
+def test_workers_find_files_by_relative_names_and_tell_which_is_gone(local, tmp_path, monkeypatch):
+    """Spark's workers began in another folder."""
+    write_logs(tmp_path, movies(300), (100, 200))
+    monkeypatch.chdir(tmp_path)
+    engine = partial(OnSpark, local)
+    here = prepared(Path("here"), "log_*.csv")
+    assert_same(here, prepared(Path("there"), "log_*.csv", engine))
+    source = open_source("table", "log_*.csv", PreparationOptions(), schema="schema.yaml")
+    (tmp_path / "log_1.csv").unlink()
+    with pytest.raises(DataError, match=r"log_1\.csv: No such file or directory$"):
+        OnSpark(local, source, PreparationOptions(), tmp_path).counts()
+
+
+def test_what_is_prepared_needs_no_spark(tmp_path, monkeypatch):
+    prepare_movies(tmp_path)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    given = "data.spark=local[1]"
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "")
+        with pytest.raises(SettingsError, match=r"^data\.spark needs Java 17"):
+            train_on_movies(tmp_path, given)
+    train_on_movies(tmp_path, "run.name=here")
+    monkeypatch.setenv("PATH", "")
+    train_on_movies(tmp_path, "run.name=there", given)
+    (tmp_path / "out").mkdir()
+    command = ["table", tmp_path / "log.csv", "--schema", tmp_path / "schema.yaml", "--spark", "x"]
+    status, said = run_command(main, *command, "--out", tmp_path / "out")
+    assert status != 0 and "out: already exists" in said
 
 
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
