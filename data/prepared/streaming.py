@@ -326,7 +326,7 @@ def _free(mapped: mmap.mmap, name: str, begin: int, end: int) -> None:
 def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
     while (task := tasks.get()) is not None:
         # Whoever reads the rows tries again, and tells.
-        with suppress(stores.StoreError):
+        with suppress(Exception):
             task()
         del task
 
