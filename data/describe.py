@@ -20,11 +20,12 @@ import numpy as np
 import polars as pl
 
 from stampede import stores
+from stampede.data.advice import MOSTLY_UNSEEN, unseen_sentences
 from stampede.data.errors import DataError
 from stampede.data.exit_status import exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess
-from stampede.data.missing import MOSTLY_UNSEEN, missing_marks_sentence, unseen_sentences
+from stampede.data.missing import missing_marks_sentence
 from stampede.data.options import OnBadRow, Split
 from stampede.data.prepared.manifest import BAD_ROWS, PARTS
 from stampede.data.progress import RowProgress

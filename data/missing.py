@@ -1,4 +1,4 @@
-"""What counts as a missing value, and what a share of unseen ids means.
+"""What counts as a missing value.
 
 Cells with a text of the schema's `missing` become null while a log is read; a null id gets the
 row `missing_row` of its table (see `data/learning/learned.py`), a null number the schema's `fill`
@@ -8,7 +8,7 @@ row `missing_row` of its table (see `data/learning/learned.py`), a null number t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -16,9 +16,6 @@ from stampede.data.formulas import split
 from stampede.data.raw.rows import Marks
 from stampede.data.schema.schema import Schema
 from stampede.settings import counted
-
-# Shares of unseen ids from which a column is told, and from which it is of no use.
-_OFTEN_UNSEEN, MOSTLY_UNSEEN = 0.5, 0.98
 
 
 def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:
@@ -86,18 +83,3 @@ def missing_marks_sentence(columns: dict[str, dict[str, int]]) -> str:
         f"{', '.join(named)}{more}; if such a text is a value, write the schema's list `missing` "
         "without it"
     )
-
-
-def unseen_sentences(shares: Mapping[str, float], part: str) -> list[str]:
-    """What follows for columns of which so large a share of a part's ids is not in training."""
-    new = "their rows are scored by the other columns"
-    useless = "leave it out, or keep a part that recurs, such as the hour of a time"
-    sentences = []
-    for least, most, result in ((_OFTEN_UNSEEN, MOSTLY_UNSEEN, new), (MOSTLY_UNSEEN, 1.1, useless)):
-        columns = [f"{name} {share:.0%}" for name, share in shares.items() if least <= share < most]
-        if columns:
-            sentences.append(
-                f"{', '.join(columns)}: this share of the {part} ids is not in the training part; "
-                f"{result}"
-            )
-    return sentences

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_labels
-from stampede.data.missing import unseen_sentences
+from stampede.data.advice import unseen_sentences
 from stampede.data.samples import ClickShare, counted_click_shares, sampled_rows
 from stampede.engine.config import Config
 from stampede.engine.processes import Processes
