@@ -17,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from stampede.data.formulas import JSON, parts_of_objects
 from stampede.data.options import PreparationOptions
 from stampede.settings import Section, Seed, SettingsError, read_yaml, sentences, yaml_value
 
@@ -372,7 +371,9 @@ class Schema(Section):
                 f"ids.{timed[0]}: encode: {self.ids[timed[0]].encode} needs the section `time`"
             )
         self._check_queries()
-        known = {*self.columns, *parts_of_objects(self.columns)}
+        # As `parts_of_objects` of formulas.py, whose Polars is not where only GPUs are measured.
+        parts = {f"{column}.{part}" for column in self.columns for part in ("key", "value")}
+        known = {*self.columns, *parts}
         absent = sorted(self.used_columns() - known) if self.columns else []
         if absent:
             raise ValueError(
@@ -412,7 +413,7 @@ class Schema(Section):
         """Columns with several ids a cell as JSON, and those of their weights."""
         columns, found = self.sources(), set()
         for name, field in self.ids.items():
-            if field.separator == JSON:
+            if field.separator == "json":
                 found |= {columns[name], field.weights}
         return found - {None}
 
