@@ -371,7 +371,7 @@ class Schema(Section):
                 f"ids.{timed[0]}: encode: {self.ids[timed[0]].encode} needs the section `time`"
             )
         self._check_queries()
-        # `parts_of_objects` of formulas.py needs Polars, which `--help` and the GPU machine do without.
+        # `parts_of_objects` of formulas.py needs Polars; `--help` and the GPU machine do without.
         parts = {f"{column}.{part}" for column in self.columns for part in ("key", "value")}
         known = {*self.columns, *parts}
         absent = sorted(self.used_columns() - known) if self.columns else []
