@@ -129,8 +129,10 @@ def on_data(dataset: Dataset, can_calibrate: bool = True) -> list[str]:
     sentences += _moved_shares(dataset, can_calibrate)
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
-    shares = _unseen_shares(dataset.validation, dataset)
-    return [*sentences, *unseen_sentences(shares, "validation")]
+    # Rare ids, which have the same row, are as frequent in both.
+    rare, found = (_unseen_shares(part, dataset) for part in (dataset.train, dataset.validation))
+    unseen = {field: share - rare[field] for field, share in found.items()}
+    return [*sentences, *unseen_sentences(unseen, "validation")]
 
 
 def _moved_shares(dataset: Dataset, can_calibrate: bool) -> Iterator[str]:

@@ -118,14 +118,16 @@ def test_shares_of_a_goal_count_its_own_labels():
 
 
 @pytest.mark.parametrize("multi", [0, 1])
-@pytest.mark.parametrize("validation, test, told", [
-    (0.6, 0.0, "60%: this share of the validation ids is not in the training part; their rows are"),
-    (1.0, 0.0, "100%: this share of the validation ids is not in the training part; leave it out"),
-    (0.4, 0.9, None),
+@pytest.mark.parametrize("train, validation, test, told", [
+    (0.0, 0.6, 0.0, "60%: this share of the validation ids is not in the training part; their"),
+    (0.0, 1.0, 0.0, "100%: this share of the validation ids is not in the training part; leave it"),
+    (0.1, 0.7, 0.0, "60%: this share of the validation ids is not in the training part; their"),
+    (0.35, 0.7, 0.0, None),
+    (0.0, 0.4, 0.9, None),
 ])  # fmt: skip
-def test_unseen_ids_are_told_by_column(tmp_path, validation, test, told, multi):
+def test_unseen_ids_are_told_by_column(tmp_path, train, validation, test, told, multi):
     parts, field = {}, "M1" if multi else "C3"
-    shares = {"train": 0.0, "validation": validation, "test": test}
+    shares = {"train": train, "validation": validation, "test": test}
     for seed, (name, share) in enumerate(shares.items()):
         parts[name] = arrays = drawn_rows(400, multi=multi, vocabulary=20, seed=seed)
         arrays["ids"] = arrays["ids"] // 2 * 2
