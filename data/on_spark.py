@@ -27,7 +27,7 @@ import polars as pl
 
 from stampede import stores
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import EncodedBag, Learned, load
+from stampede.data.learning.learned import COUNTS, INDEXES, EncodedBag, Learned, load
 from stampede.data.learning.learner import Learner, Measured
 from stampede.data.learning.unknown_shares import UnknownIds
 from stampede.data.learning.vocabulary import COUNT, VALUE
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_COUNTS, _PIECES = "counts", "pieces"
+_PIECES = "pieces"
 
 # Blocks or batches of a task's stretch: 64 MB of text, or a million rows.
 _MOST_PIECES = 4
@@ -199,7 +199,7 @@ class OnSpark:
         by_name = zip(*(one.counts for one in found), strict=True)
         files = dict(zip(learner.counts.names, map(chain.from_iterable, by_name), strict=True))
         # `save` asks for the tables only.
-        learner.counts = cast(Any, _AddedUp)(self.session, self.folder / _COUNTS, files)
+        learner.counts = cast(Any, _AddedUp)(self.session, self.folder / COUNTS, files)
 
     def write(
         self, learned: Learned, assignment: Assignment, new: Mapping[str, np.ndarray] | None
@@ -288,7 +288,7 @@ class _Learn:
         log = self.source.log
         place = _place_of_attempt(self.folder)
         budget = int(self.options.counts_gb * 1e9)
-        learner = Learner(log.schema, budget, place / _COUNTS, self.source.growth)
+        learner = Learner(log.schema, budget, place / COUNTS, self.source.growth)
         remedy = f"{self.options.written}on_bad_row=skip to leave such rows out"
         bad_rows = BadRows(self.options.on_bad_row, place / "bad_rows.jsonl", remedy)
         rows, numbers, labels = np.zeros(len(PARTS), np.int64), [], log.labels()
@@ -352,7 +352,7 @@ class _Write:
     def __call__(self, number: int) -> tuple[Path, list[tuple[int, np.ndarray]]]:
         """Write a stretch's rows; where, and shards and counts of `UnknownIds` of each part."""
         log, place = self.source.log, _place_of_attempt(self.folder)
-        learned = _learned(self.folder / LEARNED_FOLDER, self.preparation)
+        learned = _learned(self.folder, self.preparation)
         rows = (
             RowsOfParts(chunk.frame, self.assignment.parts(chunk), chunk.position)
             for chunk in log.chunks(BadRows(self.options.on_bad_row), self.places[number])
@@ -368,7 +368,7 @@ class _Write:
 @lru_cache(maxsize=1)
 def _learned(folder: Path, preparation: str) -> Learned:
     """What a preparation has learned; read once in each of Spark's processes."""
-    return load(folder)
+    return load(folder / LEARNED_FOLDER, indexes=folder / COUNTS / INDEXES)
 
 
 @dataclass
