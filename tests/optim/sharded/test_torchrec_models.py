@@ -25,7 +25,7 @@ from support.torchrec_models import (
     train,
 )
 
-# Of the others, benchmarks/torchrec_features.py trains all.
+# Of each kind of network one; all were trained once, see docs/torchrec.md.
 KINDS = ("DLRM", "Bert4Rec", "SimpleDeepFMNN", "TestTowerCollectionSparseNN",
          "TestMixedEmbeddingSparseArch")  # fmt: skip
 
