@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ import polars as pl
 
 from stampede import stores
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import EncodedBag, Learned, load
+from stampede.data.learning.learned import COUNTS, INDEXES, EncodedBag, Learned, load
 from stampede.data.learning.learner import Learner, Measured
 from stampede.data.learning.unknown_shares import UnknownIds
 from stampede.data.learning.vocabulary import COUNT, VALUE
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_COUNTS, _PIECES = "counts", "pieces"
+_PIECES, _NAME = "pieces", "name"
 
 # Blocks or batches of a task's stretch: 64 MB of text, or a million rows.
 _MOST_PIECES = 4
@@ -61,7 +61,8 @@ Place = tuple[int, Stretch]
 class PlaceLearned(NamedTuple):
     """What a task learned of its stretch."""
 
-    counts: list[list[Path]]  # files of `value` and `count`, by name of `ValueCounts`
+    # Files of `_NAME` (the place of a name of `ValueCounts`), `value`, `count`, by type of values.
+    counts: dict[str, list[Path]]
     rows: np.ndarray  # `[3]` int64, of each part
     numbers: list[Measured]  # by piece, in order
     soft_labels: bool
@@ -196,10 +197,12 @@ class OnSpark:
             for measured in one.numbers:
                 learner.merge(measured)
         self._rows = np.stack([one.rows for one in found])
-        by_name = zip(*(one.counts for one in found), strict=True)
-        files = dict(zip(learner.counts.names, map(chain.from_iterable, by_name), strict=True))
+        files: dict[str, list[Path]] = defaultdict(list)
+        for kind, paths in chain.from_iterable(one.counts.items() for one in found):
+            files[kind] += paths
+        added = _AddedUp(self.session, self.folder / COUNTS, learner.counts.names, files)
         # `save` asks for the tables only.
-        learner.counts = cast(Any, _AddedUp)(self.session, self.folder / _COUNTS, files)
+        learner.counts = cast(Any, added)
 
     def write(
         self, learned: Learned, assignment: Assignment, new: Mapping[str, np.ndarray] | None
@@ -288,7 +291,7 @@ class _Learn:
         log = self.source.log
         place = _place_of_attempt(self.folder)
         budget = int(self.options.counts_gb * 1e9)
-        learner = Learner(log.schema, budget, place / _COUNTS, self.source.growth)
+        learner = Learner(log.schema, budget, place / COUNTS, self.source.growth)
         remedy = f"{self.options.written}on_bad_row=skip to leave such rows out"
         bad_rows = BadRows(self.options.on_bad_row, place / "bad_rows.jsonl", remedy)
         rows, numbers, labels = np.zeros(len(PARTS), np.int64), [], log.labels()
@@ -299,43 +302,46 @@ class _Learn:
             numbers.append(learner.measured(some.train))
             rows += np.bincount(some.parts, minlength=len(PARTS))
             soft_labels |= has_soft_labels(chunk.frame, log.schema)
-        counts: list[list[Path]] = []
+        counts: dict[str, list[Path]] = defaultdict(list)
         for at, name in enumerate(learner.counts.names):
-            counts.append([])
             for part, table in enumerate(learner.counts.tables(name)):
                 file = place / f"{at}-{part}.parquet"
-                table.with_columns(pl.col(COUNT).cast(pl.Int64)).write_parquet(file)
-                counts[at].append(file)
+                table = table.select(pl.lit(at).alias(_NAME), VALUE, pl.col(COUNT).cast(pl.Int64))
+                table.write_parquet(file)
+                counts[str(table.schema[VALUE])].append(file)
         return PlaceLearned(counts, rows, numbers, soft_labels, labels, bad_rows)
 
 
 class _AddedUp:
-    """The counts of all files, in place of `ValueCounts`; Spark adds them up."""
+    """The counts of all files, in place of `ValueCounts`; Spark adds them up, all names at once."""
 
     def __init__(
-        self, session: SparkSession, folder: Path, files: Mapping[str, Iterable[Path]]
+        self,
+        session: SparkSession,
+        folder: Path,
+        names: Sequence[str],
+        files: Mapping[str, Sequence[Path]],
     ) -> None:
-        self._session, self._folder = session, folder
-        self._files = {name: list(of_name) for name, of_name in files.items()}
+        self._names, self._folders = names, []
+        for kind, of_kind in files.items():
+            added = folder / kind
+            # Not `as_uri`: Spark takes %20 for these three characters.
+            counts = session.read.parquet(*(f"file://{file}" for file in of_kind))
+            counts = counts.groupBy(_NAME, VALUE).sum(COUNT)
+            counts = counts.withColumnRenamed(f"sum({COUNT})", COUNT)
+            counts.write.partitionBy(_NAME).parquet(f"file://{added}")
+            if not any(added.glob("*/*.parquet")):
+                raise DataError(
+                    f"{added}: Spark's workers did not write there; they must see the prepared "
+                    "folder under the same path as this process"
+                )
+            self._folders.append(added)
 
     def tables(self, name: str) -> Iterator[pl.DataFrame]:
         """Tables of `value` and `count`; each value is in one of them."""
-        if not self._files[name]:
-            return
-        added = self._folder / str(list(self._files).index(name))
-        # Not `as_uri`: Spark takes %20 for these three characters.
-        counts = self._session.read.parquet(*(f"file://{file}" for file in self._files[name]))
-        counts = counts.groupBy(VALUE).sum(COUNT).withColumnRenamed(f"sum({COUNT})", COUNT)
-        counts.write.parquet(f"file://{added}")
-        found = sorted(added.glob("*.parquet"))
-        if not found:
-            raise DataError(
-                f"{added}: Spark's workers did not write there; they must see the prepared folder "
-                "under the same path as this process"
-            )
-        for file in found:
-            yield pl.read_parquet(file)
-        shutil.rmtree(added)
+        for added in self._folders:
+            for file in sorted((added / f"{_NAME}={self._names.index(name)}").glob("*.parquet")):
+                yield pl.read_parquet(file, hive_partitioning=False)
 
 
 @dataclass
@@ -352,7 +358,7 @@ class _Write:
     def __call__(self, number: int) -> tuple[Path, list[tuple[int, np.ndarray]]]:
         """Write a stretch's rows; where, and shards and counts of `UnknownIds` of each part."""
         log, place = self.source.log, _place_of_attempt(self.folder)
-        learned = _learned(self.folder / LEARNED_FOLDER, self.preparation)
+        learned = _learned(self.folder, self.preparation)
         rows = (
             RowsOfParts(chunk.frame, self.assignment.parts(chunk), chunk.position)
             for chunk in log.chunks(BadRows(self.options.on_bad_row), self.places[number])
@@ -368,7 +374,7 @@ class _Write:
 @lru_cache(maxsize=1)
 def _learned(folder: Path, preparation: str) -> Learned:
     """What a preparation has learned; read once in each of Spark's processes."""
-    return load(folder)
+    return load(folder / LEARNED_FOLDER, indexes=folder / COUNTS / INDEXES)
 
 
 @dataclass

@@ -17,9 +17,9 @@ import polars as pl
 import pyarrow
 
 from stampede.data.errors import DataError
-from stampede.data.learning.learned import Learned, rows_of_new_ids
+from stampede.data.learning.learned import COUNTS, Learned, rows_of_new_ids
 from stampede.data.learning.learner import Learner
-from stampede.data.learning.vocabulary import Distinct
+from stampede.data.learning.value_counts import Distinct
 from stampede.data.options import PreparationOptions
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import (
@@ -123,7 +123,7 @@ def _prepare(
     clock()
     remedy = f"{options.written}on_bad_row=skip to leave such rows out"
     bad_rows = BadRows(options.on_bad_row, folder / BAD_ROWS, remedy)
-    learner = Learner(log.schema, int(options.counts_gb * 1e9), folder / "counts", source.growth)
+    learner = Learner(log.schema, int(options.counts_gb * 1e9), folder / COUNTS, source.growth)
     engine.learn(learner, assignment, bad_rows)
     if learner.rows == 0:
         log.check_rows(engine.counts())
@@ -135,10 +135,10 @@ def _prepare(
         )
     clock()
     learned = learner.save(folder / LEARNED_FOLDER)
-    shutil.rmtree(folder / "counts", ignore_errors=True)
     clock()
     new = None if source.growth is None else rows_of_new_ids(folder / LEARNED_FOLDER)
     parts, unknown = engine.write(learned, assignment, new)
+    shutil.rmtree(folder / COUNTS, ignore_errors=True)
     if options.split == "by_column":
         _check_named_parts(log, options, parts)
     log.check_unchanged()

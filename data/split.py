@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stampede.data.formulas import written_alike
-from stampede.data.learning.vocabulary import Distinct, distinct_ids
+from stampede.data.learning.value_counts import Distinct, distinct_ids
 from stampede.data.order import Permutation
 from stampede.data.raw.log import Chunk
 from stampede.data.raw.typed import SPLIT

@@ -33,6 +33,7 @@ from stampede.engine.reading import open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
 from stampede.engine.same_run import check_same_run
+from stampede.engine.start_up import same_products
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import AfterEpoch, TrainingRun
 from stampede.engine.watching.hang import watched
@@ -111,6 +112,8 @@ def run_here(
     """
     check_same_run(config, here)
     check_installed(config)
+    if config.train.reproducible:
+        same_products()
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))

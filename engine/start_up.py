@@ -100,6 +100,15 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_MAX, 0)
 
 
+def same_products() -> None:
+    """Let MKL's products have the same bits wherever their factors lie in memory.
+
+    Where a tile begins depends on the number of ranks, and vectors go by the addresses. MKL reads
+    this at its first product; a setting in the environment wins.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
 def stay_on_this_machine() -> None:
     """Let gloo listen on the loopback device only if all ranks are on one machine."""
     if launched_world_size() == int(os.environ.get("LOCAL_WORLD_SIZE", "1")):

@@ -7,6 +7,8 @@ import os
 # The tensors are small: threads would cost more than they bring, many times more on a busy machine.
 # Of processes that tests start, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As launched runs with `train.reproducible` set it; tests run some of them in this process.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 import pytest
 import torch

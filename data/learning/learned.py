@@ -6,7 +6,7 @@ Functions that read a folder raise a `DataError` with `remedy` if it is damaged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,15 +17,15 @@ from pydantic import Field
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, flattened_weights, scaled
+from stampede.data.learning.rows_of_ids import RowsOfIds
+from stampede.data.learning.value_counts import Distinct, distinct_ids
 from stampede.data.learning.vocabulary import (
     FIRST_ROW,
     MISSING_ROW,
     ROW_SINCE,
     UNSEEN_ROW,
     VALUE,
-    Distinct,
-    RowsOfIds,
-    distinct_ids,
+    read_pieces,
     read_vocabulary,
 )
 from stampede.data.prepared.manifest import FieldEntry
@@ -44,6 +44,10 @@ from stampede.files import parse_json, read_file
 from stampede.settings import Section, reading
 
 LEARNED = "learned.json"
+
+# In an unfinished prepared folder: what is needed until its rows are written, and in there the
+# files of `RowsOfIds`.
+COUNTS, INDEXES = "counts", "indexes"
 
 REMEDY = "prepare the data again"
 
@@ -97,12 +101,16 @@ class Encoder(NamedTuple):
     rows: Callable[[pl.Series], np.ndarray]
 
 
-def _encoder(name: str, field: IdField, saved: Saved, folder: Path, remedy: str) -> Encoder:
+def _encoder(
+    name: str, field: IdField, saved: Saved, folder: Path, indexes: Path | None
+) -> Encoder:
     missing, unseen = 0, None
     if isinstance(field, Vocabulary):
-        ids = read_ids(folder, saved, name, remedy)
-        encode = RowsOfIds(ids)
-        rows, missing, unseen = FIRST_ROW + len(ids), MISSING_ROW, UNSEEN_ROW
+        encode = RowsOfIds(
+            IdsInPieces(folder / saved.vocabularies[name]),
+            None if indexes is None else indexes / name,
+        )
+        rows, missing, unseen = FIRST_ROW + encode.size, MISSING_ROW, UNSEEN_ROW
     elif isinstance(field, Quantiles):
         edges = saved.quantiles[name]
         rows, encode = len(edges) + 2, partial(bucket_rows, edges=edges)
@@ -254,8 +262,12 @@ def read_saved(folder: Path, remedy: str = REMEDY) -> Saved:
         return Saved.model_validate_json(content)
 
 
-def load(folder: Path, remedy: str = REMEDY) -> Learned:
-    """Load what `Learner.save` wrote."""
+def load(folder: Path, remedy: str = REMEDY, indexes: Path | None = None) -> Learned:
+    """Load what `Learner.save` wrote.
+
+    Args:
+        indexes: a folder for the files of `RowsOfIds`; without it they are in memory.
+    """
     saved = read_saved(folder, remedy)
     with reading(folder / LEARNED, DataError, remedy):
         ids = saved.schema_.ids.items()
@@ -264,7 +276,7 @@ def load(folder: Path, remedy: str = REMEDY) -> Learned:
         for name, field in sorted(ids, key=lambda one: one[1].share is not None):
             table = field.share or name
             if table == name:
-                encoders[name] = _encoder(name, field, saved, folder, remedy)
+                encoders[name] = _encoder(name, field, saved, folder, indexes)
             update = {
                 "name": name,
                 "multi": field.separator is not None,
@@ -279,6 +291,19 @@ def load(folder: Path, remedy: str = REMEDY) -> Learned:
             entry = encoders[table].entry.model_copy(update=update)
             encoders[name] = encoders[table]._replace(entry=entry)
         return Learned(saved.schema_, encoders, saved.ranges, saved.soft_labels)
+
+
+class IdsInPieces(NamedTuple):
+    """The ids of a vocabulary's file in the order of their rows: some at a time, as often as asked.
+
+    Raises OSError or ValueError if it is damaged.
+    """
+
+    path: Path
+    rows: int = 1 << 18
+
+    def __iter__(self) -> Iterator[pl.Series]:
+        return (piece[VALUE] for piece in read_pieces(self.path, self.rows))
 
 
 def read_ids(folder: Path, saved: Saved, field: str, remedy: str = REMEDY) -> pl.Series:

@@ -12,6 +12,7 @@ import polars as pl
 
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import (
+    INDEXES,
     LEARNED,
     REMEDY,
     Learned,
@@ -20,19 +21,19 @@ from stampede.data.learning.learned import (
     filled_number,
     load,
 )
+from stampede.data.learning.value_counts import Distinct, ValueCounts
 from stampede.data.learning.vocabulary import (
     COUNT,
     KEPT,
     VALUE,
     WAITING,
-    Distinct,
     Grown,
-    ValueCounts,
     alike,
     grown,
     nothing_known,
     read_vocabulary,
     vocabulary,
+    write_pieces,
 )
 from stampede.data.options import GrowthOptions
 from stampede.data.parallel import computed_ahead
@@ -147,6 +148,7 @@ class Learner:
 
     Args:
         budget: bytes of counts in memory; more go to the folder `spill`.
+        spill: also has files that what is learned uses, see `load`.
         growth: for a log in periods; ranges, quantiles and the settled schema are those of the
             first period.
 
@@ -165,6 +167,7 @@ class Learner:
         kinds = Vocabulary | Quantiles if self._before is None else Vocabulary
         counted = {name: f.share or name for name, f in schema.ids.items() if isinstance(f, kinds)}
         self.counts = ValueCounts(counted, budget, spill)
+        self._spill = spill
         self.rows = 0
         self.soft_labels = False
         self.notes: list[str] = []
@@ -226,20 +229,20 @@ class Learner:
         with_rare_ids: set[str] = set()
 
         def write_vocabulary(name: str) -> list[str]:
-            field, counts = ids[name], self.counts.tables(name)
+            field, counts, file = ids[name], self.counts.tables(name), folder / files[name]
             if self._growth is None:
                 few = FEW_RARE * self.rows if self._schema.ids[name].min_count is None else 0.0
-                table = vocabulary(counts, field, few)
-                if len(table) and table[COUNT].min() < field.min_count:
+                write_pieces(file, vocabulary(counts, field, self._spill / f"sorted-{name}", few))
+                fewest = pl.scan_parquet(file, glob=False).select(pl.col(COUNT).min()).collect()
+                if (fewest.item() or field.min_count) < field.min_count:
                     with_rare_ids.add(name)
             else:
                 growth = self._growth
                 limits = (field.min_count, growth.options, field.max_size)
                 after = grown(growth.ids_before(name), counts, growth.period, *limits)
-                table = after.vocabulary
+                after.vocabulary.write_parquet(file)
                 after.waiting.write_parquet(folder / waiting[name])
-            table.write_parquet(folder / files[name])
-            return alike(table, name)
+            return alike(file, name)
 
         for notes in computed_ahead(write_vocabulary, dict.fromkeys(tables.values()), 2, threads=2):
             self.notes += notes
@@ -257,4 +260,4 @@ class Learner:
             update["rows"] += self._growth.rows_before
         text = saved.model_copy(update=update).model_dump_json(indent=1)
         (folder / LEARNED).write_text(text, encoding="utf-8")
-        return load(folder)
+        return load(folder, indexes=self._spill / INDEXES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stampede.data.errors import DataError
 from stampede.data.formulas import stable_hashes
-from stampede.data.learning.learned import NumberRange, Saved, read_ids, read_saved
-from stampede.data.learning.vocabulary import FIRST_ROW, RowsOfIds
+from stampede.data.learning.learned import IdsInPieces, NumberRange, Saved, read_ids, read_saved
+from stampede.data.learning.rows_of_ids import RowsOfIds
+from stampede.data.learning.vocabulary import FIRST_ROW
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
     REMEDY,
@@ -29,6 +31,7 @@ from stampede.data.prepared.manifest import (
     read_manifest,
 )
 from stampede.data.schema.schema import Hashed, IdField, Quantiles, Vocabulary
+from stampede.settings import reading
 
 _FIRST_BUCKET = 1
 
@@ -51,6 +54,7 @@ class RowMeanings:
     field: IdField | None = None  # how ids become rows; None if they are already rows
     edges: tuple[float, ...] = ()  # inner edges of a field cut at quantiles
     values: Callable[[], pl.Series] | None = None  # reads the ids of a vocabulary by row
+    pieces: Iterable[pl.Series] = ()  # the same ids, `_PIECE` at a time
 
     @property
     def encode(self) -> str:
@@ -70,11 +74,12 @@ def row_meanings(folder: Path, remedy: str) -> dict[str, RowMeanings]:
         return {entry.name: RowMeanings(entry) for entry in manifest.fields}
     found = {}
     for entry in manifest.fields:
-        name, values = entry.name, None
+        name, values, pieces = entry.name, None, ()
         field, edges = saved.schema_.ids[name], tuple(saved.quantiles.get(name, ()))
         if isinstance(field, Vocabulary):
             values = partial(read_ids, folder / LEARNED_FOLDER, saved, name, remedy)
-        found[name] = RowMeanings(entry, field, edges, values)
+            pieces = IdsInPieces(folder / LEARNED_FOLDER / saved.vocabularies[name], _PIECE)
+        found[name] = RowMeanings(entry, field, edges, values, pieces)
     return found
 
 
@@ -100,7 +105,7 @@ def matched_rows(saved: RowMeanings, now: RowMeanings) -> np.ndarray:
         raise OtherMeaningError(f"encode was {saved.encode}, now {now.encode}")
     found = np.full(now.entry.rows, -1, dtype=np.int64)
     if isinstance(now.field, Vocabulary):
-        found[FIRST_ROW:] = RowsOfIds(saved.values())(now.values())
+        found[FIRST_ROW:] = RowsOfIds([saved.values()])(now.values())
     elif isinstance(now.field, Quantiles):
         row_of = {bucket: row for row, bucket in enumerate(saved.buckets, _FIRST_BUCKET)}
         found[_FIRST_BUCKET:] = [row_of.get(bucket, -1) for bucket in now.buckets]
@@ -154,14 +159,13 @@ def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for found in meanings:
-        if found.values is None or found.entry.table is not None:
+        if found.entry.table is not None:
             continue
-        texts = found.values()
-        for start in range(0, len(texts), _PIECE):
-            piece = texts.slice(start, _PIECE)
-            # With the lengths, so that "a", "bc" differs from "ab", "c".
-            digest.update(piece.str.len_bytes().to_numpy().astype("<u8").tobytes())
-            digest.update(piece.str.join("").item().encode())
+        with reading(folder / LEARNED_FOLDER, DataError, remedy):
+            for piece in found.pieces:
+                # With the lengths, so that "a", "bc" differs from "ab", "c".
+                digest.update(piece.str.len_bytes().to_numpy().astype("<u8").tobytes())
+                digest.update(piece.str.join("").item().encode())
     return digest.hexdigest()
 
 

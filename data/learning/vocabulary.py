@@ -1,17 +1,19 @@
-"""Counts the values of columns in bounded memory, and gives ids their rows, period by period."""
+"""Gives ids their rows by how often they occur, once or period by period."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import polars as pl
+import pyarrow
+import pyarrow.parquet as pq
 
 from stampede.data.options import GrowthOptions
-from stampede.data.schema.schema import Schema, Vocabulary
+from stampede.data.schema.schema import Vocabulary
 from stampede.settings import counted
 
 VALUE, COUNT = "value", "count"
@@ -26,192 +28,155 @@ WAITING = {VALUE: pl.String, PERIOD: pl.Int32, COUNT: pl.Int64}
 # The first rows of a table; the ids of the vocabulary follow.
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
 
-# Counts of fewer rows wait before they are merged.
-_PENDING_ROWS = 200_000
-_PARTITIONS = 32
+# Ids that are sorted in memory; of more, sorted files are merged.
+_MOST_IN_MEMORY = 4_000_000
+
+# Of a file that is written or read piece by piece.
+_ROWS_OF_A_PIECE = 1 << 18
+
+_COUNTED = pl.DataFrame(schema={VALUE: pl.String, COUNT: pl.Int64})
+
+# What Polars, PyArrow and damage that they do not detect raise; a panic is not an Exception.
+_UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, pyarrow.ArrowException)
 
 
-class Distinct(NamedTuple):
-    """The distinct values of a column, so that work on each value is done once."""
-
-    values: pl.Series  # each value once, in any order; null is one if the column has nulls
-    codes: np.ndarray  # `[n]` index of each row's value, of the narrowest unsigned type
-
-
-def distinct_ids(frame: pl.DataFrame, schema: Schema) -> dict[str, Distinct]:
-    """Distinct values of the single-valued vocabulary fields of typed rows, by name."""
-    return {
-        name: distinct(frame[name])
-        for name, field in schema.ids.items()
-        if isinstance(field, Vocabulary) and field.separator is None
-    }
-
-
-def distinct(texts: pl.Series) -> Distinct:
-    """Distinct values of a String column; told apart by a 64-bit hash, like ids in `RowsOfIds`."""
-    # Slow to import.
-    import pandas as pd
-
-    codes, hashes = pd.factorize(texts.hash().to_numpy())
-    first = np.empty(len(hashes), np.int64)
-    first[codes[::-1]] = np.arange(len(texts))[::-1]
-    return Distinct(texts.gather(first), codes.astype(np.min_scalar_type(len(hashes))))
-
-
-class ValueCounts:
-    """Counts the values of several columns, a chunk at a time.
-
-    Counts are one merged table and newer ones. When the newer ones have as many rows as the merged
-    one, all are merged, so each row is merged a logarithmic number of times. Beyond a budget in
-    bytes, the largest counts move to a folder, partitioned by a hash of the value, and are merged
-    at the end, one partition after the other.
-
-    Args:
-        columns: what each column is counted as; columns of one name are counted together.
-
-    Attributes:
-        names: what is counted.
-    """
-
-    def __init__(self, columns: Mapping[str, str], budget: int, folder: Path) -> None:
-        self._columns, self.names = columns, list(dict.fromkeys(columns.values()))
-        names = self.names
-        # The merged table of each name, and newer ones.
-        self._tables: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
-        # Added up here, as asking Polars each time takes longer than counting.
-        self._bytes = dict.fromkeys(names, 0)
-        self._spilled = dict.fromkeys(names, 0)
-        self._budget = budget
-        self._folder = folder
-
-    def add(self, chunk: pl.DataFrame, distinct: Mapping[str, Distinct]) -> None:
-        """Count the values of some rows and of other `distinct` columns, without nulls.
-
-        Lists count value by value.
-        """
-        columns = {n: pl.col(n) for n in self._columns if n not in distinct}
-        counted = chunk.select(
-            (one.explode() if isinstance(chunk.schema[name], pl.List) else one)
-            .drop_nulls()
-            .value_counts(name=COUNT)
-            .implode()
-            .alias(name)
-            for name, one in columns.items()
-        )
-        for column, name in self._columns.items():
-            if column in distinct:
-                values, codes = distinct[column]
-                counts = pl.Series(COUNT, np.bincount(codes, minlength=len(values)))
-                table = pl.DataFrame([values.alias(VALUE), counts])
-                table = table.filter((counts > 0) & table[VALUE].is_not_null())
-            else:
-                table = counted[column][0].struct.unnest()
-                table.columns = [VALUE, COUNT]
-            if len(table):
-                self._append(name, table)
-            tables = self._tables[name]
-            newer = sum(map(len, tables[1:]))
-            if newer > _PENDING_ROWS and newer > len(tables[0]):
-                self._append(name, self._release(name))
-        if sum(self._bytes.values()) <= self._budget:
-            return
-        # Halve the memory: merge tables, then move the largest columns to disk.
-        for name in sorted(self._bytes, key=self._bytes.__getitem__, reverse=True):
-            if self._tables[name]:
-                self._append(name, self._release(name))
-            if sum(self._bytes.values()) <= self._budget // 2:
-                return
-            self._spill(name)
-
-    def tables(self, name: str) -> Iterator[pl.DataFrame]:
-        """The counts of a name, released from memory: tables of `value` and `count`.
-
-        Each value appears once, in one of the tables.
-        """
-        if self._spilled[name]:
-            self._spill(name)
-            for part in range(_PARTITIONS):
-                files = sorted((self._folder / name).glob(f"{part}-*.parquet"))
-                if files:
-                    yield _summed([pl.read_parquet(file) for file in files])
-            shutil.rmtree(self._folder / name)
-        elif self._tables[name]:
-            yield self._release(name)
-
-    def _append(self, name: str, table: pl.DataFrame) -> None:
-        self._tables[name].append(table)
-        self._bytes[name] += int(table.estimated_size())
-
-    def _release(self, name: str) -> pl.DataFrame:
-        """Remove all tables of a name and return them as one."""
-        found = _summed(self._tables[name])
-        self._tables[name].clear()
-        self._bytes[name] = 0
-        return found
-
-    def _spill(self, name: str) -> None:
-        if not self._tables[name]:
-            return
-        folder = self._folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        part = (pl.col(VALUE).hash(seed=1) % _PARTITIONS).alias("part")
-        parts = self._release(name).with_columns(part).partition_by("part", as_dict=True)
-        for (number,), rows in parts.items():
-            path = folder / f"{number}-{self._spilled[name]:06d}.parquet"
-            rows.drop("part").write_parquet(path, compression="lz4")
-        self._spilled[name] += 1
-
-
-def _summed(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """One table of several; the counts of several are Int64."""
-    if len(tables) == 1:
-        return tables[0]
-    table = pl.concat([table.cast({COUNT: pl.Int64}) for table in tables]).lazy()
-    # In half the time of the other engine.
-    return table.group_by(VALUE).agg(pl.col(COUNT).sum()).collect(engine="streaming")
-
-
-def vocabulary(counts: Iterable[pl.DataFrame], field: Vocabulary, few: float = 0.0) -> pl.DataFrame:
+def vocabulary(
+    counts: Iterable[pl.DataFrame], field: Vocabulary, spill: Path, few: float = 0.0
+) -> Iterator[pl.DataFrame]:
     """The ids that get a row: most frequent first, ties in the order of their text.
 
-    The id in line i of the result, `value` String and `count` Int64, has row `FIRST_ROW + i`.
+    Pieces with the columns `value` String and `count` Int64; line i of all of them has row
+    `FIRST_ROW + i`. No more than a few million ids are in memory.
 
     Args:
         counts: tables of `value` and `count` with each value in one of them.
+        spill: a folder for what does not fit into memory, empty or not there.
         few: ids rarer than `min_count` get rows too if all of them together occur less often.
     """
-    kept = rare = pl.DataFrame(schema={VALUE: pl.String, COUNT: pl.Int64})
+    kept, rare = _Sorting(spill / "kept"), _Sorting(spill / "rare")
+    rows_of_rare = 0
     for table in counts:
         table = table.select(pl.col(VALUE), pl.col(COUNT).cast(pl.Int64))
         is_kept = pl.col(COUNT) >= field.min_count
-        kept = pl.concat([kept, table.filter(is_kept)])
+        kept.add(table.filter(is_kept))
         if few:
-            rare = pl.concat([rare, table.filter(~is_kept)])
-            if rare[COUNT].sum() >= few:
-                few, rare = 0.0, rare.clear()
-        if field.max_size is not None and len(kept) > 2 * field.max_size:
-            kept = _sorted(kept).head(field.max_size)
-    kept = _sorted(pl.concat([kept, rare]))
-    return kept if field.max_size is None else kept.head(field.max_size)
+            others = table.filter(~is_kept)
+            rare.add(others)
+            rows_of_rare += others[COUNT].sum()
+            if rows_of_rare >= few:
+                few, rare = 0.0, _Sorting(spill / "rare")
+    room = field.max_size
+    for piece in chain(kept.pieces(), rare.pieces()):
+        yield piece.head(len(piece) if room is None else room)
+        if room is not None:
+            room -= min(room, len(piece))
+    shutil.rmtree(spill, ignore_errors=True)
+
+
+class _Sorting:
+    """Sorts counted ids, most frequent first, with at most some millions of them in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        shutil.rmtree(folder, ignore_errors=True)
+        self._files: list[Path] = []
+        self._tables = [_COUNTED]
+        self._rows = 0
+
+    def add(self, table: pl.DataFrame) -> None:
+        """Take more ids."""
+        self._tables.append(table)
+        self._rows += len(table)
+        if self._rows > _MOST_IN_MEMORY:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._files.append(self._folder / f"{len(self._files)}.parquet")
+            write_pieces(self._files[-1], [self._sorted()])
+
+    def _sorted(self) -> pl.DataFrame:
+        found = _sorted(pl.concat(self._tables))
+        self._tables, self._rows = [_COUNTED], 0
+        return found
+
+    def pieces(self) -> Iterator[pl.DataFrame]:
+        """All ids in order, some at a time."""
+        in_memory = self._sorted().iter_slices(_ROWS_OF_A_PIECE)
+        sources = [in_memory, *map(read_pieces, self._files)]
+        waiting = [_COUNTED] * len(sources)
+        while True:
+            both = zip(waiting, sources, strict=True)
+            waiting = [table if len(table) else next(source, table) for table, source in both]
+            begun = [table for table in waiting if len(table)]
+            if not begun:
+                return
+            # Nothing that is still to be read comes before the first of their last ids.
+            value, count = _sorted(pl.concat([table.tail(1) for table in begun])).row(0)
+            is_due = (pl.col(COUNT) > count) | ((pl.col(COUNT) == count) & (pl.col(VALUE) <= value))
+            yield _sorted(pl.concat([table.filter(is_due) for table in begun]))
+            waiting = [table.filter(~is_due) for table in waiting]
 
 
 def _sorted(table: pl.DataFrame) -> pl.DataFrame:
     return table.sort([COUNT, VALUE], descending=[True, False])
 
 
-def alike(table: pl.DataFrame, field: str) -> list[str]:
+def write_pieces(path: Path, pieces: Iterable[pl.DataFrame]) -> None:
+    """Write counted ids as a file; its bytes do not depend on how they were divided."""
+    with pq.ParquetWriter(path, _COUNTED.to_arrow().schema, compression="zstd") as file:
+        for piece in _regrouped(pieces, _ROWS_OF_A_PIECE):
+            file.write_table(piece.to_arrow())
+
+
+def _regrouped(pieces: Iterable[pl.DataFrame], rows: int) -> Iterator[pl.DataFrame]:
+    """Counted ids as tables of so many rows, and a last one of fewer, which may be empty."""
+    waiting, held = [_COUNTED], 0
+    for piece in pieces:
+        waiting.append(piece)
+        held += len(piece)
+        if held >= rows:
+            table = pl.concat(waiting)
+            full = held - held % rows
+            yield from table.head(full).iter_slices(rows)
+            waiting, held = [table.slice(full)], held - full
+    yield pl.concat(waiting)
+
+
+def read_pieces(path: Path, rows: int = _ROWS_OF_A_PIECE) -> Iterator[pl.DataFrame]:
+    """The ids of a vocabulary's file in the order of their rows, so many at a time, and counts.
+
+    Raises OSError or ValueError if it is damaged.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            batches = file.iter_batches(rows, columns=[VALUE, COUNT])
+            tables = (pl.from_arrow(batch).cast(dict(_COUNTED.schema)) for batch in batches)
+            for table in _regrouped(tables, rows):
+                if len(table):
+                    yield table
+    except _UNREADABLE as failure:
+        raise ValueError(f"{path.name} cannot be read ({failure!s:.100})") from None
+
+
+def alike(vocabulary: Path, field: str) -> list[str]:
     """Sentences on the ids of a vocabulary that a person would take for another of its ids."""
-    values, said = table[VALUE], []
-    accented = values.str.len_bytes() != values.str.len_chars()
+    said = []
+    accented = pl.col(VALUE).str.len_bytes() != pl.col(VALUE).str.len_chars()
     ways = {
-        "by blanks around them": values.str.strip_chars(),
-        "in how accents are encoded (Unicode NFC, NFD)": values.set(~accented, None).str.normalize(
-            "NFC"
+        "by blanks around them": pl.col(VALUE).str.strip_chars(),
+        "in how accents are encoded (Unicode NFC, NFD)": pl.when(accented).then(
+            pl.col(VALUE).str.normalize("NFC")
         ),
     }
     for way, form in ways.items():
-        found = table.with_columns(form.alias("form")).filter(pl.col("form") != pl.col(VALUE))
-        found = found.filter(pl.col("form").is_in(values.implode()))
+        changed = [
+            piece.with_columns(form.alias("form")).filter(pl.col("form") != pl.col(VALUE))
+            for piece in read_pieces(vocabulary)
+        ]
+        found = pl.concat(changed) if changed else _COUNTED
+        if not len(found):
+            continue
+        forms = found["form"].implode()
+        others = [piece.filter(pl.col(VALUE).is_in(forms)) for piece in read_pieces(vocabulary)]
+        found = found.filter(pl.col("form").is_in(pl.concat(others)[VALUE].implode()))
         if len(found):
             one, other = found.row(0, named=True)[VALUE], found["form"][0]
             said.append(
@@ -300,32 +265,5 @@ def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFra
     """Columns of a vocabulary's file by row. Raises OSError or ValueError if it is damaged."""
     try:
         return pl.read_parquet(path, columns=[*columns], glob=False)
-    # Damage that Polars does not detect makes it panic, and a panic is not an Exception.
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as failure:
+    except _UNREADABLE as failure:
         raise ValueError(f"{path.name} cannot be read ({failure!s:.100})") from None
-
-
-class RowsOfIds:
-    """Finds the rows of ids, String or null: `[n]` int64.
-
-    It keeps a 64-bit hash of each id, not the text. An unseen id shares the hash of a known one
-    with a probability of size / 2^64.
-    """
-
-    def __init__(self, values: pl.Series) -> None:
-        # Slow to import.
-        import pandas as pd
-
-        self.size, self._seed = len(values), 0
-        self._index = pd.Index(values.hash(self._seed).to_numpy())
-        while not self._index.is_unique:
-            self._seed += 1
-            self._index = pd.Index(values.hash(self._seed).to_numpy())
-
-    def __call__(self, ids: pl.Series) -> np.ndarray:
-        """The row of each id."""
-        # Ids that are not in the index get -1, which becomes UNSEEN_ROW.
-        rows = self._index.get_indexer(ids.hash(self._seed).to_numpy()) + FIRST_ROW
-        if ids.null_count():
-            rows[ids.is_null().to_numpy()] = MISSING_ROW
-        return rows

@@ -17,7 +17,7 @@ from stampede.data.errors import DataError
 from stampede.data.learning.learned import EncodedBag, Learned
 from stampede.data.learning.learner import Growth
 from stampede.data.learning.unknown_shares import Shares, UnknownIds
-from stampede.data.learning.vocabulary import Distinct
+from stampede.data.learning.value_counts import Distinct
 from stampede.data.missing import missing_marks_sentence
 from stampede.data.options import WritingOptions
 from stampede.data.parallel import computed_ahead

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from stampede.data.formulas import bucket, bucket_rows
 from stampede.data.learning import learned
-from stampede.data.learning.learned import NumberRange, transformed
+from stampede.data.learning import vocabulary as vocabularies
+from stampede.data.learning.learned import IdsInPieces, NumberRange, transformed
 from stampede.data.learning.learner import Learner, edges_of_quantiles, ranges
+from stampede.data.learning.rows_of_ids import RowsOfIds
+from stampede.data.learning.value_counts import ValueCounts, distinct, distinct_ids
 from stampede.data.learning.vocabulary import (
-    RowsOfIds,
-    ValueCounts,
-    distinct,
-    distinct_ids,
     grown,
     nothing_known,
     vocabulary,
+    write_pieces,
 )
 from stampede.data.options import GrowthOptions
 from stampede.data.schema.schema import NumberField, Schema, Vocabulary
@@ -59,9 +59,11 @@ def test_columns_counted_together(tmp_path_factory, chunks, others, budget):
     min_count=st.integers(1, 3),
     max_size=st.none() | st.integers(1, 5),
     budget=st.sampled_from([1, 400, 10**9]),
+    at_a_time=st.sampled_from([1, 2, 3, 10**6]),
+    is_mapped=st.booleans(),
 )
 def test_counts_and_vocabularies_with_any_budget(
-    tmp_path_factory, chunks, min_count, max_size, budget
+    tmp_path_factory, chunks, min_count, max_size, budget, at_a_time, is_mapped
 ):
     folder = tmp_path_factory.mktemp("counts")
     counts = counts_of(chunks, folder, budget)
@@ -71,12 +73,22 @@ def test_counts_and_vocabularies_with_any_budget(
     # The lists hold every value twice; each value is in one table.
     rows = [row for table in counts.tables("b") for row in table.rows()]
     assert sorted(rows) == sorted((value, 2 * count) for value, count in expected.items())
-    found = vocabulary(counts.tables("a"), Vocabulary(min_count=min_count, max_size=max_size))
+    field = Vocabulary(min_count=min_count, max_size=max_size)
+    file = tmp_path_factory.mktemp("learned") / "a.parquet"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabularies, "_MOST_IN_MEMORY", at_a_time)
+        patch.setattr(vocabularies, "_ROWS_OF_A_PIECE", at_a_time)
+        write_pieces(file, vocabulary(counts.tables("a"), field, folder / "sorted"))
+    found = pl.read_parquet(file)
     assert not any(folder.rglob("*.parquet"))
     kept = [(value, count) for value, count in expected.items() if count >= min_count]
     kept.sort(key=lambda pair: (-pair[1], pair[0].encode()))
     assert found.rows() == kept[:max_size]
-    rows = RowsOfIds(found["value"])
+    rows = RowsOfIds(IdsInPieces(file, at_a_time), folder / "index" if is_mapped else None)
+    if is_mapped:
+        # What another process reads, which need not see the ids.
+        rows = RowsOfIds([], folder / "index")
+    assert rows.size == len(found)
     asked = pl.Series([None, "never seen before", *(v for values in chunks for v in values)])
     place = {value: row + 2 for row, (value, _) in enumerate(kept[:max_size])}
     expected_rows = [0 if value is None else place.get(value, 1) for value in asked]
@@ -92,9 +104,9 @@ def test_ids_with_one_hash_get_another_seed(monkeypatch):
         return honest(series, seed) if seed >= 2 else pl.Series([7] * len(series), dtype=pl.UInt64)
 
     monkeypatch.setattr(pl.Series, "hash", colliding)
-    rows = RowsOfIds(pl.Series(["a", "b", "c"]))
+    rows = RowsOfIds([pl.Series(["a", "b", "c"])])
     assert rows(pl.Series(["c", "x", "a"])).tolist() == [4, 1, 2]
-    assert seeds[:3] == [0, 1, 2]
+    assert list(dict.fromkeys(seeds)) == [0, 1, 2]
 
 
 def fnv_by_hand(text, seed):
@@ -319,8 +331,8 @@ def test_the_smaller_of_both_limits_counts(max_rows):
 
 
 @pytest.mark.parametrize("few, kept", [(5, ["b", "a", "c", "d", "e"]), (4, ["b", "a"])])
-def test_rare_ids_are_kept_if_all_together_are_few(few, kept):
+def test_rare_ids_are_kept_if_all_together_are_few(tmp_path, few, kept):
     counts = [{"a": 3, "c": 2}, {"b": 4}, {"d": 1, "e": 1}]
     tables = [pl.DataFrame({"value": [*one], "count": [*one.values()]}) for one in counts]
-    found = vocabulary(tables, Vocabulary(min_count=3), few)
+    found = pl.concat(vocabulary(tables, Vocabulary(min_count=3), tmp_path, few))
     assert found["value"].to_list() == kept

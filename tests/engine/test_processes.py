@@ -147,6 +147,30 @@ print(faults() - before)
 PAGES = (1 << 26) // 4096
 
 
+# Ways in which one product ends, by where its factors lie.
+PRODUCTS = """
+import torch
+from stampede.engine.start_up import same_products
+same_products()
+torch.set_num_threads(1)
+rows, weight = torch.randn(21, 33), torch.randn(7, 33)
+found = set()
+for at in range(16):
+    moved = torch.empty(rows.numel() + at)[at:].view_as(rows).copy_(rows)
+    for other in range(16):
+        factor = torch.empty(weight.numel() + other)[other:].view_as(weight).copy_(weight)
+        found.add((moved @ factor.t()).numpy().tobytes())
+print(len(found))
+"""
+
+
+@pytest.mark.slow
+def test_products_have_the_same_bits_wherever_their_factors_lie():
+    kept = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    command = [sys.executable, "-c", PRODUCTS]
+    assert int(subprocess.check_output(command, cwd=ROOT, env=kept)) == 1
+
+
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
