@@ -26,7 +26,7 @@ from stampede.engine.config.recipe import described, takes_strength, with_recipe
 from stampede.engine.console import printing
 from stampede.engine.inference.kept import keep_inputs, keep_network
 from stampede.engine.job.build import build
-from stampede.engine.periods.scoring import SCORED, ScoredBefore
+from stampede.engine.periods.scored_before import SCORED, ScoredBefore
 from stampede.engine.planning.planner import describe_plan
 from stampede.engine.processes import Processes, processes
 from stampede.engine.reading import open_dataset

@@ -15,7 +15,7 @@ from stampede.data.prepared.manifest import read_manifest
 from stampede.engine.console import readable_metric
 from stampede.engine.inference.kept import INPUTS
 from stampede.engine.periods.ledger import Period
-from stampede.engine.periods.scoring import SCORED
+from stampede.engine.periods.scored_before import SCORED
 from stampede.engine.results.plots import draw_periods
 from stampede.engine.results.run_folder import RunFolder, period_folder
 from stampede.engine.training.evaluate import NEW_IDS

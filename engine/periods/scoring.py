@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 from stampede.data.prepared.manifest import read_manifest
 from stampede.engine.checkpoint.resume import begin, find_beginning
 from stampede.engine.config import Config, goal_weights
 from stampede.engine.config.recipe import with_recipe
 from stampede.engine.job.build import build
+from stampede.engine.periods.scored_before import ScoredBefore
 from stampede.engine.processes import Processes
 from stampede.engine.reading import Reader, data_folder, open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.training.evaluate import evaluate
 from stampede.engine.watching.hang import watched
-
-# File in the period's run folder: `ScoredBefore.source`.
-SCORED = "scored.json"
-
-
-class ScoredBefore(NamedTuple):
-    """What the model of the period before says of a period's rows.
-
-    Attributes:
-        period: its number.
-        metrics: see `evaluate`.
-        source: what is known of the file with the ids of that model, see `source` of a prepared
-            manifest.
-    """
-
-    period: int
-    metrics: dict[str, Any]
-    source: Mapping[str, Any]
 
 
 def score_before(config: Config, here: Processes, period: int) -> ScoredBefore:
