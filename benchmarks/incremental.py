@@ -1,14 +1,12 @@
-"""Incremental training against training once and from scratch; the cost of a period.
+"""Incremental training against training once and from scratch; the time to give ids rows.
 
-python benchmarks/incremental.py incremental --log ../shared/data/criteo_kaggle_137k.tsv.gz
-python benchmarks/incremental.py many_periods
+python benchmarks/incremental.py --log ../shared/data/criteo_kaggle_137k.tsv.gz
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import os
 import shutil
 import statistics
@@ -29,7 +27,6 @@ from tqdm import tqdm
 from stampede import open_run
 from stampede.data.learning.vocabulary import grown, nothing_known
 from stampede.data.options import GrowthOptions
-from stampede.data.synthetic import SyntheticClicks, write_criteo_log
 
 CONFIG = ROOT / "configs/criteo_kaggle.yaml"
 PERIODS, FIRST_HALF = 12, 6
@@ -162,92 +159,8 @@ def tables(found: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-# Criteo's layout with four of its id fields, which have many ids.
-SCHEMA = f"""\
-format: csv
-separator: "\\t"
-columns: {["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]}
-label: label
-ids: [C3, C4, C12, C16]
-"""
-
-
-def many_periods(options: argparse.Namespace, report: Report) -> str:
-    """The hundredth period against the tenth, and the shares of a large one.
-
-    The logs are synthetic clicks with drifting ids, in Criteo's layout.
-    """
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        schema = Path(folder) / "schema.yaml"
-        schema.write_text(SCHEMA)
-        # One in fifty ids is new every day; a table keeps 2,000 ids.
-        keys = ("data.kind=table", f"data.schema_file={schema}", "data.max_rows=2000")
-        periods, rows = (20, 1000) if options.quick else (100, 5000)
-        lines = trained(Path(folder) / "many", periods, rows, 0.02, *keys)
-        report.add(many=early_and_late(lines))
-        rows = 20_000 if options.quick else 1_000_000
-        report.add(large=trained(Path(folder) / "large", 2, rows, 0.05)[-1])
-    busy = {"machine": {"other_processes": report.others.share()}}
-    return many_periods_tables(report.found | busy)
-
-
-def early_and_late(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians of the second tenth of the periods, and of the last tenth."""
-    tenth = len(lines) // 10
-    return [
-        {
-            "periods": [part[0]["period"], part[-1]["period"]],
-            "rows": part[0]["rows"],
-            **{name: statistics.median(line[name] for line in part)
-               for name in ("seconds", "ids", "peak_memory_bytes")},
-        }
-        for part in (lines[tenth - 1 : 2 * tenth - 1], lines[-tenth:])
-    ]  # fmt: skip
-
-
-def trained(
-    folder: Path, periods: int, rows: int, drift: float, *overrides: str
-) -> list[dict[str, Any]]:
-    """The lines of a log's periods in `metrics.jsonl`."""
-    logs = folder / "logs"
-    logs.mkdir(parents=True)
-    for number in range(periods):
-        path = logs / f"day_{number + 1}.tsv"
-        write_criteo_log(path, rows, SyntheticClicks(), number, drift)
-    place = (f"data.path={logs}/*.tsv", f"run.dir={folder}", "run.name=run", "train.replay=0")
-    run_program(["-m", "stampede.engine.incremental", CONFIG, *place, *overrides])
-    lines = map(json.loads, (folder / "run/metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == "period"]
-
-
-def many_periods_tables(found: dict[str, Any]) -> str:
-    """The results as Markdown."""
-    early, _ = found["many"]
-    rows = [
-        [
-            "{} to {}".format(*part["periods"]),
-            f"{part['seconds']:.2f}",
-            f"{part['ids']:,.0f}",
-            f"{part['peak_memory_bytes'] / 1e9:.2f} GB",
-        ]
-        for part in found["many"]
-    ]
-    large = found["large"]
-    shares = sorted(large["part_seconds"].items(), key=lambda one: -one[1])
-    shown = ", ".join(f"{part} {s / large['seconds']:.0%}" for part, s in shares)
-    busy = found["machine"]["other_processes"]
-    said = (
-        f"A hundred files of {early['rows']:,} rows and four fields, one in fifty ids new in "
-        "each, at most 2,000 rows of a field (`benchmarks/incremental.py many_periods`; medians; "
-        f"other programs took {busy:.0%} of the cores' time):"
-    )
-    of = f"Of the time of a period of {large['rows']:,} rows with {large['ids']:,} ids: {shown}."
-    table = markdown(["period", "seconds", "rows of all tables", "memory at most"], rows)
-    return "\n\n".join([wrapped(said), table, wrapped(of)])
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     log = ROOT.parent / "shared/data/criteo_kaggle_137k.tsv.gz"
     parser.add_argument("--log", type=Path, default=log, help="Criteo Kaggle's, or a sample")
-    command_line(incremental, many_periods, parser=parser)
+    command_line(incremental, parser=parser)

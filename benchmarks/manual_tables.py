@@ -28,11 +28,7 @@ PAGES = {
         "communication": "communication.tables",
     },
     "docs/choices.md": {"quality": "quality.tables"},
-    "docs/incremental.md": {
-        "incremental": "incremental.tables",
-        "many_periods": "incremental.many_periods_tables",
-    },
-    "docs/torchrec.md": {"torchrec_features": "torchrec_features.tables"},
+    "docs/incremental.md": {"incremental": "incremental.tables"},
 }
 
 

@@ -1,19 +1,14 @@
-"""Training steps as launch.py takes them, within this process: their parts, growth and extra costs.
+"""Training steps as launch.py takes them, within this process: their parts and growth.
 
 python benchmarks/steps.py step_breakdown
 python benchmarks/steps.py growth
-python benchmarks/steps.py reproducible
-python benchmarks/steps.py checkpoints
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import shutil
-import statistics
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +17,13 @@ from clicks import FIELDS, IDS, write_clicks
 from floors import PRECISIONS
 from machine import CORES, memory_of_this_process
 from matplotlib.figure import Figure
-from report import ROOT, Report, command_line, markdown, wrapped
-from timing import Stopwatch, interleaved, seconds_of
+from report import Report, command_line, markdown, wrapped
+from timing import Stopwatch
 from torch import Tensor
 from tqdm import tqdm
-from training import DEEPFM, Training, training
+from training import Training, training
 
-from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.reading import Reader
 from stampede.engine.start_up import keep_freed_memory
-from stampede.engine.training.progress import Progress
 from stampede.optim import local_cowclip_tables
 
 
@@ -222,142 +214,5 @@ def growth_tables(found: dict) -> str:
     return f"{wrapped(said)}\n\n{markdown(heads, rows)}\n\n{each}"
 
 
-def reproducible(options: argparse.Namespace, report: Report) -> str:
-    """Cost of `train.reproducible`: steps with and without it take turns, on one and all cores."""
-    keep_freed_memory()
-    # Pairs of steps of each batch size.
-    pairs = {1024: 4} if options.quick else {8192: 20, 65536: 6}
-    found: dict[str, dict] = {}
-    for batch in pairs:
-        for threads in sorted({1, CORES}):
-            torch.set_num_threads(threads)
-            found[f"batch {batch}, threads {threads}"] = with_and_without(batch, pairs[batch])
-            report.add(pairs=pairs, ratios=found)
-    rows = [[name, f"{one['ratio']:.3f}"] for name, one in found.items()]
-    return markdown(["", "with / without"], rows)
-
-
-def with_and_without(batch: int, pairs: int) -> dict[str, float]:
-    """The median of the ratios of steps, and seconds of a step without `train.reproducible`."""
-    given = ["data.kind=synthetic", "data.zipf=1.3", "data.test_rows=1000"]
-    given += [f"train.batch_size={batch}", f"data.rows={max(4 * batch, 100_000)}"]
-    with training(given) as without:
-        train = without.config.train.model_copy(update={"reproducible": True})
-        config = without.config.model_copy(update={"train": train})
-        job, here = without.job, without.processes
-        reader = Reader(config, without.dataset, here)
-        with_it = Training(config, without.dataset, job, here, reader.training())
-        steps = {"without": without.step, "with": with_it.step}
-        contenders = {name: partial(seconds_of, step) for name, step in steps.items()}
-        taken = interleaved(contenders, pairs)
-    ratios = [a / b for a, b in zip(taken["with"], taken["without"], strict=True)]
-    without_it = statistics.median(taken["without"])
-    return {"ratio": statistics.median(ratios), "seconds_without": without_it}
-
-
-def checkpoints(options: argparse.Namespace, report: Report) -> str:
-    """Cost of checkpoints for training, with one at the start of every second half minute.
-
-    Windows of about half a minute with equal numbers of steps. Every second one begins with a
-    checkpoint and ends when it is written; the ratio of a pair is the cost of a checkpoint every
-    30 s. The quickstart with its 0.35 million ids, and clicks with more, each in its own process.
-    """
-    window, pairs, scale = (2.0, 2, 20) if options.quick else (30.0, 5, 1)
-    rows, found = (1 << 20) // scale, {}
-    quickstart = [f"data.rows={rows}"] if options.quick else []
-    jobs = {"quickstart": (ROOT / "configs/quickstart.yaml", quickstart)}
-    for ids in (1_300_000 // scale, 2_600_000 // scale):
-        overrides = [f"data.path={write_clicks(options.folder, rows, ids)}"]
-        jobs[f"{ids:,} ids"] = DEEPFM, [*overrides, f"train.batch_size={BATCH}"]
-    shown = []
-    for name, job in jobs.items():
-        folder = options.folder / "checkpoints"
-        found[name] = one = in_a_process(windows_of_a_job, *job, folder, window, pairs)
-        report.add(window_seconds=window, checkpoints=found)
-        more = one["peak_bytes_with"] - one["peak_bytes_without"]
-        row = [name, f"{one['checkpoint_bytes'] / 1e6:,.0f} MB", f"{one['share_taken']:.1%}"]
-        row += [f"{one[f'{part}_seconds']:.2f} s" for part in ("stall", "flush", "background")]
-        shown.append([*row, f"{one['peak_bytes_without'] / 1e9:.2f} + {more / 1e9:.2f} GB"])
-    heads = ["", "checkpoint", "slowdown", "training paused", "of which flush", "written in"]
-    return markdown([*heads, "peak memory"], shown)
-
-
-def windows_of_a_job(
-    file: Path, overrides: list[str], folder: Path, window: float, pairs: int
-) -> dict:
-    """Medians over pairs of windows, without a checkpoint and with one, besides a first pair.
-
-    Args:
-        folder: of the checkpoints; deleted at last.
-        window: seconds of a window without a checkpoint.
-    """
-    torch.set_num_threads(CORES)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        with training(overrides, file) as job:
-            # To touch memory and warm caches.
-            job.seconds(20)
-            steps = max(round(window * 20 / job.seconds(20)), 2)
-            with Checkpoints(folder, job.job, job.config, job.dataset, job.processes) as saving:
-                turns = [
-                    _window(job, steps, one) for _ in range(pairs + 1) for one in (None, saving)
-                ]
-            ids = sum(job.dataset.tables.values())
-        size = sum(path.stat().st_size for path in max(folder.iterdir()).iterdir())
-    finally:
-        shutil.rmtree(folder)
-    return {"ids": ids, "checkpoint_bytes": size, "steps_a_window": steps, **compared(turns[2:])}
-
-
-def compared(turns: list[dict[str, float]]) -> dict[str, Any]:
-    """What a checkpoint costs, by pairs of windows without one and with one."""
-    without, with_one = turns[::2], turns[1::2]
-    ratios = [b["seconds"] / a["seconds"] for a, b in zip(without, with_one, strict=True)]
-    medians = {
-        f"{name}_seconds": statistics.median(one[name] for one in with_one)
-        for name in ("flush", "stall", "background")
-    }
-    peaks = [max(one["peak"] for one in each) for each in (without, with_one)]
-    return {
-        "share_taken": statistics.median(ratios) - 1,
-        **medians,
-        "peak_bytes_without": peaks[0],
-        "peak_bytes_with": peaks[1],
-        "windows": turns,
-    }
-
-
-def _window(job: Training, steps: int, saving: Checkpoints | None) -> dict[str, float]:
-    """Run `steps` steps; begin a checkpoint before them and wait for it after them, if given.
-
-    Returns:
-        Seconds in total; to bring rows up to date (`flush`); that training stood still, with the
-        flush (`stall`); from then until it was written (`background`). Peak resident bytes.
-    """
-    # Reset the peak resident size (proc(5)).
-    Path("/proc/self/clear_refs").write_text("5")
-    watch, found = Stopwatch(), {}
-
-    def save() -> None:
-        samples = job.steps * job.config.train.batch_size
-        reader = {"epoch": 0, "samples": 1}
-        saving.save(Progress(step=job.steps, samples=samples, reader=reader))
-
-    def train() -> None:
-        if saving is not None:
-            # As the training loop does for a checkpoint within an epoch.
-            found["flush"] = seconds_of(job.flush)
-            found["stall"] = found["flush"] + seconds_of(save)
-        for _ in range(steps):
-            job.step()
-        if saving is not None:
-            saving.wait()
-
-    with watch.watching(Checkpoints, "_try_to_write", "background"):
-        seconds = seconds_of(train)
-    return {"seconds": seconds, **found, **watch.seconds, "peak": memory_of_this_process()[1]}
-
-
 if __name__ == "__main__":
-    command_line(step_breakdown, growth, reproducible, checkpoints)
+    command_line(step_breakdown, growth)

@@ -27,10 +27,10 @@ import polars as pl
 
 from stampede import stores
 from stampede.data.errors import DataError
+from stampede.data.learning import COUNT, VALUE
 from stampede.data.learning.learned import COUNTS, INDEXES, EncodedBag, Learned, load
 from stampede.data.learning.learner import Learner, Measured
 from stampede.data.learning.unknown_shares import UnknownIds
-from stampede.data.learning.vocabulary import COUNT, VALUE
 from stampede.data.options import PreparationOptions
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS, PartName, ShardEntry
 from stampede.data.prepared.writer import PartWriter, RowsOfParts, Written, write_rows

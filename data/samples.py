@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
+
+Array = TypeVar("Array", np.ndarray, Tensor)
 
 # Rows whose labels are read at a time.
 _CHUNK, _FEW = 1 << 20, 1 << 16
@@ -251,7 +253,7 @@ def only_labels(part: Part) -> list[float | None]:
     # The first rows usually suffice, and synthetic rows are slow to draw.
     for start in range(0, part.rows, _FEW):
         rows = torch.arange(start, min(start + _FEW, part.rows), device=part.device)
-        columns = _by_goal(part.label(rows))
+        columns = by_goal(part.label(rows))
         found = found or [set() for _ in columns]
         for seen, column in zip(found, columns, strict=True):
             seen.update(column[~column.isnan()].unique().tolist())
@@ -270,20 +272,15 @@ class ClickShare(NamedTuple):
     labels: float
 
 
-def click_shares(part: Part) -> list[float | None]:
-    """By goal, the weighted share of clicks among a part's labels; None if all weights are 0."""
-    return [found.share for found in counted_click_shares(part)]
-
-
-def counted_click_shares(part: Part) -> list[ClickShare]:
-    """The same with the number of labels; rows whose label is missing do not count."""
+def click_shares(part: Part) -> list[ClickShare]:
+    """By goal, of a part's labels; rows whose label is missing do not count."""
     clicks: dict[int, float] = Counter()
     total: dict[int, float] = Counter()
     squares: dict[int, float] = Counter()
     goals = 0
     for start in range(0, part.rows, _CHUNK):
         rows = torch.arange(start, min(start + _CHUNK, part.rows), device=part.device)
-        columns, weights = _by_goal(part.label(rows)).double(), part.weight(rows)
+        columns, weights = by_goal(part.label(rows)).double(), part.weight(rows)
         goals = len(columns)
         for goal, column in enumerate(columns):
             known = ~column.isnan()
@@ -300,6 +297,6 @@ def counted_click_shares(part: Part) -> list[ClickShare]:
     ]
 
 
-def _by_goal(labels: Tensor) -> Tensor:
-    """`[goals, n]` from `[n]` or `[n, goals]`."""
-    return labels.reshape(len(labels), -1).T
+def by_goal(values: Array) -> Array:
+    """`[goals, n]` from `[n]` or `[n, goals]`, a tensor or an array."""
+    return values.reshape(len(values), -1).T

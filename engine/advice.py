@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_labels
 from stampede.data.advice import unseen_sentences
-from stampede.data.samples import ClickShare, counted_click_shares, sampled_rows
+from stampede.data.samples import ClickShare, click_shares, sampled_rows
 from stampede.engine.config import Config
 from stampede.engine.processes import Processes
 from stampede.engine.results.run_folder import RunFolder
@@ -137,7 +137,7 @@ def on_data(dataset: Dataset, can_calibrate: bool = True) -> list[str]:
 
 def _moved_shares(dataset: Dataset, can_calibrate: bool) -> Iterator[str]:
     """A sentence for each goal that is far more or less frequent in another part."""
-    shares = {name: counted_click_shares(part) for name, part in dataset.parts().items()}
+    shares = {name: click_shares(part) for name, part in dataset.parts().items()}
 
     def has_moved(found: ClickShare, before: ClickShare) -> bool:
         # Parts of one class have been told.

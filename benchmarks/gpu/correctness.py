@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,13 +16,14 @@ import torch.distributed.checkpoint as dcp
 from cases import Case, code_since, kept_of
 from clicks import cardinalities
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import PoolingMode
-from job import RATES, deepfm, of_config
+from job import RATES, deepfm
 from resident_clicks import ResidentClicks
 from torch import Tensor
 
 from stampede.data import Batch, GlobalBatches, Order
 from stampede.engine.checkpoint.tensors import Reader, on_cpu, write_tensors
 from stampede.engine.job import Job
+from stampede.engine.job.build import build
 from stampede.engine.processes import Processes, processes
 from stampede.engine.step import flush_tables, send, train_step
 from stampede.optim import CowClip, NonFiniteGradientError, local_cowclip_tables
@@ -249,16 +249,8 @@ def _golden(device: torch.device, path: Path) -> dict[str, Any]:
     """The authors' TensorFlow code is followed step by step."""
     golden = Golden(path)
     with processes(device.type) as here:
-        config = golden.config([])
-        data = SimpleNamespace(
-            vocabulary_sizes=golden.vocabulary,
-            numbers=golden.meta["dense"],
-            shared={},
-            mean=(),
-            attention={},
-            sequences={},
-        )
-        job = of_config(config, data, here.device)
+        config = golden.config(["run.kernels=triton"])
+        job = build(config, golden.dataset(), here)
         worst = follow(golden, config, job, here)
     found: dict[str, Any] = {"worst": worst, "allowed": TOLERANCE}
     if not worst < TOLERANCE:

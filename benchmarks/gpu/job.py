@@ -1,12 +1,11 @@
-"""Jobs from the parts of stampede that need no Polars, which the GPU machine lacks."""
+"""A DeepFM with chosen tables, without a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -14,15 +13,8 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from stampede.data.synthetic import NUMBERS
-from stampede.engine.config import Config
-from stampede.engine.job import Job, ModelInputs, build_model, move_dense
+from stampede.engine.job import Job, move_dense
 from stampede.engine.job.compile import compile_network
-from stampede.engine.job.optimizers import (
-    dense_optimizer,
-    optimize_tables,
-    scaled_hyperparameters,
-    table_inits,
-)
 from stampede.engine.job.precision import choose_precision
 from stampede.models import CTRModel, table_name
 from stampede.optim import (
@@ -74,47 +66,7 @@ def deepfm(
     }
     kind, arguments = tables or (CowClipAdam, arguments)
     apply_optimizer_in_backward(kind, model.front.parameters(), arguments)
-    return _sharded(
-        model,
-        lambda dense: DenseAdam(dense.values(), lr=RATES.dense_lr),
-        Scaled("none", BATCH, BATCH, RATES, RATES),
-        device,
-        precision,
-        compilation,
-        kernels=kernels,
-    )
-
-
-def of_config(config: Config, data: ModelInputs, device: torch.device) -> Job:
-    """The job of a configuration, as `stampede.engine.job.build.build` makes it on one process."""
-    scaling = scaled_hyperparameters(config)
-    model = build_model(config, data)
-    l2 = model.l2_terms()
-    if model.number_weights is not None:
-        l2[id(model.number_weights.weight)] = scaling.scaled.embedding_l2
-    optimize_tables(config, scaling.scaled, model.front)
-    return _sharded(
-        model,
-        lambda dense: dense_optimizer(config, scaling.scaled, dense, l2),
-        scaling,
-        device,
-        config.train.precision,
-        config.train.compile,
-        table_inits(config, model.front),
-    )
-
-
-def _sharded(
-    model: CTRModel,
-    dense_optimizer_of: Callable[[Mapping[str, Tensor]], DenseAdam],
-    scaling: Scaled,
-    device: torch.device,
-    precision: str,
-    compilation: str,
-    init: Mapping[str, TableInit] | None = None,
-    kernels: str = "triton",
-) -> Job:
-    sharders = cowclip_sharders(init or TableInit(1e-4, DIM, 0), kernels=kernels)
+    sharders = cowclip_sharders(TableInit(1e-4, DIM, 0), kernels=kernels)
     on_device = ParameterConstraints(
         sharding_types=["table_wise"], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
     )
@@ -139,8 +91,8 @@ def _sharded(
     return Job(
         sharded,
         dense,
-        dense_optimizer_of(dense),
-        scaling,
+        DenseAdam(dense.values(), lr=RATES.dense_lr),
+        Scaled("none", BATCH, BATCH, RATES, RATES),
         choose_precision(precision, device),
         table_update=table_update(sharded),
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from cases import Case
-from job import of_config
 
 from stampede.data import GlobalBatches, Order
 from stampede.data.synthetic import SyntheticClicks
 from stampede.engine.config.load import load_config
+from stampede.engine.job.build import build
 from stampede.engine.job.optimizers import LearningRates
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import processes
@@ -29,12 +29,12 @@ def cases(device: torch.device, quick: bool, package: Path | None) -> Iterator[C
 
 
 def _auc(device: torch.device, quick: bool) -> dict[str, Any]:
-    config = load_config(ROOT / "configs/quickstart.yaml", [])
+    config = load_config(ROOT / "configs/quickstart.yaml", ["run.kernels=triton"])
     rows, tested = (20_000, 5_000) if quick else (config.data.rows, config.data.test_rows)
     clicks = SyntheticClicks(scale=config.data.scale, zipf=config.data.zipf)
     dataset, size = clicks.dataset(rows, tested), config.train.batch_size
     with processes(device.type) as here:
-        job = of_config(config, dataset, here.device)
+        job = build(config, dataset, here)
         fields, start = list(dataset.vocabulary_sizes), time.perf_counter()
         train = GlobalBatches(dataset.train, fields, size, 0, 1, Order(rows, "none"), ahead=2)
         steps = len(train)

@@ -15,12 +15,13 @@ import torch
 from cases import Case
 from clicks import cardinalities
 from clock import device_seconds, kernel_times, seconds_until_done
-from fbgemm_optimizers import BASELINES, baseline_optimizer
 from floors import FLOPS, WIDTHS
 from job import TableOptimizer, deepfm
 from resident_clicks import ResidentClicks
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torchrec.optim.optimizers import Adam
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from stampede.data import Batch, GlobalBatches, Order
 from stampede.engine.job import Job
@@ -39,6 +40,8 @@ WARM_UP = WINDOW + 8
 SECONDS, MOST_STEPS, FEWEST_STEPS = 2.5, 500, 30
 BATCH = 131072
 FLOAT = 4
+# FBGEMM's fused optimizers that a user would pick instead.
+FUSED = {"fbgemm_rowwise_adagrad": RowWiseAdagrad, "fbgemm_adam": Adam}
 
 
 class Setting:
@@ -214,11 +217,11 @@ def yardsticks(device: torch.device, quick: bool, package: Path | None) -> Itera
         setting = Setting(device, quick, stack)
         for batch in (BATCH, 8192):
             size = setting.size(batch)
-            for name in BASELINES[:2]:
-                if name == "fbgemm_adam" and device.type == "cpu":
+            for name, kind in FUSED.items():
+                if kind is Adam and device.type == "cpu":
                     # FBGEMM has none there.
                     continue
-                tables = baseline_optimizer(name, device_type=device.type, lr=1e-3)
+                tables = kind, {"lr": 1e-3, "eps": 1e-8}
                 yield f"{name}, {batch:,}", partial(_with_torchrec, setting, size, tables)
             yield f"plain PyTorch with SparseAdam, {batch:,}", partial(_with_sparse, setting, size)
 

@@ -17,14 +17,16 @@ from pydantic import Field
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import bucket, bucket_rows, filled, flattened, flattened_weights, scaled
-from stampede.data.learning.rows_of_ids import RowsOfIds
-from stampede.data.learning.value_counts import Distinct, distinct_ids
-from stampede.data.learning.vocabulary import (
+from stampede.data.learning import VALUE
+from stampede.data.learning.rows_of_ids import (
     FIRST_ROW,
     MISSING_ROW,
-    ROW_SINCE,
     UNSEEN_ROW,
-    VALUE,
+    RowsOfIds,
+)
+from stampede.data.learning.value_counts import Distinct, distinct_ids
+from stampede.data.learning.vocabulary import (
+    ROW_SINCE,
     read_pieces,
     read_vocabulary,
 )

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from stampede.data.errors import DataError
+from stampede.data.learning import COUNT, VALUE
 from stampede.data.learning.learned import (
     INDEXES,
     LEARNED,
@@ -23,9 +24,7 @@ from stampede.data.learning.learned import (
 )
 from stampede.data.learning.value_counts import Distinct, ValueCounts
 from stampede.data.learning.vocabulary import (
-    COUNT,
     KEPT,
-    VALUE,
     WAITING,
     Grown,
     alike,

@@ -21,8 +21,7 @@ import polars as pl
 from stampede.data.errors import DataError
 from stampede.data.formulas import stable_hashes
 from stampede.data.learning.learned import IdsInPieces, NumberRange, Saved, read_ids, read_saved
-from stampede.data.learning.rows_of_ids import RowsOfIds
-from stampede.data.learning.vocabulary import FIRST_ROW
+from stampede.data.learning.rows_of_ids import FIRST_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
     REMEDY,

@@ -11,7 +11,8 @@ from uuid import uuid4
 import numpy as np
 import polars as pl
 
-from stampede.data.learning.vocabulary import FIRST_ROW, MISSING_ROW, UNSEEN_ROW
+# The first rows of a table; the ids of the vocabulary follow.
+MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
 
 # Hashes are sorted in so many parts, one after the other: the lowest hash of each.
 _BUCKETS = 64

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from stampede.data.learning.vocabulary import COUNT, VALUE
+from stampede.data.learning import COUNT, VALUE
 from stampede.data.schema.schema import Schema, Vocabulary
 
 # Counts of fewer rows wait before they are merged.

@@ -12,11 +12,10 @@ import polars as pl
 import pyarrow
 import pyarrow.parquet as pq
 
+from stampede.data.learning import COUNT, VALUE
 from stampede.data.options import GrowthOptions
 from stampede.data.schema.schema import Vocabulary
 from stampede.settings import counted
-
-VALUE, COUNT = "value", "count"
 
 # More columns of a vocabulary that grows: periods, counted from 1.
 ROW_SINCE, SEEN = "row_since", "seen"
@@ -24,9 +23,6 @@ PERIOD = "period"
 
 KEPT = {VALUE: pl.String, COUNT: pl.Int64, ROW_SINCE: pl.Int32, SEEN: pl.Int32}
 WAITING = {VALUE: pl.String, PERIOD: pl.Int32, COUNT: pl.Int64}
-
-# The first rows of a table; the ids of the vocabulary follow.
-MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2
 
 # Ids that are sorted in memory; of more, sorted files are merged.
 _MOST_IN_MEMORY = 4_000_000

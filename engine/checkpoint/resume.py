@@ -208,7 +208,7 @@ def _set_initial_bias(
     """Set a new run's bias by `model.initial_bias`; returns lines for the user."""
     if config.model.initial_bias == "zero":
         return []
-    shares = processes.on_main(lambda: click_shares(dataset.train))
+    shares = processes.on_main(lambda: [of.share for of in click_shares(dataset.train)])
     if not all(shares):
         return []
     separated = getattr(job.ctr_model.network, "separated", None)

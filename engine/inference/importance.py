@@ -14,7 +14,7 @@ from stampede.data.errors import DataError
 from stampede.data.learning.learned import read_saved
 from stampede.data.prepared.manifest import LEARNED_FOLDER, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart
-from stampede.data.samples import Bag, Part
+from stampede.data.samples import Bag, Part, by_goal
 from stampede.data.schema.schema import TimePart
 from stampede.engine.config import goal_weights
 from stampede.engine.console import progress_bar
@@ -77,7 +77,7 @@ def permutation_importance(
         shuffled = ShardedPart((Shard(held.rows, arrays),))
         metrics = PartMetrics((), samples=held.rows)
         for batch in scored(model, shuffled, batch_size):
-            logits, label = (one.reshape(len(one), -1)[:, at] for one in batch[:2])
+            logits, label = (by_goal(one)[at] for one in batch[:2])
             known = ~np.isnan(label)
             metrics.add(logits[known], label[known], batch.weight[known])
         found = metrics.result()

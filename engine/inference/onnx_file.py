@@ -25,7 +25,7 @@ from stampede.data.formulas import (
     THURSDAY,
     WEEK,
 )
-from stampede.data.learning.vocabulary import FIRST_ROW
+from stampede.data.learning.rows_of_ids import FIRST_ROW
 from stampede.data.schema.schema import HISTORIES
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.dense_part import SAMPLES, DensePart, exported

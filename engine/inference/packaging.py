@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from stampede.data import formulas
 from stampede.data.learning.learned import NumberRange, read_saved
 from stampede.data.learning.row_meanings import RowMeanings
-from stampede.data.learning.vocabulary import FIRST_ROW
+from stampede.data.learning.rows_of_ids import FIRST_ROW
 from stampede.data.prepared.manifest import LEARNED_FOLDER
 from stampede.data.schema.schema import RULES, Hashed, Integers, NumberField, TimePart
 from stampede.engine.errors import RunFolderError

@@ -30,7 +30,7 @@ from stampede.data.raw.files import expand
 from stampede.data.raw.log import Chunk, labels_of, scoring_log
 from stampede.data.raw.rows import BadRows
 from stampede.data.raw.typed import LABEL, WEIGHT
-from stampede.data.samples import Slice
+from stampede.data.samples import Slice, by_goal
 from stampede.engine.config import goal_weights
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
@@ -171,10 +171,10 @@ def _write(
         for piece in _with_progress(rows):
             batches = zip(*scored(model, piece.part, batch_size), strict=True)
             found = Scored(*map(np.concatenate, batches))
-            logits, labels = (one.reshape(len(one), -1).T for one in found[:2])
+            logits, labels = map(by_goal, found[:2])
             values = {"row": piece.rows, "weight": found.weight}
             right = _corrected(model, found.logits)
-            scores = probability(right.reshape(len(right), -1).T)
+            scores = probability(by_goal(right))
             values |= zip(names_by_goal("score", goals), scores, strict=True)
             values |= zip(names_by_goal("label", goals), labels, strict=True)
             if rows.files:
@@ -183,7 +183,7 @@ def _write(
             if rows.has_label:
                 if rows.files:
                     # The run's own data lack the same negatives as its training part.
-                    logits = right.reshape(len(right), -1).T
+                    logits = by_goal(right)
                 for of_goal, logit, label in zip(metrics, logits, labels, strict=True):
                     known = ~np.isnan(label)
                     of_goal.add(logit[known], label[known], found.weight[known])

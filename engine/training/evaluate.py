@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
-from stampede.data.samples import aligned
+from stampede.data.samples import aligned, by_goal
 from stampede.engine.config import EvaluateSection, goal_weights
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, TrainingStoppedError
@@ -111,11 +111,11 @@ class _Scores:
 
     def add(self, batch: Batch, logits: Tensor) -> None:
         """Take this rank's part of a global batch."""
-        columns = [*_by_goal(logits), *_by_goal(batch.label), batch.weight]
+        columns = [*by_goal(logits), *by_goal(batch.label), batch.weight]
         if self._unseen_rows:
             columns.append(_have_unseen_ids(batch, self._unseen_rows))
         if batch.true_probability is not None:
-            columns += _by_goal(batch.true_probability)
+            columns += by_goal(batch.true_probability)
         self._floats.append(torch.stack(columns).cpu())
         if self._settings.group_by:
             ids = batch.sparse[self._settings.group_by].values().cpu()
@@ -198,11 +198,6 @@ class _Scores:
                 ) from None
 
         return self._processes.on_main(run)
-
-
-def _by_goal(values: Tensor) -> Tensor:
-    """`[goals, n]` from `[n]` or `[n, goals]`."""
-    return values.reshape(len(values), -1).T
 
 
 def _have_unseen_ids(batch: Batch, unseen_rows: Mapping[str, int]) -> Tensor:

@@ -16,17 +16,13 @@ import manual_tables
 import numpy as np
 import pytest
 import steps
-import torchrec_features
 import update_kernel
-from around_training import CASES, cost_of_metrics
 from clicks import cardinalities, drawn_ids, write_clicks
 from communication import summarize, train_and_wait
 from launched import KEEP_MEMORY, run_program
 from machine import OtherProcesses
 from report import Report, command_line
-from steps import compared, with_and_without
 from timing import Stopwatch
-from training import DEEPFM
 
 from support.paths import ROOT
 from support.ranks import run_ranks
@@ -138,45 +134,6 @@ def test_floors_are_measured():
     found = floors.measure(quick=True)
     assert found["copy_bytes_per_second"] > 1e8
     assert floors.mlp_samples_per_second(found, "fp32", 65536) > 0
-
-
-@pytest.mark.slow
-def test_a_checkpoint_takes_time_and_memory_and_leaves_nothing(clicks, tmp_path):
-    folder = tmp_path / "checkpoints"
-    overrides = [f"data.path={clicks}", *OVERRIDES]
-    found = steps.windows_of_a_job(DEEPFM, overrides, folder, window=0.2, pairs=2)
-    # Weights and two moments of 12 columns, and the dense layers'.
-    assert 144 * found["ids"] < found["checkpoint_bytes"] < 200 * found["ids"]
-    assert len(found["windows"]) == 4
-    for one in found["windows"][1::2]:
-        assert 0 < one["flush"] < one["stall"] < one["seconds"] and one["background"] > 0
-    assert not folder.exists()
-
-
-def test_the_share_of_checkpoints_is_that_of_pairs_of_windows():
-    costs = {"flush": 0.25, "stall": 0.5, "background": 2, "peak": 25}
-    seconds = ((10, 10.2), (20, 20.2), (30, 33))
-    pairs = [({"seconds": a, "peak": 10}, {"seconds": b, **costs}) for a, b in seconds]
-    found = compared([window for pair in pairs for window in pair])
-    assert found["share_taken"] == pytest.approx(0.02)
-    assert (found["flush_seconds"], found["stall_seconds"]) == (0.25, 0.5)
-    assert found["background_seconds"] == 2
-    assert (found["peak_bytes_without"], found["peak_bytes_with"]) == (10, 25)
-
-
-def test_steps_with_train_reproducible_are_compared_with_those_without():
-    found = with_and_without(256, pairs=2)
-    assert found["ratio"] > 0 < found["seconds_without"]
-
-
-def test_metrics_and_scikit_learn_find_the_same_auc():
-    aucs = {name: cost_of_metrics(200_000, *case)["auc"] for name, case in CASES.items()}
-    assert aucs["ranking"] == pytest.approx(aucs["scikit-learn's AUC"], abs=1e-9)
-
-
-def test_torchrec_features_are_refused_as_the_manual_says():
-    told = json.loads((ROOT / "benchmarks/results/torchrec_features.json").read_text())["refused"]
-    assert {name: torchrec_features.refusal(name) for name in torchrec_features.REFUSED} == told
 
 
 @pytest.mark.parametrize("make", ["ours", "fbgemms"])

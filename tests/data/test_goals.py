@@ -108,7 +108,7 @@ def test_prepared_labels(tmp_path):
     label, weight = train["label"].astype(float), train["weight"].astype(float)
     known = ~np.isnan(label)
     shares = [np.average(label[k, g], weights=weight[k]) for g, k in enumerate(known.T)]
-    assert click_shares(dataset.train) == pytest.approx(shares, rel=1e-12)
+    assert [of.share for of in click_shares(dataset.train)] == pytest.approx(shares, rel=1e-12)
 
 
 @pytest.mark.parametrize("weighted", [True, False])

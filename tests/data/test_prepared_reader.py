@@ -54,9 +54,10 @@ def test_share_of_clicks(folder, monkeypatch):
     part = open_prepared(folder).train
     for start, stop in ((0, 50), (3, 40)):
         expected = np.average(arrays["label"][start:stop], weights=weight[start:stop])
-        assert click_shares(Slice(part, start, stop)) == pytest.approx([expected], rel=1e-12)
+        (found,) = click_shares(Slice(part, start, stop))
+        assert found.share == pytest.approx(expected, rel=1e-12)
     monkeypatch.setattr(type(part), "weight", lambda _, rows: torch.zeros(len(rows)))
-    assert click_shares(part) == [None]
+    assert [found.share for found in click_shares(part)] == [None]
 
 
 def test_a_damaged_file_is_named(folder):

@@ -16,7 +16,7 @@ from stampede.data.learning.row_meanings import (
     matched_rows,
     vocabulary_fingerprint,
 )
-from stampede.data.learning.vocabulary import FIRST_ROW
+from stampede.data.learning.rows_of_ids import FIRST_ROW
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import Hashed, Integers, Quantiles, TimePart, Vocabulary
 from support.movie_runs import prepare_movies

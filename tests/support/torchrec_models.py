@@ -233,13 +233,6 @@ def follow(name):
     return *deviations(plain, found, start, losses), counts
 
 
-@process_group()
-def follow_on_ranks(name):
-    """On rank 0: how far the tables are from float64."""
-    found = follow(name)
-    return found and found[0]
-
-
 # TorchRec's golden training example (examples/golden_training). In its first table rows wait for
 # their steps.
 GOLDEN_RANKS, GOLDEN_STEPS = 2, 5

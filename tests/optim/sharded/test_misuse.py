@@ -1,7 +1,4 @@
-"""Programs that might falsify counts or thresholds in TorchRec.
-
-What is refused, with its sentence, is in benchmarks/torchrec_features.py, which a test runs.
-"""
+"""Programs that might falsify counts or thresholds in TorchRec; see also `test_refused.py`."""
 
 import gc
 

@@ -25,13 +25,9 @@ from support.torchrec_models import (
     train,
 )
 
-# Of the others, benchmarks/torchrec_features.py trains all.
-KINDS = ("DLRM", "Bert4Rec", "SimpleDeepFMNN", "TestTowerCollectionSparseNN",
-         "TestMixedEmbeddingSparseArch")  # fmt: skip
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MODELS)
 def test_models_follow_the_equations(name):
     exact, without_clip, reference, counts = follow(name)
     assert exact < 1e-4
