@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """Optimizers look for modules among all objects: let them not see a million of imports."""
+    # The first optimizer would import it.
+
     from support import pictures
 
     pictures.leave_out()
@@ -65,6 +67,14 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects():
+    """What a file's tests have imported is left out of the search, too."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure():

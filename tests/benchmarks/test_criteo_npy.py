@@ -6,24 +6,9 @@ import types
 
 import numpy as np
 import pytest
-from peers.criteo_npy import BLOCK_ROWS, import_criteo_npy, main
+from peers.criteo_npy import import_criteo_npy
 
 from support.prepared_arrays import arrays_of, manifest_of
-
-
-def write_npy(folder, name, rows, fields=3, numbers=2, seed=0, ids=np.int32, **changed):
-    """Three files of random rows; returns their arrays."""
-    draw = np.random.default_rng(seed)
-    folder.mkdir(exist_ok=True)
-    arrays = {
-        "dense": draw.random((rows, numbers), dtype=np.float32),
-        "sparse": draw.integers(0, 40, (rows, fields)).astype(ids),
-        "labels": draw.integers(0, 2, (rows, 1), dtype=np.int32),
-        **changed,
-    }
-    for array, values in arrays.items():
-        np.save(folder / f"{name}_{array}.npy", values)
-    return arrays
 
 
 def check_part(folder, part, parts):
@@ -96,43 +81,3 @@ def test_what_torchrec_writes_is_imported(tmp_path, criteo):
     # The last day is halved: 13 and 12 rows.
     for stage, part in (("val", "validation"), ("test", "test")):
         check_part(tmp_path / "hashed", part, [read_by_torchrec(criteo, folder, [10], stage, 1000)])
-
-
-def test_contiguous_ids_of_torchrec(tmp_path, criteo):
-    folder, raw = tmp_path / "npy", tmp_path / "raw"
-    raw.mkdir()
-    files = [str(raw / f"day_{day}_sparse.npy") for day in (0, 1)]
-    for day, file in enumerate(files):
-        write_npy(folder, f"day_{day}", 30, 26, 13, seed=day)
-        (folder / f"day_{day}_sparse.npy").rename(file)
-    criteo.BinaryCriteoUtils.sparse_to_contiguous(files, str(folder), frequency_threshold=3)
-    for file in folder.glob("*_contig_freq.npy"):
-        # As in a cache of downloaded files.
-        file.symlink_to(file.rename(raw / f"{file.stem[:5]}.blob"))
-    import_criteo_npy(folder, tmp_path / "out")
-    found, _ = arrays_of(tmp_path / "out", "train")
-    np.testing.assert_array_equal(found["ids"], np.load(folder / "day_0_sparse_contig_freq.npy"))
-    # TorchRec gives rare ids row 1.
-    assert {field["unseen_row"] for field in manifest_of(tmp_path / "out")["fields"]} == {1}
-
-
-def test_more_rows_than_a_block(tmp_path):
-    folder, rows = tmp_path / "npy", BLOCK_ROWS + 3
-    train = [write_npy(folder, "train", rows, seed=5, labels=np.arange(rows) % 2)]
-    test = [write_npy(folder, "test", 9, ids=np.int64)]
-    import_criteo_npy(folder, tmp_path / "out")
-    check_part(tmp_path / "out", "train", train)
-    check_part(tmp_path / "out", "test", test)
-    manifest = manifest_of(tmp_path / "out")
-    assert [field["rows"] for field in manifest["fields"]] == [40] * 3
-    assert manifest["ids_dtype"] == "int32"
-
-
-def test_what_is_said_of_an_import(tmp_path, capsys):
-    for day in (0, 1):
-        write_npy(tmp_path / "npy", f"day_{day}", 30)
-    assert main([str(tmp_path / "npy"), str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert "30 rows" in said and "15 rows" in said and "3 id fields with 117 rows of tables" in said
-    assert main([str(tmp_path / "npy"), str(tmp_path / "out")]) == 2
-    assert "already exists" in capsys.readouterr().err

@@ -139,13 +139,3 @@ def test_what_fails_is_kept_and_the_rest_goes_on(tmp_path, environment):
     assert "Fatal Python error: Aborted" in crashes["errors"]
     assert hangs["stopped"].startswith("after 10 s") and "Timeout" in hangs["errors"]
     assert hangs["cases"]["sleeps"]["error"] == "it did not end"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(tmp_path):
-    out = tmp_path / "gpu.json"
-    command = ["sh", ROOT / "benchmarks/gpu.sh", "-", "first", out]
-    environment = {**os.environ, "PYTHON": sys.executable, "GPU_OPTIONS": "--only floors"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 1 and "no GPU here" in done.stderr
-    assert "no GPU here" in json.loads(out.read_text())["first"]["floors"]["errors"]
