@@ -20,7 +20,14 @@ import polars as pl
 
 from stampede.data.errors import DataError
 from stampede.data.formulas import stable_hashes
-from stampede.data.learning.learned import IdsInPieces, NumberRange, Saved, read_ids, read_saved
+from stampede.data.learning.learned import (
+    LEARNED,
+    IdsInPieces,
+    NumberRange,
+    Saved,
+    read_ids,
+    read_saved,
+)
 from stampede.data.learning.rows_of_ids import FIRST_ROW, RowsOfIds
 from stampede.data.prepared.manifest import (
     LEARNED_FOLDER,
@@ -160,7 +167,7 @@ def vocabulary_fingerprint(folder: Path, remedy: str = REMEDY) -> str:
     for found in meanings:
         if found.entry.table is not None:
             continue
-        with reading(folder / LEARNED_FOLDER, DataError, remedy):
+        with reading(folder / LEARNED_FOLDER / LEARNED, DataError, remedy):
             for piece in found.pieces:
                 # With the lengths, so that "a", "bc" differs from "ab", "c".
                 digest.update(piece.str.len_bytes().to_numpy().astype("<u8").tobytes())

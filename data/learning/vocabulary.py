@@ -142,7 +142,7 @@ def read_pieces(path: Path, rows: int = _ROWS_OF_A_PIECE) -> Iterator[pl.DataFra
     Raises OSError or ValueError if it is damaged.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
             batches = file.iter_batches(rows, columns=[VALUE, COUNT])
             tables = (pl.from_arrow(batch).cast(dict(_COUNTED.schema)) for batch in batches)
             for table in _regrouped(tables, rows):
