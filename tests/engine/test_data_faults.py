@@ -49,9 +49,7 @@ def test_files_that_vanished_between_runs(tmp_path):
     assert json.loads((tmp_path / "small/summary.json").read_text())["epochs"] == 1
     (data / "elsewhere").rename(data / "train-00000-ids.npy")
     (data / "learned/user.parquet").unlink()
-    with pytest.raises(
-        DataError, match=r"learned.json: damaged .user.parquet: No such.*delete"
-    ):
+    with pytest.raises(DataError, match=r"learned.json: damaged .user.parquet: No such.*delete"):
         run_prepared(tmp_path, data, ["checkpoint.resume=auto", "train.epochs=2"])
     shutil.rmtree(data / "learned")
     with pytest.raises(DataError, match=r"learned.json: damaged .*; delete the folder to prepare"):
