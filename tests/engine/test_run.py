@@ -67,6 +67,14 @@ def test_a_folder_of_something_else_or_of_another_process_is_never_deleted(tmp_p
     run_small(tmp_path, [])
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_reproducible_runs_ask_for_the_same_products(tmp_path, monkeypatch, is_asked):
+    # Of all tests' processes, see conftest.py.
+    monkeypatch.delenv("MKL_CBWR")
+    run_small(tmp_path, [f"train.reproducible={json.dumps(is_asked)}"])
+    assert os.environ.get("MKL_CBWR") == ("AUTO,STRICT" if is_asked else None)
+
+
 def test_a_validation_part_without_rows_is_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"data.validation_fraction.*select_on=test"):
         run_small(tmp_path, ["data.rows=100", "data.validation_fraction=0.005"])
