@@ -122,6 +122,11 @@ def test_a_trial_ends_with_its_epoch_when_the_time_is_over(folder):
     assert len(last.intermediate_values) < 100_000
 
 
+def test_so_does_the_first_one(folder):
+    tuned(folder, "train.epochs=7")
+    assert len(open_run(folder / "out/trials/0000").history) == 1
+
+
 def test_a_mistake_that_is_corrected_does_not_bind_the_folder(folder):
     with pytest.raises(DataError, match="write the path of the click log"):
         tuned(folder, "data.path=nowhere.csv")
@@ -150,6 +155,12 @@ def test_a_search_that_was_killed_after_its_first_trial_goes_on(folder, at):
     assert only.state.name == "COMPLETE"
     # Those of one changed key are waiting.
     assert len(load(folder).trials) > 10
+
+
+def test_keys_of_a_run_that_do_not_concern_a_trial(folder):
+    found = tuned(folder, "train.refit=true", "run.overwrite=true", "train.epochs=1")
+    assert found["train"]["refit"] is True and found["run"]["overwrite"] is True
+    assert not (folder / "out/trials/0000-selection").exists()
 
 
 def test_another_search_in_the_folder_is_refused(folder):
@@ -213,6 +224,18 @@ def test_small_logs_are_searched_with_rates_that_fall_too(folder):
     assert searched["optim.dense.lr"].low == pytest.approx(0.3 * 8e-4)
     assert searched["train.epochs"].choices == [10, 20, 40]
     assert not any(key.startswith("recipe.") for key in searched)
+
+
+def test_a_part_of_the_rows_is_no_small_log_for_the_batch(folder):
+    given = [*job(folder), "train.batch_size=131072"]
+    _, values = _configured(folder / "movies.yaml", given, "auc", 1, 1_000_000)
+    assert values["data.train_rows"] == 13_107_200
+
+
+def test_a_metric_that_the_user_sets_stays(folder):
+    assert tuned(folder, "evaluate.metric=auc")["evaluate"]["metric"] == "auc"
+    (first,) = [path for path in (folder / "out/trials").iterdir() if path.is_dir()]
+    assert open_run(first).config.evaluate.metric == "auc"
 
 
 def test_mistakes(folder, capsys):
