@@ -1,5 +1,6 @@
 """Files and folders are whole or not there, also after a kill; checksums."""
 
+import errno
 import hashlib
 import os
 import re
@@ -19,6 +20,7 @@ from stampede.files import (
     difference,
     file_entry,
     hidden,
+    make_folder,
     publish_folder,
     read_json,
     recover_folders,
@@ -26,6 +28,10 @@ from stampede.files import (
 )
 from support.full_disk import files_of_at_most
 from support.waiting import HANG
+
+
+class UserError(Exception):
+    pass
 
 
 def names(folder):
@@ -77,6 +83,12 @@ def test_links_within_a_folder_of_ours_are_not_followed(tmp_path, victim):
     # The folder itself may be reached through one.
     (tmp_path / "linked").symlink_to(ours)
     append(tmp_path / "linked", "logs/a", b"3\n")
+
+
+def test_an_unfinished_folder_that_is_a_link_is_replaced(tmp_path, victim):
+    (tmp_path / ".a.unfinished").symlink_to(victim)
+    assert make_folder(tmp_path / "a", lambda folder: (folder / "new").touch(), UserError)
+    assert names(tmp_path / "a") == {"new"} and not (tmp_path / "a").is_symlink()
 
 
 @pytest.mark.parametrize("text", ["1e400", "NaN", "-Infinity", '"\\ud800"', "[1", "", "\\"])
@@ -132,6 +144,17 @@ def test_a_second_process_waits_for_the_first(tmp_path, first_one_ends):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path):
+    def fill(folder):
+        (folder / "x").touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said = r"a: cannot be written \(No space left on device\); free some space, or choose"
+    with pytest.raises(UserError, match=said):
+        make_folder(tmp_path / "new" / "a", fill, UserError)
+    assert names(tmp_path) == set()
+
+
 def versions(folder):
     """A folder, and a newer version that is written and not published."""
     path = folder / "a"
@@ -181,6 +204,14 @@ def test_a_kill_leaves_a_whole_folder_or_none(tmp_path, monkeypatch, action, cal
     recover_folders(tmp_path, re.compile("a"))
     assert names(tmp_path) == ({"a"} if left else set())
     assert not left or names(path) == {left}
+
+
+def test_tidying_knows_its_own_names(tmp_path):
+    others = {".b.tmp", ".epoch_0001.notes.tmp", ".tmp", "a.tmp", ".x.replaced"}
+    for name in [*others, ".a.tmp", ".a.deleted"]:
+        (tmp_path / name).mkdir()
+    recover_folders(tmp_path, re.compile("a"))
+    assert names(tmp_path) == others
 
 
 def test_what_a_manifest_says_of_files(tmp_path):

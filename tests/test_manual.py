@@ -207,6 +207,21 @@ def test_the_sweep_it_shows_can_be_loaded(tmp_path):
     assert points[0].overrides["train.batch_size"] == 1024
 
 
+def test_the_picture_is_that_of_its_script():
+    assert script("picture").picture() == (ROOT / "docs/images/batch.svg").read_text("utf-8")
+
+
+def test_every_page_and_table_of_a_sweep_is_linked():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    pages = sorted(PAGES.keys() - {"README.md"})
+    assert sorted(re.findall(r"[\w-]+\.md", str(site["nav"]))) == pages
+    assert "](docs/index.md)" in PAGES["README.md"]
+    assert [page for page in pages if f"]({page})" not in PAGES["index.md"]] == ["index.md"]
+    for path in (ROOT / "benchmarks/results/sweeps").glob("*.md"):
+        link = f"](../benchmarks/results/sweeps/{path.name})"
+        assert link in PAGES["experiments.md"], f"{path.name}: link it from docs/experiments.md"
+
+
 def test_the_page_of_all_keys_is_that_of_the_code():
     page = PAGES["configuration.md"]
     # In a process of its own, where no other test has registered a rule.
@@ -222,6 +237,20 @@ def test_the_page_of_all_keys_is_that_of_the_code():
     for key in all_keys(config_type()):
         assert f"\n| `{key.path.rpartition('.')[2]}` |" in page, key.path
     assert "| `epochs` | whole number >= 1 or `null` | `null` |" in page
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ('<script src="https://x.y/z.js">', True),
+        ("<link rel=stylesheet href='//x.y/z.css'>", True),
+        ("<style>body{background:url(//x.y/z.png)}</style>", True),
+        ('<a title="x" href="https://x.y">', False),
+        ('<script src="assets/x.js">', False),
+    ],
+)
+def test_what_a_page_of_the_site_loads_from_elsewhere_is_seen(text, found):
+    assert bool(script("hooks").loaded_from_elsewhere(text)) == found
 
 
 @pytest.mark.parametrize(

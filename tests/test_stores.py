@@ -276,6 +276,21 @@ def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
     assert failure.value.errno == errno.ENOSPC
 
 
+def test_the_manifest_comes_last_and_goes_first(store):
+    """Whenever it is there, all that it lists is, too: seen from the requests themselves."""
+    url = f"{BUCKET}/runs/a"
+    asked = []
+    with between(lambda method, path: asked.append((method, path.partition("?")[0])) and None):
+        write(stores.local(url), manifest="1", a="x", z="y")
+        stores.published(url)
+        for file in stores.local(url).iterdir():
+            file.unlink()
+        stores.published(url)
+    changed = [(method, path[-6:]) for method, path in asked if method in ("PUT", "DELETE")]
+    assert changed[2] == ("PUT", "t.json") and changed[3] == ("DELETE", "t.json")
+    assert len(changed) == 6
+
+
 KILLED = """
 import os, sys, threading
 from stampede import stores
