@@ -4,10 +4,12 @@ import json
 import logging
 import re
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow
 import pytest
 import torch.distributed as dist
 
@@ -143,6 +145,41 @@ def test_frames_that_do_not_fit(movie_run):
         movie_run.score({"user": [1]})
 
 
+def frames_alike(frame):
+    """The same rows in other types."""
+    mixed = [int(user) if user % 2 else str(user) for user in frame["user"]]
+    floats = [float(user) if user % 3 else user for user in frame["user"]]
+    yield frame.assign(user=pd.Series(mixed, dtype=object))
+    yield frame.assign(user=pd.Series(floats, dtype=object), slot=frame["slot"].astype("Int8"))
+    yield frame.astype({"user": "category", "movie": "Float32", "city": "category"})
+    yield frame.astype({"user": "string", "movie": str, "slot": object, "age": object})
+    yield frame.convert_dtypes().astype({"movie": "category"})
+    yield frame.astype({"user": "float64", "movie": "float32", "age": "Float64"})
+    yield frame.assign(age=[None if age != age else Decimal(age) for age in frame["age"]])
+    lists = [text.split("|") if text else None for text in frame["genres"]]
+    yield frame.assign(genres=pd.Series(lists))
+    yield frame.assign(genres=pd.Series([None if one is None else np.array(one) for one in lists]))
+    yield pl.from_pandas(frame).cast({"movie": pl.Decimal(9, 2), "user": pl.UInt64})
+    yield pl.from_pandas(frame).with_columns(pl.col("city").cast(pl.Categorical))
+    objects = pl.Series("user", mixed, dtype=pl.Object)
+    yield pl.from_pandas(frame).with_columns(objects)
+    yield pyarrow.Table.from_pandas(frame.astype({"movie": "float64"}))
+
+
+def test_frames_of_other_types_give_the_same_scores(movie_run):
+    frame = rows_of_test_part().reset_index(drop=True)
+    frame = frame.drop(columns=["rating", "importance"])
+    expected = movie_run.score(frame)
+    for other in frames_alike(frame):
+        assert movie_run.score(other).tolist() == expected.tolist()
+    missing = movie_run.score(frame.assign(user=[None, *frame["user"][1:].map(str)]))
+    for nothing in (np.nan, None, pd.NA):
+        users = pd.Series([nothing, *frame["user"][1:]], dtype=object)
+        for kind in (object, "category"):
+            found = movie_run.score(frame.assign(user=users.astype(kind)))
+            assert found.tolist() == missing.tolist()
+
+
 @pytest.mark.parametrize(
     "value", [b"anna", {"a": 1}, 1j, pd.Period("2024-01"), [1, 2], pd.Interval(0, 1), object()]
 )
@@ -154,6 +191,13 @@ def test_values_that_no_log_has_are_refused_with_their_column(movie_run, value):
     if not isinstance(value, list):
         with pytest.raises(DataError, match=r"the frame: column 'user'|column user"):
             movie_run.score(frame.assign(user=pd.Series([value] * len(frame))))
+
+
+def test_a_column_twice_is_refused(movie_run):
+    frame = rows_of_test_part().reset_index(drop=True)
+    twice = pd.concat([frame, frame[["user"]]], axis=1)
+    with pytest.raises(DataError, match="the frame: has the column 'user' twice"):
+        movie_run.score(twice)
 
 
 def test_unseen_ids_far_above_the_validation_part_are_warned_of(movie_run, capsys):
@@ -187,6 +231,17 @@ def test_report_and_export(movie_run, tmp_path):
     assert f"{movie_run.metrics['validation']['auc']:.4f}" in page
     package = movie_run.export(tmp_path / "model")
     assert (package / "load.py").is_file()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunFolderError, match="there is no run"):
+        open_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("")
+    assert repr(open_run(tmp_path)).endswith("not finished)")
+    with pytest.raises(RunFolderError, match="the run has not ended"):
+        _ = open_run(str(tmp_path)).metrics
+    (tmp_path / "metrics.jsonl").touch()
+    assert list(open_run(tmp_path).history) == ["epoch", "step", "train_seconds", "train_loss"]
 
 
 def test_the_libraries_are_quiet_for_a_while_only(monkeypatch, recwarn):

@@ -62,6 +62,27 @@ def test_what_is_verified_is_recorded(tmp_path, monkeypatch):
     assert [getattr(one, "name", READING in one) for one in said] == [True, "test-0-ids.npy"]
 
 
+@pytest.mark.parametrize("record", [None, "", '{"files": 7}'])
+def test_files_without_a_good_record_are_read_once(tmp_path, record):
+    data = shutil.copytree(prepared(tmp_path / "data"), tmp_path / "copy")
+    if record is not None:
+        (data / "verified.json").write_text(record)
+    said = []
+    for _ in range(2):
+        verifying.check_unchanged(data, said.append)
+        assert READING in said[0] and len(said) == 1
+
+
+def test_a_record_that_cannot_be_written(tmp_path):
+    data = prepared(tmp_path / "data")
+    (data / "verified.json").unlink()
+    (data / "verified.json").mkdir()
+    said = []
+    verifying.check_unchanged(data, said.append)
+    assert READING in said[0]
+    assert "verified.json cannot be written, so they are read before every run" in said[1]
+
+
 def refusal_of(data, world_size):
     """What a rank is told of a folder that cannot be used, and whether all know of it."""
     config = prepared_config(data.parent, data, world_size=world_size)

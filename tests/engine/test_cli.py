@@ -155,9 +155,10 @@ def test_a_mistake_is_one_sentence_and_nothing_else(command):
 
 
 @pytest.mark.slow
-def test_what_draws_and_makes_frames_is_imported_when_needed():
+@pytest.mark.parametrize("module", ["run", "inference.predict_command"])
+def test_what_draws_and_makes_frames_is_imported_when_needed(module):
     program = (
-        "import sys, stampede.engine.run, stampede.engine.inference.predict_command\n"
+        f"import sys, stampede.engine.{module}\n"
         "print(sorted({'matplotlib', 'pandas', 'tensorboard', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -9,6 +9,7 @@ from stampede.data import DataError
 from stampede.data.residence import Readahead
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
+from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.run import run
 from stampede.settings import SettingsError
 from support.jobs import run_small, without_times
@@ -131,3 +132,11 @@ def test_a_run_whose_checkpoints_are_lost_begins_anew_unless_it_has_ended(tmp_pa
     said = capsys.readouterr().out
     assert f"the run starts from scratch; {len(whole)} lines of metrics.jsonl are dropped" in said
     assert without_times(run) == whole
+
+
+def test_missing_lines_of_a_continued_run_are_told(tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text('{"kind": "train"}\n{"kind')
+    folder.keep_lines(3)
+    assert "metrics.jsonl: 2 lines of earlier steps are missing" in capsys.readouterr().out
+    assert folder.metrics_lines == 1

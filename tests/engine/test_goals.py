@@ -231,6 +231,17 @@ def test_scores_of_files_frames_and_packages(trained, tmp_path):
     assert scores(trained, ["@run"], tmp_path)["label_buy"].null_count() > 10
 
 
+def test_other_goals_are_other_data(trained, tmp_path):
+    schema = SCHEMA.replace("{click: clicked, buy:", "{click: clicked, sale:")
+    write_goals(tmp_path, schema=schema)
+    config = goal_config(tmp_path)
+    with processes("cpu") as here:
+        open_dataset(config, here)
+    (folder,) = (tmp_path / "cache").iterdir()
+    status, said = predict(trained, folder, tmp_path / "scores.parquet")
+    assert status == 2 and "the goals are click, sale, but in " in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [["train.goal_weighting=uncertainty"], ["model.name=esmm"]])
 def test_a_continued_run_is_the_whole_one(tmp_path, more):

@@ -55,7 +55,7 @@ def trained_widths(tmp_path_factory):
     return train_on_shop(folder, "model.name=deepfm", *OPTIONS, *WIDTHS)
 
 
-@pytest.fixture(params=["trained_bst", "trained_widths"])
+@pytest.fixture(params=["trained", "trained_bst", "trained_widths"])
 def either(request):
     return request.getfixturevalue(request.param)
 

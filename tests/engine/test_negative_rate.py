@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import log_loss
 
-from stampede import open_run
+from stampede import open_run, train
 from stampede.engine.advice import on_calibration
 from stampede.engine.api import configuration
 from stampede.engine.checkpoint.retention import newest
@@ -97,6 +97,44 @@ def test_several_goals(tmp_path):
     assert outputs == ["probability_click", "probability_buy", "logit_click", "logit_buy"]
     given = session.run(None, {**named, "x": frame["x"].to_numpy(np.float64)})
     np.testing.assert_allclose(np.stack(given[:2], 1), expected, rtol=2e-5)
+
+
+@pytest.mark.slow
+def test_the_mean_score_is_the_click_rate_of_all_rows(tmp_path):
+    """Clicks of a known model; the log keeps a tenth of the others."""
+    draw, rows = np.random.default_rng(0), 60_000
+    users, items = draw.integers(0, 40, rows), draw.integers(0, 40, rows)
+    logits = draw.normal(size=40)[users] + draw.normal(size=40)[items] - 3
+    truth = 1 / (1 + np.exp(-logits))
+    frame = pd.DataFrame({"user": users, "item": items})
+    frame["clicked"] = (draw.random(rows) < truth).astype(int)
+    kept = (frame["clicked"] == 1) | (draw.random(rows) < RATE)
+    whole = slice(50_000, None)
+    frame[:50_000][kept[:50_000]].to_csv(tmp_path / "log.csv", index=False)
+    (tmp_path / "schema.yaml").write_text("label: clicked\nids: [user, item]\n")
+    run = train(
+        data={
+            "kind": "table",
+            "path": str(tmp_path / "log.csv"),
+            "schema_file": str(tmp_path / "schema.yaml"),
+            "cache": str(tmp_path / "cache"),
+            "split": "random",
+        },
+        model={"hidden": [16]},
+        train={"negative_rate": RATE},
+        run={"dir": str(tmp_path)},
+    )
+    found = run.score(frame[whole])
+    assert found.mean() == pytest.approx(truth[whole].mean(), rel=0.05)
+    # Without it they would be those of the rows that are left.
+    before = found / (found + RATE * (1 - found))
+    assert before.mean() > 3 * truth[whole].mean()
+    assert log_loss(frame["clicked"][whole], found) < 1.05 * log_loss(
+        frame["clicked"][whole], truth[whole]
+    )
+    # Of the rows that are left, the metrics of the run are right.
+    assert run.metrics["test"]["calibration"] == pytest.approx(1, abs=0.1)
+    assert not any("share of clicks" in text for text in run.summary["advice"])
 
 
 def test_a_warm_start_moves_the_bias(tmp_path):

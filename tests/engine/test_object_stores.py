@@ -133,8 +133,9 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     assert "movies" in page and "test AUC" in page
 
 
-def test_a_compressed_log(store, here, tmp_path):
-    there = train(tmp_path / "there", put_movies(store, tmp_path / "there", "csv.zst"))
+@pytest.mark.parametrize("form", ["parquet", "csv.zst"])
+def test_every_form_of_a_log(store, here, tmp_path, form):
+    there = train(tmp_path / "there", put_movies(store, tmp_path / "there", form))
     for name, values in weights(here).items():
         np.testing.assert_array_equal(weights(there)[name], values)
 
@@ -197,6 +198,27 @@ def test_hosts_without_a_shared_folder(store, tmp_path, monkeypatch):
     begun = [f"checkpoint.init_from={BUCKET}/runs/shared", "run.name=begun"]
     assert train_apart(north, *begun)[0]["auc"] > 0.3
     assert not [path for path in tmp_path.rglob(".*") if path.suffix == ".copy"]
+
+
+def train_partly_shared(folder, overrides, environment):
+    """As the host of a rank; the last host shares no folder with the others."""
+    rank = int(os.environ["RANK"])
+    platform.node = lambda: f"host{rank}"
+    os.environ |= {**environment, "STAMPEDE_STORES": str(folder / f"stores{rank // 2}")}
+    train(folder, overrides, 3)
+
+
+def test_hosts_of_which_two_share_a_folder(store, tmp_path):
+    job = [*put_movies(store, tmp_path), "sharding.plan=row_wise"]
+    job += ["train.batch_size=63", "evaluate.batch_size=63"]
+    ours = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "STAMPEDE_"))}
+    run_ranks(3, train_as_ranks, tmp_path, [*job, "run.name=shared"], 3, ours)
+    run_ranks(3, train_partly_shared, tmp_path, job, ours, ranks_per_node=1)
+    expected = weights(stores.working(f"{BUCKET}/runs/shared"))
+    found = weights(stampede.open_run(f"{BUCKET}/runs/movies").path)
+    assert found.keys() == expected.keys()
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, expected[name])
 
 
 def refused_days(path, overrides, environment):

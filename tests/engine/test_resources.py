@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from stampede.engine.checkpoint.retention import newest, verify
 from stampede.engine.exit_status import exit_status, lacks_memory, what_was_asked
+from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.start_up import quiet_libraries
 from support.full_disk import files_of_at_most
 from support.jobs import SMALL, lines, run_small, without_times
@@ -53,6 +56,16 @@ def test_metrics_that_cannot_be_written(tmp_path, refused):
 
 
 @pytest.mark.slow
+def test_a_disk_that_is_full_from_the_start(tmp_path, refused):
+    run_small(tmp_path, [])
+    before = without_times(tmp_path / "small")
+    for overrides in (["run.name=new"], ["checkpoint.resume=auto", "train.epochs=2"]):
+        refused(tmp_path, overrides, 0, (1, 2))
+    assert without_times(tmp_path / "small") == before
+    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+
+
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be_written(tmp_path, refused):
     overrides = ["train.epochs=2", "checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
     run_small(tmp_path, [*overrides, "train.epochs=1"])
@@ -67,6 +80,21 @@ def test_checkpoints_that_cannot_be_written(tmp_path, refused):
     run_small(tmp_path, [*overrides, "checkpoint.resume=auto"])
     run_small(tmp_path, [*overrides, "run.name=whole"])
     assert without_times(run) == without_times(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("refused")
+def test_events_that_cannot_be_written_are_no_loss(tmp_path, capsys):
+    """Those of TensorBoard that are left when a run has ended; its thread says nothing itself."""
+    with ExitStack() as stack, RunFolder(tmp_path) as folder:
+        # TensorBoard keeps all but the first for two minutes.
+        for step in range(1, 50):
+            folder.log({"kind": "train", "step": step, "loss": 0.5})
+        stack.enter_context(files_of_at_most(100))
+    said = capsys.readouterr()
+    assert "tensorboard: the last events cannot be written (File too large)" in said.out
+    assert "Traceback" not in said.err
+    assert len(lines(tmp_path)) == 49
 
 
 ON_GPU = (
@@ -112,3 +140,13 @@ def test_a_lack_of_memory_is_said(capsys, failure, said):
     printed = capsys.readouterr().err
     assert f"error: out of memory ({said}); try a smaller train.batch_size, " in printed
     assert "checkpoint.resume=auto continues from the newest checkpoint" in printed
+
+
+def test_which_errors_mean_a_lack_of_memory():
+    # Of more bytes than there are addresses, so that nothing is allocated.
+    for allocate in (lambda: np.empty(1 << 55), lambda: torch.empty(1 << 56)):
+        with pytest.raises((MemoryError, RuntimeError)) as raised:
+            allocate()
+        assert lacks_memory(raised.value)
+    for failure in (RuntimeError("a mistake of ours"), OSError(28, "full"), ValueError("memory")):
+        assert not lacks_memory(failure)

@@ -3,13 +3,17 @@
 import json
 import os
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 
 import stampede.engine.run as engine_run
 from stampede.engine.config.load import load_config
-from stampede.engine.errors import RunFolderError
+from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.training import trainer
+from stampede.optim import CowClipTables
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, small_config
 from support.paths import ROOT, shared
@@ -33,6 +37,29 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
     assert kinds.count(("evaluation", 16)) == 2
     printed = capsys.readouterr().out
     assert re.search(r"embedding_l2 +1e-05 +x 0\.25 +2\.5e-06\n", printed)
+
+
+@pytest.mark.slow
+def test_training_time_includes_all_steps_and_those_that_rows_had_missed(tmp_path, monkeypatch):
+    late = [0.0]
+
+    def slower(owner, name, seconds):
+        original = getattr(owner, name)
+
+        def called(*given):
+            late[0] += seconds
+            return original(*given)
+
+        monkeypatch.setattr(owner, name, called)
+
+    slower(CowClipTables, "flush", 1e6)
+    slower(trainer, "train_step", 1e3)
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
+    monkeypatch.setattr("stampede.engine.training.trainer.time", clock)
+    run_small(tmp_path, ["evaluate.every=3"])
+    summary = json.loads((tmp_path / "small/summary.json").read_text())
+    least = 1e6 * 3 + 1e3 * summary["steps"]
+    assert least <= summary["train_seconds"] < least + 1e3
 
 
 def test_an_existing_run_is_not_overwritten_silently(tmp_path, monkeypatch):
@@ -73,6 +100,45 @@ def test_reproducible_runs_ask_for_the_same_products(tmp_path, monkeypatch, is_a
     monkeypatch.delenv("MKL_CBWR")
     run_small(tmp_path, [f"train.reproducible={json.dumps(is_asked)}"])
     assert os.environ.get("MKL_CBWR") == ("AUTO,STRICT" if is_asked else None)
+def test_links_in_place_of_our_files_are_not_followed(tmp_path):
+    victim = tmp_path / "theirs"
+    victim.write_text("precious")
+    lock, run = tmp_path / ".small.lock", tmp_path / "small"
+    lock.symlink_to(victim)
+    with pytest.raises(RunFolderError, match=r"\.small\.lock.* is a link|is a link, which is not"):
+        run_small(tmp_path, [])
+    lock.unlink()
+    run_small(tmp_path, [])
+    (run / "logs/rank_0.jsonl").unlink()
+    (run / "logs").rmdir()
+    (run / "logs").symlink_to(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(RunFolderError, match=r"is a link, which is not followed"):
+        run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    (run / "logs").unlink()
+    (run / "logs").mkdir()
+    (run / "logs/rank_0.jsonl").symlink_to(victim)
+    run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
+    assert victim.read_text() == "precious"
+
+
+def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path, capsys):
+    run_small(tmp_path, ["train.epochs=3", "evaluate.select_on=test", "optim.embedding.lr=0.05"])
+    summary = json.loads((tmp_path / "small/summary.json").read_text())
+    every = [line for line in lines(tmp_path / "small") if line["kind"] == "evaluation"]
+    assert {line["part"] for line in every} == {"test"} == {summary["selected_on"]}
+    assert summary["best_auc"] == max(line["auc"] for line in every)
+    assert every[summary["best_epoch"] - 1]["auc"] == summary["best_auc"]
+    assert "itself, so optimistic" in capsys.readouterr().out
+
+
+def test_weights_that_diverged_in_the_last_step_are_not_saved(tmp_path):
+    with pytest.raises(TrainingStoppedError, match=r"logloss.*optim.dense.lr"):
+        run_small(tmp_path, ["data.rows=256", "data.validation_fraction=0",
+                             "evaluate.select_on=test", "optim.dense.lr=1e30",
+                             "optim.dense.schedule.warmup=0"])  # fmt: skip
+    assert list((tmp_path / "small/checkpoints").iterdir()) == []
 
 
 def test_a_validation_part_without_rows_is_refused(tmp_path):

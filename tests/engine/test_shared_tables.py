@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 import torch
 
-from stampede import open_run
+from stampede import DataError, open_run
 from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.load import load_config
@@ -34,6 +34,13 @@ def trained(tmp_path_factory):
     return train_on_shop(folder, "train.epochs=2")
 
 
+@pytest.fixture(scope="module")
+def rows_to_score():
+    frame = shop(40, seed=8).drop(columns="clicked").astype(str)
+    frame.loc[0, ["item", "history", "last", "towns"]] = ["new", "i1|new|i0|i2|i3|i4", "new", ""]
+    return frame
+
+
 def test_a_run_has_each_table_once(trained):
     manifest = read_manifest(newest(trained / "checkpoints"))
     assert [table.field for table in manifest.tables.values()] == TABLES
@@ -47,6 +54,18 @@ def test_a_run_has_each_table_once(trained):
     pd.testing.assert_frame_equal(run.embeddings("history").rename_axis("item"), item)
     kept = [path.name for path in (trained / "inputs/learned").glob("*.parquet")]
     assert sorted(kept) == ["item.parquet", "user.parquet"]
+
+
+def test_a_cell_that_is_no_json_list_is_refused_in_scoring(trained, rows_to_score, tmp_path):
+    frame = rows_to_score.assign(towns="a|b")
+    with pytest.raises(DataError, match=r"column towns: .*write a JSON list"):
+        open_run(trained).score(frame)
+    assert export.main([str(trained), str(tmp_path / "package")]) == 0
+    package = loaded(tmp_path / "package")
+    with pytest.raises(ValueError, match=r"column towns: found 'a\|b'; write a JSON list"):
+        package.score(frame)
+    found = package.score(frame, on_bad_value="missing")
+    np.testing.assert_array_equal(found, package.score(frame.assign(towns="")))
 
 
 def test_the_plan_of_prepared_data_has_each_table_once(trained):
@@ -79,6 +98,33 @@ def test_a_plan_from_sizes(tmp_path):
     ):
         with pytest.raises(SettingsError, match=words):
             dry_run(planned_config(given[0], f"data.share={share}"), gpus(1, 80))
+
+
+def test_a_plan_of_histories_from_sizes():
+    """It has the bytes of the rows of 50 ids, and of the unit that weighs them."""
+    given = [
+        "data.tables={item: 100000, user: 1000}",
+        "data.share={history: item}",
+        "data.ids_per_sample={history: 50}",
+        "model.name=din",
+    ]
+    summed = dry_run(planned_config(*given), gpus(1, 80)).work
+    attends = dry_run(planned_config(*given, "data.attention={history: item}"), gpus(1, 80)).work
+    assert (summed.tables["t_item"].outputs, attends.tables["t_item"].outputs) == (2.0, 51.0)
+    per_sample = attends.sample_bytes - summed.sample_bytes - 3 * 49 * 12 * 4
+    # Inputs of the unit, its 64 hidden numbers, and as many gradients.
+    assert 50 * 4 * (4 * 10 + 64) < per_sample < 50 * 4 * 10 * (4 * 10 + 64)
+    unit = (4 * 10 + 1) * 64 + 64 + 64 + 1
+    assert attends.dense_parameters - summed.dense_parameters == unit
+    one_by_one = [*given[:3], "model.name=bst", "data.sequences={history: item}"]
+    assert dry_run(planned_config(*one_by_one), gpus(1, 80)).fits
+    for wrong, words in (
+        ("data.attention={hist: item}", "data.attention: 'hist' is not a field of data.tables"),
+        ("data.attention={history: itm}", "'itm' is not a field that is no history; write one"),
+        ("data.sequences={history: history}", "'history' is not a field that is no history;"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            dry_run(planned_config(*given, wrong), gpus(1, 80))
 
 
 @pytest.mark.slow

@@ -40,6 +40,21 @@ def test_a_batch_is_sent_before_the_previous_one_is_computed():
     ]
 
 
+def test_all_fields_with_their_first_order_weights_are_looked_up_at_once(tmp_path):
+    with small_job(tmp_path) as (_, job, config, dataset, _):
+        (tables,) = local_cowclip_tables(job.model)
+        (array,) = tables.arrays
+        assert len(array.weights) == sum(dataset.vocabulary_sizes.values())
+        assert array.weights.shape[1] > config.model.dim and len(array.shards) == 26
+        batch = next(
+            GlobalBatches(dataset.train, list(dataset.vocabulary_sizes), 25, 0, 1).epoch(0)
+        )
+        calls = []
+        tables.register_forward_hook(lambda *_: calls.append(1))
+        rows = job.front.lookup(batch.sparse).rows
+    assert len(calls) == 1 and rows.shape == (25, 26 * array.weights.shape[1])
+
+
 @pytest.mark.parametrize("plan, is_local", [("table_wise", True), ("column_wise", False)])
 def test_rows_of_this_rank_alone_are_those_that_torchrec_looks_up(tmp_path, plan, is_local):
     found = []

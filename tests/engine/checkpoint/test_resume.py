@@ -43,13 +43,16 @@ REGULARIZED = [
 ]
 
 
-@pytest.mark.slow
-def test_random_numbers_decay_plateaus_and_norms_continue(tmp_path):
+@pytest.mark.parametrize("ranks, normalization", [
+    (1, "batch"), pytest.param(2, "layer", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_random_numbers_decay_plateaus_and_norms_continue(tmp_path, ranks, normalization):
     def trained(name, *overrides):
         # As other programs, a run before it, or a process of its own would leave it.
         torch.seed()
-        given = [*REGULARIZED, "model.normalization=layer", f"run.name={name}", *overrides]
-        run_ranks(2, run_small, tmp_path, given, 2)
+        given = [*REGULARIZED, f"model.normalization={normalization}", f"run.name={name}"]
+        arguments = [tmp_path, [*given, *overrides], ranks]
+        run_ranks(ranks, run_small, *arguments) if ranks > 1 else run_small(*arguments)
 
     trained("whole", "train.epochs=3")
     trained("parts", "train.epochs=2")

@@ -1,6 +1,7 @@
 """Which checkpoints a run keeps, which is the newest, damaged ones, and those from elsewhere."""
 
 import io
+import json
 import os
 import pickle
 import shutil
@@ -227,6 +228,31 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, capsys, pat
             newest_whole(tmp_path)
         # Left alone: it may be mended.
         assert (tmp_path / "epoch_0001").exists()
+
+
+def test_lack_of_memory_does_not_count_as_damage(tmp_path, monkeypatch):
+    def lacking(*_):
+        raise RuntimeError("DefaultCPUAllocator: no")
+
+    monkeypatch.setattr(tensors.Reader, "read_data", lacking)
+    with pytest.raises(MemoryError, match="DefaultCPUAllocator: no"):
+        read_table(write_whole(tmp_path))
+
+
+def test_every_changed_bit_of_a_manifest_is_found(tmp_path):
+    path = write_whole(tmp_path)
+    content = (path / "manifest.json").read_bytes()
+    values = json.loads(content)
+    for place in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        (path / "manifest.json").write_bytes(changed)
+        try:
+            assert json.loads(changed) == values
+            read_manifest(path)
+        except (ValueError, AssertionError):
+            with pytest.raises(DamagedCheckpointError, match="damaged checkpoint"):
+                read_manifest(path)
 
 
 def test_an_unknown_format_is_refused_rather_than_skipped(tmp_path):

@@ -106,6 +106,35 @@ def test_a_save_without_memory_for_a_copy_copies_nothing_and_waits(
     assert (said in capsys.readouterr().out) == (not is_asked)
 
 
+def test_a_failed_save_without_memory_for_a_copy_is_told_by_the_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(saving, "free_memory", lambda: 10_000)
+    with small_job(tmp_path) as (here, job, config, data, target):
+        with Checkpoints(target, job, config, data, here) as checkpoints:
+            with monkeypatch.context() as patched:
+                patched.setattr(saving, "as_text", full)
+                checkpoints.save(at(7))
+            checkpoints.save(at(8))
+        assert names(target) == ["step_00000008"]
+    assert "training continues, and the current state is written now" in capsys.readouterr().out
+
+
+def test_wait_raises_a_failure_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "as_text", full)
+    with small_job(tmp_path) as (here, job, config, data, target):
+        checkpoints = Checkpoints(target, job, config, data, here)
+        checkpoints.save(at(8))
+        with pytest.raises(
+            TrainingStoppedError, match=r"step_00000008: .*No space left.*resume=auto"
+        ):
+            checkpoints.wait()
+        checkpoints.wait()
+        # Nor does it hide another failure; nothing half-written is left.
+        checkpoints.save(at(9))
+        with pytest.raises(ZeroDivisionError), checkpoints:
+            raise ZeroDivisionError
+        assert names(target) == []
+
+
 def test_a_file_that_is_cut_meanwhile_is_not_vouched_for(tmp_path, monkeypatch):
     described = saving.file_entry
 

@@ -1,6 +1,7 @@
 """A new run starts from the weights of another: rows by their ids, layers by name and shape."""
 
 import json
+import pickle
 import shutil
 
 import polars as pl
@@ -9,7 +10,8 @@ import torch
 
 from stampede.data import DataError
 from stampede.data.prepared.manifest import read_manifest as read_prepared
-from stampede.engine.checkpoint.retention import newest
+from stampede.engine.checkpoint.retention import delete_all, newest
+from stampede.engine.checkpoint.warm_start import open_source
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.reading import data_folder
@@ -128,6 +130,16 @@ def test_another_scale_of_the_first_order_term(trained, tmp_path):
     assert torch.equal(found[name] * 4, saved[name])
 
 
+def test_another_dim(trained, tmp_path):
+    folder = movie_folder(tmp_path / "new")
+    _, lines, report = begun(folder, ["model.dim=6", f"checkpoint.init_from={trained}"])
+    assert {one["why"] for one in report["fields"]} == {"dim was 10, now 6"}
+    assert not any(one["loaded"] for one in report["fields"])
+    assert any("NO ROW of a table was loaded" in line for line in lines)
+    # The layers behind the first do not depend on it.
+    assert any("network" in name for name in report["loaded"])
+
+
 @pytest.mark.slow
 def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(source, tmp_path, capsys):
     """A run that is continued does not start again from the other run, which may be gone."""
@@ -170,6 +182,16 @@ def test_synthetic_clicks_of_more_ids(tmp_path):
         assert rows == len(saved.embedding) < len(now.embedding)
         assert torch.equal(now.embedding[:rows], saved.embedding)
         assert torch.equal(now.first_order[:rows], saved.first_order)
+
+
+def test_what_weights_are_read_from_is_not_deleted_meanwhile(source, tmp_path):
+    found = open_source(str(source), tmp_path / "run")
+    assert not delete_all(source / "checkpoints")
+    assert [path.name for path in (source / "checkpoints").iterdir()] == ["epoch_0002"]
+    # Other ranks do not hold it.
+    assert pickle.loads(pickle.dumps(found)).held is None
+    found.held.close()
+    assert delete_all(source / "checkpoints")
 
 
 def flip(run):

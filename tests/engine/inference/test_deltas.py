@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from stampede.engine.inference import export_command as export
+from stampede.engine.inference.deltas import _changed, _changed_lines
 from stampede.engine.inference.package import update
 from support.packages import loaded
 from support.periods import period, train, write_job, write_log
@@ -217,3 +218,27 @@ def test_nothing_outside_of_a_delta_is_read(full, deltas, tmp_path):
     with pytest.raises(ValueError, match="is a link, which may lead out of the delta"):
         update.apply(full[1], [delta], tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_path, monkeypatch):
+    base = shutil.copytree(full[1], tmp_path / "full1")
+    # As if a bug left a row out.
+    monkeypatch.setattr(
+        "stampede.engine.inference.deltas._changed", lambda *given: _changed(*given)[1:]
+    )
+    given = (export.main, tmp_path, period(days, 2), tmp_path / "delta", "--since", base)
+    assert "differs from the export after the update" in refused(*given)
+    monkeypatch.undo()
+    # As another version of stampede would write it.
+    with (base / "encode.py").open("a") as file:
+        file.write("\n")
+    about = json.loads((base / "package.json").read_text())
+    about = {key: value for key, value in about.items() if key not in ("files", "sha256")}
+    (base / "package.json").write_text(update.sealed(about, base))
+    assert "its encode.py is from another version of stampede" in refused(*given)
+
+
+def test_a_vocabulary_may_get_shorter():
+    old, new = pl.Series("value", ["a", "b", "c"]), pl.Series("value", ["a", "x"])
+    changed = _changed_lines(old, new)
+    assert update.patched_vocabulary(old, changed, 2).to_list() == ["a", "x"]

@@ -1,5 +1,7 @@
 """Exported packages score as the trainer does, without stampede; what the command writes."""
 
+from contextlib import ExitStack
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -10,11 +12,14 @@ from safetensors.torch import load_file
 from stampede.engine.config.load import load_config
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference import export_command as command
+from stampede.engine.inference import packaging
 from stampede.engine.inference.packaging import export, stored_rows
 from stampede.engine.inference.trained import open_trained
 from stampede.engine.run import run as train
 from stampede.engine.tables import FieldWeights, read_field
 from support.full_disk import files_of_at_most
+from support.movie_runs import ROWS, prepare_movies, train_on_movies
+from support.movies import movies, write_movies
 from support.packages import loaded, logits_alone
 from support.predicting import refused, run_command, scores
 from support.prepared import drawn_fields, drawn_rows, write_prepared
@@ -79,6 +84,20 @@ def test_ids_that_are_floats_are_whole_numbers(packages, trainers):
         found = model._encoder({**one, "genres": [cell], "slot": [cell[0]]})
         again = model._encoder({**one, "genres": ["3|8"], "slot": ["3"]})
         assert [ids.tolist() for ids in found.ids] == [ids.tolist() for ids in again.ids]
+
+
+def test_ids_that_were_floats_in_training(tmp_path):
+    prepare_movies(tmp_path)
+    frame = movies(ROWS).astype({"user": "float64"})
+    write_movies(tmp_path / "log.parquet", frame)
+    run = train_on_movies(tmp_path, f"data.path={tmp_path}/log.parquet")
+    export(open_trained(run), tmp_path / "package", "fp32", overwrite=False)
+    frame = frame[-60:]
+    expected = scores(run, [write_movies(tmp_path / "new.parquet", frame)], tmp_path)["score"]
+    model = loaded(tmp_path / "package")
+    found = model.score(frame)
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+    assert abs(found - model.score(frame.assign(user=None))).max() > 1e-4
 
 
 @pytest.mark.slow
@@ -179,3 +198,32 @@ def test_a_full_disk_leaves_nothing(trained_run, tmp_path):
     with files_of_at_most(5000):
         full(tmp_path, trained_run, "package")
         full(tmp_path, trained_run, "model.onnx", "--format", "onnx")
+
+
+@pytest.mark.parametrize(
+    "owner, name", [(pl.DataFrame, "write_parquet"), (packaging, "read_stored_field")]
+)
+def test_a_disk_that_becomes_full(trained_run, tmp_path, monkeypatch, owner, name):
+    """Libraries in Rust write the vocabularies and tables, with errors of their own."""
+    function = getattr(owner, name)
+    with ExitStack() as stack:
+
+        def fill_up(*arguments):
+            stack.enter_context(files_of_at_most(100))
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, fill_up)
+        full(tmp_path, trained_run, "package")
+
+
+@pytest.mark.slow
+def test_the_working_folder_is_replaced(trained_run, tmp_path, monkeypatch):
+    assert exported(trained_run, tmp_path / "package")[0] == 0
+    (tmp_path / "link").symlink_to("package")
+    for folder in ("package", "link"):
+        monkeypatch.chdir(tmp_path / folder)
+        status, said = exported(trained_run, ".", "--overwrite", "--rows", "int8")
+        assert status == 0 and f"{tmp_path}/package" in said
+    assert exported(trained_run, tmp_path / "link", "--overwrite", "--rows", "fp16")[0] == 0
+    assert loaded(tmp_path / "package").about["rows"] == "fp16"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "package"]

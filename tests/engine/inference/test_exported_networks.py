@@ -32,8 +32,10 @@ FEW_LAYERS = {
 }
 # Options with operations of their own, for logs without numbers.
 WITHOUT_NUMBERS = {
+    "deepfm": {},
     "dcnv2": {"cross": "full"},
     "destine": {"layers": 1, "unary": "field", "residual_mode": "each_layer", "use_scale": True},
+    "dlrm": {"bottom": [4]},
     "finalmlp": {"second": [4], "heads": 2, "gates": None},
     "masknet": {"structure": "serial", "blocks": 2},
 }

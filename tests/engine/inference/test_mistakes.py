@@ -9,13 +9,16 @@ import pytest
 import torch
 import yaml
 
+from stampede.data.apply import apply_learned
+from stampede.data.options import WritingOptions
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference import export_command as export
 from stampede.engine.inference import predict_command as command
 from stampede.engine.inference.trained import open_trained
+from stampede.engine.run import run as train
 from support import predicting
 from support.checkpoints import sign, values_of
-from support.jobs import run_small
+from support.jobs import run_small, small_config
 from support.movie_runs import prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
 from support.own_networks import NUMBERS_ONLY, own_network
@@ -71,6 +74,18 @@ def test_weights_that_are_not_finite_give_no_scores(run, tmp_path, log, where):
         assert f"{name.removeprefix('model.')} holds numbers that are not finite" in said
 
 
+def test_one_unreadable_checkpoint_does_not_block_the_others(run, tmp_path, log):
+    (run / "checkpoints/epoch_0003/manifest.json").write_text("{")
+    status, said = predict(run, log, tmp_path / "s.parquet")
+    # As far as the second one knows, the first is the best.
+    assert status == 0 and "epoch 1" in said
+    assert "epoch_0003: damaged checkpoint" in said and "epoch_0002 is the newest that can" in said
+    assert "damaged" in refused(tmp_path, run, log, tmp_path / "t.parquet", "--epoch", "newest")
+    for shard in (run / "checkpoints/epoch_0001").glob("*.distcp"):
+        shard.write_bytes(shard.read_bytes()[:1000])
+    assert "damaged checkpoint" in refused(tmp_path, run, log, tmp_path / "t.parquet")
+
+
 def test_inputs_that_cannot_be_used(trained_run, tmp_path, log):
     for inputs, words in (
         ([tmp_path / "no*.csv"], "no such file or glob"),
@@ -103,6 +118,37 @@ def test_what_a_run_kept_is_damaged(run, tmp_path, log, name, told):
     # After that, the prepared data are used.
     shutil.rmtree(run / "inputs")
     assert len(scores(run, [log], tmp_path))
+
+
+def test_own_data_whose_paths_are_relative(tmp_path, monkeypatch):
+    prepare_movies(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = train_on_movies(
+        tmp_path, "data.path=log.csv", "data.schema_file=schema.yaml", "data.cache=cache"
+    )
+    assert predict(run, "@run", tmp_path / "s.parquet")[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    # What raw files need is in the run.
+    assert predict(run, tmp_path / "log.csv", tmp_path / "raw.parquet")[0] == 0
+    said = refused(tmp_path, run, "@run", tmp_path / "t.parquet")
+    assert "schema.yaml" in said
+    assert f"relative paths in {run}/config.yaml are relative to the folder where the run" in said
+    assert f"this is {tmp_path}/elsewhere" in said
+
+
+def test_what_a_run_kept_is_compared_with_its_checkpoint(run, log, tmp_path):
+    apply_learned(run / "inputs", str(log), WritingOptions(), tmp_path / "prepared")
+    expected = scores(run, [log], tmp_path)
+    swap_users(run / "inputs")
+    for said in refused_by_both(tmp_path, run, log):
+        assert "inputs: these are not the vocabularies that " in said
+        assert "epoch_0001 was trained with" in said and said.count("\n") == 1
+        assert f"delete {run}/inputs to use the run's prepared data" in said
+    # A prepared folder has vocabularies of its own.
+    assert scores(run, [tmp_path / "prepared"], tmp_path).equals(expected.drop("file"))
+    shutil.rmtree(run / "inputs")
+    assert scores(run, [log], tmp_path).equals(expected)
 
 
 def test_prepared_data_are_compared_with_the_checkpoint(tmp_path):
@@ -210,3 +256,17 @@ def test_a_run_keeps_its_networks_file_and_refuses_another(tmp_path):
     moved = [f"model.import={tmp_path}/renamed.py", *network[1:]]
     run_small(tmp_path, [*moved, "train.epochs=3", "checkpoint.resume=auto"])
     assert len(scores(run, ["@run"], tmp_path, ALLOWED))
+
+
+def test_the_executed_file_is_kept_even_if_it_changes_meanwhile(tmp_path):
+    network = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
+    config = small_config(tmp_path, *network)
+    (tmp_path / "own.py").write_text(FLIPPED)
+    train(config)
+    assert (tmp_path / "small/network.py").read_text() == NUMBERS_ONLY
+    # A run that begins again keeps what it executes.
+    for path in (tmp_path / "small/checkpoints").iterdir():
+        path.rename(tmp_path / path.name)
+    (tmp_path / "small/summary.json").unlink()
+    run_small(tmp_path, [*network, "checkpoint.resume=auto"])
+    assert (tmp_path / "small/network.py").read_text() == FLIPPED

@@ -12,14 +12,16 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnxruntime import InferenceSession
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from stampede.engine.inference import export_command as command
 from stampede.engine.inference import onnx_file
 from stampede.engine.inference.onnx_file import Field, described_inputs
 from stampede.engine.inference.packaging import export
 from stampede.engine.inference.trained import open_trained
+from support.jobs import run_small
 from support.movie_runs import train_on_movies
-from support.packages import loaded
+from support.packages import loaded, open_test_part
 from support.paths import ROOT
 from support.predicting import refused, run_command, scores
 
@@ -262,6 +264,23 @@ def test_every_kind_of_field(tmp_path):
     found = 1 / (1 + np.exp(-logits(session, inputs).astype(np.float64)))
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
     assert expected.std() > 0.02
+
+
+@pytest.mark.slow
+def test_rows_of_tables_without_a_missing_one(tmp_path):
+    run_small(tmp_path, ["model.name=dlrm"])
+    run = tmp_path / "small"
+    expected = scores(run, ["@run"], tmp_path)["score"].to_numpy()[:50]
+    drawn, (session, _) = open_test_part(run), written(run, tmp_path)
+    names = [one.name for one in session.get_inputs()]
+    inputs = {name: drawn.ids[:, i].numpy() for i, name in enumerate(names[: drawn.ids.shape[1]])}
+    numbers = names[drawn.ids.shape[1] :]
+    inputs |= {name: drawn.dense[:, i].double().numpy() for i, name in enumerate(numbers)}
+    (found,) = session.run(["probability"], inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    for wrong in (-1, 10**9):
+        with pytest.raises(InvalidArgument, match="indices element out of data bounds"):
+            session.run(None, {**inputs, names[0]: np.full(50, wrong)})
 
 
 def about(rows=10**6, **field):

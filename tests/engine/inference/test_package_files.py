@@ -160,6 +160,17 @@ def test_links_out_of_the_package_are_not_followed(package, tmp_path):
     assert loaded(package)
 
 
+def test_pipes_and_large_files_do_not_hang(package, monkeypatch):
+    for name in ("dense.json", "package.json"):
+        (package / name).unlink()
+        os.mkfifo(package / name)
+        assert "is not a file" in refusal(package) or "Invalid argument" in refusal(package)
+        (package / name).unlink()
+        (package / name).write_text("{}")
+    monkeypatch.setattr(load, "_MOST_BYTES", 1)
+    assert "package.json has more than 1 bytes" in refusal(package)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -231,6 +242,15 @@ def test_values_that_cannot_be_used(packages, changes, words):
     assert model.score(GOOD).shape == (1,)
     with pytest.raises(ValueError, match=re.escape(words)):
         model.score({**GOOD, **changes})
+
+
+def test_samples_that_are_no_mappings(packages):
+    model = loaded(packages / "fp32")
+    words = r"found the sample \['1'\]; write each sample as a mapping"
+    with pytest.raises(ValueError, match=words):
+        model.score([["1"]])
+    with pytest.raises(ValueError, match="batch_size: found 0; write a number of at least 1"):
+        model.score(GOOD, batch_size=0)
 
 
 @pytest.mark.parametrize(

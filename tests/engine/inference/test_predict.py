@@ -3,23 +3,28 @@
 import shutil
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow.parquet
 import pytest
+import torch
+from polars.testing import assert_frame_equal
 from sklearn.metrics import roc_auc_score
 
 from stampede.data.apply import apply_learned
 from stampede.data.options import WritingOptions
 from stampede.data.raw import files as blocks
 from stampede.engine.inference import prediction
+from stampede.models import CTRModel
 from support.jobs import run_small
 from support.movie_runs import (
+    ROWS,
     prepare_movies,
     rows_of_test_part,
     summary_of,
     train_on_movies,
 )
-from support.movies import write_movies
+from support.movies import movies, write_movies
 from support.packages import columns_of, loaded
 from support.predicting import main, predict, refused, scores
 from support.ranks import run_ranks
@@ -58,6 +63,16 @@ def test_a_file_has_the_scores_of_its_rows_in_whatever_pieces(trained_run, tmp_p
     np.testing.assert_allclose(parts["score"], whole["score"], rtol=1e-6)
     # They are written as they come.
     assert pyarrow.parquet.ParquetFile(tmp_path / "scores.parquet").num_row_groups > 5
+
+
+def test_a_csv_file_has_the_same(trained_run, tmp_path):
+    log = write_movies(tmp_path / "log.csv", rows_of_test_part())
+    expected = scores(trained_run, [log], tmp_path)
+    status, said = predict(trained_run, log, tmp_path / "scores.csv")
+    assert status == 0, said
+    found = pl.read_csv(tmp_path / "scores.csv")
+    found = found.cast({"label": pl.Float32, "weight": pl.Float32})
+    assert_frame_equal(found, expected, check_dtypes=False, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("world_size, plan", [(2, "data_parallel"), (4, "grid_shard")])
@@ -148,6 +163,22 @@ def test_what_is_said(trained_run, tmp_path, log):
     assert status == 0 and said.count("undefined") == 3
 
 
+def test_what_is_said_of_own_rows(trained_run, tmp_path):
+    """The shares that preparation recorded, and metrics against pandas."""
+    status, said = predict(trained_run, "@run", tmp_path / "s.csv", "--part", "validation")
+    assert status == 0
+    found = pd.read_csv(tmp_path / "s.csv")
+    mean = np.average(found["score"], weights=found["weight"])
+    calibration = mean / np.average(found["label"], weights=found["weight"])
+    assert f"calibration  {calibration:.4f}, the mean score divided by" in said
+    frame = movies(ROWS)[: round(0.9 * ROWS)]
+    kept = round(0.8 * len(frame))
+    known = frame["user"][:kept].value_counts()
+    # Rare users have no row of their own.
+    unseen = (frame["user"][kept:].map(known).fillna(0) < 2).mean()
+    assert f"user {unseen:.1%}" in said, said
+
+
 def test_missing_marks_among_several_ids(trained_run, packages, tmp_path):
     """`a|NA|b` is scored as `a|b`, in files and in the package alike."""
     frame = rows_of_test_part()[:3].reset_index(drop=True)
@@ -187,3 +218,16 @@ def test_bad_values_are_missing_on_request(trained_run, packages, tmp_path):
     one = {name: values[:1] for name, values in columns.items()}
     found = model.score({**one, "genres": [[2.5, 3.0]]})
     np.testing.assert_array_equal(found, model.score({**one, "genres": [["2.5", "3"]]}))
+
+
+def test_scoring_treats_denormal_numbers_as_zero(trained_run, tmp_path, monkeypatch):
+    """Products of small weights would make it many times slower."""
+    seen, logits = set(), CTRModel.logits
+
+    def watched(*arguments, **named):
+        seen.add(torch.full((), 1e-39).item())
+        return logits(*arguments, **named)
+
+    monkeypatch.setattr(CTRModel, "logits", watched)
+    scores(trained_run, [write_movies(tmp_path / "log.csv", rows_of_test_part())], tmp_path)
+    assert seen == {0.0}

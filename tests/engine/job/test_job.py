@@ -9,7 +9,7 @@ from stampede.engine.exit_status import exit_status
 from stampede.engine.job.compile import compile_network
 from stampede.engine.job.precision import _speed_of_bf16, choose_precision
 from stampede.settings import SettingsError
-from support.jobs import run_small
+from support.jobs import lines, run_small
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -21,6 +21,23 @@ def afresh():
     counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("afresh")
+def test_a_continued_run_may_be_compiled(tmp_path):
+    # All batches of a part are of one size: each size is compiled anew.
+    alike = ["data.rows=512", "data.test_rows=256", "data.validation_fraction=0",
+             "evaluate.select_on=test", "train.log_every=1", "checkpoint.resume=auto"]  # fmt: skip
+    run_small(tmp_path, [*alike, "run.name=plain", "train.epochs=2"])
+    run_small(tmp_path, alike)
+    assert not counters["stats"]["calls_captured"]
+    run_small(tmp_path, [*alike, "train.epochs=2", "train.compile=default"])
+    assert counters["stats"]["calls_captured"] > 0
+    plain, compiled = (lines(tmp_path / name) for name in ("plain", "small"))
+    for one, other in zip(plain, compiled, strict=True):
+        for key in {"loss", "logloss"} & one.keys():
+            assert other[key] == pytest.approx(one[key], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -187,6 +187,24 @@ def test_a_large_log_or_one_whose_files_are_gone_goes_on(tmp_path, monkeypatch, 
     assert_same_end(folder, other)
 
 
+def test_a_file_that_goes_after_its_period_was_noted(tmp_path, monkeypatch, capsys):
+    """A period that was killed before its first checkpoint is planned anew."""
+    path = write_logs(tmp_path / "killed", [0, 30])
+    train(path, ANEW)
+    write_log(tmp_path / "killed/log3.csv", 60, seed=3)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(loop, "run_here", killed)
+        train(path, ANEW)
+    (tmp_path / "killed/log1.csv").unlink()
+    train(path, ANEW)
+    assert "log1.csv is gone: the model of the period before goes on" in capsys.readouterr().err
+    assert len(lines(tmp_path / "killed")) == 3
+
+
 def test_rows_and_moments_follow_their_ids(tmp_path):
     """Rows that a period does not touch stay as they were; the steps of others continue."""
     folder = tmp_path / "kept"
@@ -232,11 +250,14 @@ def test_a_new_row_depends_only_on_its_id(tmp_path):
 
 
 @pytest.mark.slow
-def test_each_period_may_have_another_number_of_ranks(tmp_path):
+@pytest.mark.parametrize("how, given", [("full", [*KEEP_ALL, "data.max_rows=60"]), ("anew", ANEW)])
+def test_each_period_may_have_another_number_of_ranks(how, given, request, tmp_path):
     """Two, four and one; where a table is full, new ids take rows on whatever rank they are."""
     alone, path = tmp_path / "alone", write_job(folder := tmp_path / "ranks")
-    given = [*KEEP_ALL, "data.max_rows=60"]
-    train(write_logs(alone, [0, 30, 60]), given)
+    if how == "anew":
+        alone = request.getfixturevalue(how)
+    else:
+        train(write_logs(alone, [0, 30, 60]), given)
     for number, ranks in enumerate((2, 4, 1), 1):
         shutil.copy(alone / f"log{number}.csv", folder)
         run_ranks(ranks, train, path, [*given, "sharding.plan=row_wise"])
@@ -345,6 +366,20 @@ def write_days(folder, write_last):
         frame = write_last(frame) if day == 3 else frame
         frame.to_csv(folder / f"log{day}.csv", index=False)
     train(path)
+
+
+@pytest.mark.slow
+def test_ids_that_became_floats_are_the_same_ids(tmp_path, capsys):
+    write_days(tmp_path / "whole", lambda frame: frame)
+    said = capsys.readouterr()
+    assert "unseen ids: none; " not in said.out and "warning" not in said.err
+    assert "  missing ids: user 0.2% (0.2%)" in said.out
+    write_days(tmp_path / "floats", lambda frame: frame.astype({"user": "float64"}))
+    assert ",45.0," not in (tmp_path / "whole/log3.csv").read_text()
+    assert ".0," in (tmp_path / "floats/log3.csv").read_text()
+    assert ids_of(tmp_path / "floats", 3, "user") == ids_of(tmp_path / "whole", 3, "user")
+    other, one = (lines(tmp_path / name)[2] for name in ("floats", "whole"))
+    assert (other["auc"], other["ids"]) == (one["auc"], one["ids"])
 
 
 def test_a_period_with_many_new_ids_is_warned_of(tmp_path, capsys):

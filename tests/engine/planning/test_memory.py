@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from stampede.engine.checkpoint.tensors import local_parts
 from stampede.engine.job.build import build
@@ -48,6 +49,17 @@ def test_the_estimate_is_close_to_what_is_allocated(name, options):
     # activations.
     by_kernels = allocated(model, 9 * SAMPLES) - allocated(model, SAMPLES)
     assert by_kernels <= 1.3 * 8 * planned
+
+
+def test_estimating_does_not_change_the_model():
+    model = model_of("deepfm", {})
+    model.network.mlp.hidden = nn.Sequential(model.network.mlp.hidden, nn.BatchNorm1d(48))
+    torch.manual_seed(0)
+    before = [torch.get_rng_state(), *map(torch.clone, model.network.state_dict().values())]
+    assert activation_bytes_per_sample(model) > 0
+    after = [torch.get_rng_state(), *model.network.state_dict().values()]
+    assert all(map(torch.equal, before, after))
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def planned_and_real(folder, overrides, here):

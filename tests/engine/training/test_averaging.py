@@ -10,7 +10,6 @@ from support.ranks import run_ranks
 
 # 8 steps an epoch.
 AVERAGED = ["train.averaging=3", "checkpoint.keep=100", "model.normalization=layer"]
-TWO_EPOCHS = [*AVERAGED, "train.epochs=2", "checkpoint.every_steps=2"]
 
 
 def weights(checkpoint):
@@ -18,7 +17,7 @@ def weights(checkpoint):
 
 
 def test_weights_become_the_mean_of_those_at_evenly_spaced_steps(tmp_path):
-    each_step = ["checkpoint.every_steps=3", "run.name=each"]
+    each_step = ["checkpoint.every_steps=1", "run.name=each"]
     run_small(tmp_path, [*AVERAGED, "train.averaging=0", *each_step])
     run_small(tmp_path, [*AVERAGED, "run.name=mean"])
     steps = [tmp_path / f"each/checkpoints/step_{step:08d}" for step in (3, 6)]
@@ -36,21 +35,16 @@ def test_fewer_than_two_steps_change_nothing(tmp_path):
     same_end(tmp_path / "of_1", tmp_path / "of_0")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    run_small(folder, [*TWO_EPOCHS, "run.name=whole"])
-    return folder / "whole"
-
-
 @pytest.mark.parametrize("step", [4, 10])
-def test_a_run_continues_within_an_epoch(whole, tmp_path, step):
-    shutil.copytree(whole, tmp_path / "parts")
-    later = [f"step_{number:08d}" for number in range(step + 2, 17, 2)]
+def test_a_run_continues_within_an_epoch(tmp_path, step):
+    every = [*AVERAGED, "train.epochs=2", "checkpoint.every_steps=1"]
+    run_small(tmp_path, [*every, "run.name=whole"])
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    later = [f"step_{number:08d}" for number in range(step + 1, 17)]
     for name in [*later, *["epoch_0001"] * (step < 8), "epoch_0002"]:
         shutil.rmtree(tmp_path / "parts/checkpoints" / name, ignore_errors=True)
-    run_small(tmp_path, [*TWO_EPOCHS, "run.name=parts", "checkpoint.resume=auto"])
-    same_end(tmp_path / "parts", whole)
+    run_small(tmp_path, [*every, "run.name=parts", "checkpoint.resume=auto"])
+    same_end(tmp_path / "parts", tmp_path / "whole")
 
 
 @pytest.mark.slow

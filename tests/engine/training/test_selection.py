@@ -13,6 +13,7 @@ import stampede.engine.training.evaluate as made_by
 from stampede.engine.config.optim import PlateauSection
 from stampede.engine.metrics import PARTS
 from stampede.engine.training.plateau import Plateau
+from stampede.settings import SettingsError
 from support.jobs import lines, run_small, without_times
 
 
@@ -151,3 +152,20 @@ def test_rates_fall_on_a_plateau_by_factors_of_their_own(tmp_path, scripted, cap
     expected = 5e-4 * np.array([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25])
     assert [line["dense_lr"] for line in logged] == pytest.approx(expected)
     assert "the tables continue with 0.05 of their scheduled rate" in capsys.readouterr().out
+
+
+def test_metrics_reach_the_files(tmp_path):
+    run_small(tmp_path, ["evaluate.group_by=C6"])
+    names = {"pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc",
+             "gauc_groups", "gauc_left_out", "gauc_unknown_samples"}  # fmt: skip
+    summary = summary_of(tmp_path)
+    assert names < evaluations(tmp_path, "validation")[-1].keys()
+    last = evaluations(tmp_path, "test")[-1]
+    assert all(summary[name] == last[name] for name in names)
+    assert 0 < summary["gauc_groups"] + summary["gauc_left_out"] <= 24
+    # Each row of the table is one synthetic id.
+    assert summary["gauc_unknown_samples"] == 0
+    run_small(tmp_path, ["run.overwrite=true", "evaluate.metrics=[calibration]"])
+    assert names & summary_of(tmp_path).keys() == {"calibration"}
+    with pytest.raises(SettingsError, match=r"evaluate.group_by: 'user' is not an id.*C1, C2"):
+        run_small(tmp_path, ["run.overwrite=true", "evaluate.group_by=user"])

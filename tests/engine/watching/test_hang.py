@@ -22,7 +22,9 @@ from stampede.engine.watching import hang
 from stampede.engine.watching.hang import (
     RankStatus,
     Watchdog,
+    lost_ranks,
     stuck_ranks,
+    waits_for_others,
     watched,
 )
 from support.forked import START_METHOD
@@ -203,6 +205,8 @@ AHEAD = RankStatus(beats=31, step=5, stage="adding up the loss", still_seconds=6
 BEHIND = replace(AHEAD, beats=30, stage="computing")
 WAITING = replace(BEHIND, waits=True)
 STUCK = "makes no progress: at step 5, computing, for 60 s"
+GONE = "is stopped, dead or out of reach, or has left the training"
+WAIT = "; the others wait at step 5, "
 
 
 @pytest.mark.parametrize(
@@ -217,6 +221,42 @@ STUCK = "makes no progress: at step 5, computing, for 60 s"
 )
 def test_the_rank_that_the_others_wait_for(ranks, said):
     assert stuck_ranks(dict(enumerate(ranks)), "rank {}".format) == said
+
+
+@pytest.mark.parametrize(
+    "ranks, said",
+    [
+        ([AHEAD], f"rank 1 {GONE}: never heard of{WAIT}adding up the loss"),
+        # Whatever it said last.
+        ([AHEAD, replace(AHEAD, hangs=False), BEHIND],
+         f"rank 1 {GONE}: last heard of at step 5, adding up the loss{WAIT}computing"),
+    ],
+)  # fmt: skip
+def test_the_rank_that_is_lost(ranks, said):
+    assert lost_ranks(dict(enumerate(ranks)), {1}, "rank {}".format) == said
+
+
+def test_ranks_are_named_with_their_hosts_if_there_are_several():
+    device = torch.device("cpu")
+    assert Processes(0, 2, 1, device, hosts=("north", "south")).named(1) == "rank 1 on south"
+    assert Processes(0, 2, 2, device, hosts=("north", "north")).named(1) == "rank 1"
+
+
+def test_a_thread_waits_for_others_within_a_collective_only():
+    ended = threading.Event()
+    code, found = "def spin():\n    while not ended.is_set(): pass", {"ended": ended}
+    exec(compile(code, "site-packages/torch/distributed/distributed_c10d.py", "exec"), found)
+    collective = threading.Thread(target=found["spin"])
+    asleep = threading.Thread(target=lambda: ended.wait(HANG))
+    for thread in (collective, asleep):
+        thread.start()
+    try:
+        assert wait_for(lambda: waits_for_others(collective.ident))
+        assert not waits_for_others(asleep.ident)
+    finally:
+        ended.set()
+        for thread in (collective, asleep):
+            thread.join()
 
 
 def test_ranks_tell_each_other_where_they_are(tmp_path):

@@ -3,19 +3,24 @@
 import gzip
 import json
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from stampede.engine.errors import TrainingStoppedError
-from stampede.engine.processes import processes
+from stampede.engine.processes import Processes, processes
 from stampede.engine.watching.heartbeat import PHASES, Heartbeat
 from stampede.engine.watching.monitor import (
     Monitor,
     PhaseTimes,
+    over_ranks,
+    sentence_of,
+    waits_counted,
 )
 from support.full_disk import files_of_at_most
 from support.jobs import lines, run_small, small_config, without_times
@@ -97,6 +102,32 @@ def test_a_gpu_is_only_waited_for_at_the_end_of_a_window():
     assert watched.times.take()["steps"] == 100 and watched.clock.read == watched.clock.now
 
 
+def test_waits_of_this_thread_count_within_a_step(monkeypatch):
+    watched = Watched()
+    clock, heartbeat, times = watched.clock, watched.heartbeat, watched.times
+
+    class Work:
+        def wait(self):
+            clock.now += 3.0
+            return "waited"
+
+    before = Work.wait
+    monkeypatch.setattr(dist, "Work", Work)
+    with heartbeat.listening(times.begin), waits_counted(times):
+        heartbeat.beat("evaluating")
+        Work().wait()
+        heartbeat.beat("computing")
+        assert Work().wait() == "waited"
+        # That of a checkpoint's writer.
+        writer = threading.Thread(target=lambda: Work().wait())
+        writer.start()
+        writer.join()
+        times.end_step()
+    assert Work.wait is before
+    window = times.take()
+    assert window["communication_seconds"] == 3.0 and window["phase_seconds"]["computing"] == 6.0
+
+
 def window(computing, waiting=0.0, memory=0):
     """Of steps that read for a tenth of a second, compute and wait on the GPU's stream."""
     watched = Watched(exchanges=["adding up the loss"])
@@ -105,6 +136,26 @@ def window(computing, waiting=0.0, memory=0):
             {"reading the next batch": 0.1, "computing": one, "adding up the loss": waiting}
         )
     return watched.times.take() | {"peak_memory_bytes": memory}
+
+
+def test_the_slowest_rank_is_the_one_that_waits_least():
+    """Steps of all ranks last equally long, as they wait for each other."""
+    found = over_ranks([window([1.0], 2.0, 10), window([2.9], 0.1, 30), window([2.0], 1.0, 20)])
+    assert found["slowest_seconds"] == pytest.approx({"rank": 1, "own": 3.0, "others": 1.6})
+    assert found["peak_memory_bytes"] == 30
+    assert found["communication_seconds"] == pytest.approx(3.1 / 3)
+    assert sum(found["phase_seconds"].values()) == pytest.approx(found["step_seconds"]["mean"])
+    # The largest percentiles of any rank.
+    found = over_ranks([window(range(101)), window([60.0])])["step_seconds"]
+    assert [found[name] for name in ("p50", "p90", "p99", "max")] == pytest.approx(
+        [60.1, 90.1, 99.1, 100.1]
+    )
+    line = {"step": 3, **over_ranks([window([0.2], 0.2), window([0.4])])}
+    here = Processes(0, 2, 1, torch.device("cpu"), hosts=("north", "south"))
+    said = sentence_of(line, here)
+    for part in ("step 3: p50 500 ms", "reading 20.0%", "communication 20.0%",
+                 "slowest rank 1 on south: 500 ms w"):  # fmt: skip
+        assert part in said
 
 
 def test_a_full_disk_ends_the_log_with_one_sentence(tmp_path, capsys):
@@ -158,6 +209,14 @@ def test_times_are_logged_at_fixed_steps_and_at_an_epochs_end(timed_run):
     shown = [(event.step, event.value) for event in board.Scalars("timing/step_seconds/p50")]
     assert shown == [
         (line["step"], pytest.approx(line["step_seconds"]["p50"], rel=1e-6)) for line in found
+    ]
+
+
+def test_untimed_runs_compute_the_same(timed_run, tmp_path):
+    run_small(tmp_path, [*LONG[:2], "train.timing_every=0"])
+    assert [line["event"] for line in logged(tmp_path / "small")] == ["started", "ended"]
+    assert without_times(tmp_path / "small") == [
+        line for line in without_times(timed_run) if line["kind"] != "timing"
     ]
 
 
@@ -218,3 +277,13 @@ def test_the_log_and_the_trace_go_on_with_the_run(timed_run, tmp_path, capsys):
     assert not (run / "profile").exists()
     said = "train.profile asks for steps 9 to 11, but training ended after step 8 without them"
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small/config.yaml").write_text("")
+    (tmp_path / "small/profile").write_text("a file")
+    run_small(tmp_path, [*trace(2, 2), "checkpoint.resume=auto"])
+    assert capsys.readouterr().err.count("the trace cannot be written (") == 1
+    assert logged(tmp_path / "small")[-1]["event"] == "ended"
