@@ -108,6 +108,60 @@ def test_steps_are_those_of_the_formulas(net_pert, dense_norm, l2):
     assert largest_difference(model, expected) < 1e-12
 
 
+def test_gradients_without_counts_are_refused():
+    dense, sparse = nn.Embedding(5, 4), nn.Embedding(5, 4, sparse=True)
+    for table, words in ((dense, "dense or"), (sparse, "coalesced")):
+        optimizer = Helen([{"params": table.parameters(), "kind": "embedding"}])
+
+        def closure(table=table):
+            loss = backward(table(torch.tensor([1, 2, 2])).sum())
+            if table.sparse:
+                table.weight.grad = table.weight.grad.coalesce()
+            return loss
+
+        with pytest.raises(ValueError, match=words):
+            optimizer.step(closure)
+
+
+def test_parameters_without_gradient_and_empty_batches_are_left_out():
+    model = Net()
+    groups = model.by_kind()
+    unused, empty = nn.Parameter(torch.ones(3)), nn.EmbeddingBag(5, 2, sparse=True, mode="sum")
+    groups[1]["params"].append(unused)
+    groups[0]["params"].append(empty.weight)
+    optimizer = Helen(groups, net_pert=True)
+    users, items, labels = batch(0)
+    nothing = torch.empty(0, dtype=torch.int64)
+
+    def closure():
+        pooled = empty(nothing, torch.zeros(len(users), dtype=torch.int64))
+        return backward(bce(model(users, items) + pooled.sum(1), labels))
+
+    before = empty.weight.detach().clone()
+    optimizer.step(closure)
+    assert torch.equal(unused, torch.ones(3)) and unused not in optimizer.state
+    assert torch.equal(empty.weight, before)
+
+
+def test_a_second_pass_that_fails_changes_nothing():
+    model, calls = Net(), []
+    before = copy.deepcopy(model.state_dict())
+    optimizer = Helen(model.by_kind(), l2=0.1)
+    users, items, labels = batch(0)
+
+    def closure():
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError
+        return backward(bce(model(users, items), labels))
+
+    with pytest.raises(KeyError):
+        optimizer.step(closure)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert not optimizer.state
+    train(model, optimizer, 1)
+
+
 def test_state_dict_continues_exactly():
     whole, model, resumed = (Net() for _ in range(3))
     settings = SETTINGS | dict(net_pert=True, dense_norm="last_table", l2=1e-3)

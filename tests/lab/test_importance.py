@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from stampede import open_run
-from stampede.lab.importance import main
+from stampede.lab.importance import main, table
 from support.movie_runs import prepare_movies, train_on_movies
 
 
@@ -26,6 +26,13 @@ def test_a_table_a_picture_and_a_file(folder, capsys):
     assert list(shown) == list(expected.index)
     for name, lost in shown.items():
         assert lost == pytest.approx(expected["auc_lost"][name], abs=6e-6)
+
+
+def test_long_names_fit(folder):
+    found = open_run(folder).importance(repeats=2, rows=50)
+    long = found.rename(index={"user": "user_" * 30})
+    long.attrs = found.attrs
+    assert max(map(len, table(long))) <= 100
 
 
 def test_mistakes(folder, tmp_path, capsys):

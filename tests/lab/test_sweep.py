@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from stampede import SettingsError, open_run
+from stampede import SettingsError, TrainingStoppedError, open_run
 from stampede.lab import sweep as module
 from stampede.lab.sweep import load_sweep, main, run_sweep
 from support.object_store import BUCKET, object_store
@@ -141,6 +141,12 @@ def test_trials_are_not_reused_if_the_networks_file_has_changed(tmp_path):
         swept(tmp_path, text)
 
 
+def test_if_every_trial_fails(tmp_path):
+    with pytest.raises(TrainingStoppedError, match=r"all trials failed, the first with: .*--retry"):
+        swept(tmp_path, "grid: {optim.dense.lr: [1e38]}\n", "optim.dense.schedule.warmup=0")
+    assert rows_of(tmp_path)[0]["failed"] == "1"
+
+
 @pytest.mark.parametrize(
     "text, words",
     [
@@ -162,6 +168,15 @@ def test_mistakes_get_a_sentence(tmp_path, capsys, text, words):
     said = capsys.readouterr().err
     assert said.count("error: ") == 1 and (words in said or "train.epoch: unknown key" in said)
     assert not (tmp_path / "out/trials").exists()
+
+
+def test_the_small_form(tmp_path, capsys):
+    text = "grid: {x: {a: [], b: []}}\nsmall: {grid: {x: {c: []}}, seeds: [7]}\n"
+    small = load_sweep(write_sweep(tmp_path, text), small=True)
+    assert small.grid == {"x": {"c": []}} and small.seeds == [7]
+    path = write_sweep(tmp_path, "grid: {train.epochs: [1]}\n")
+    assert main([str(path), "--small"]) == 2
+    assert "no section `small`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("small", [False, True])

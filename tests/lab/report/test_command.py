@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from stampede import RunFolderError, open_run
 from stampede.engine.metrics import PARTS
 from stampede.lab.report.__main__ import main
+from stampede.lab.report.page import best
 from stampede.lab.report.records import baseline_of, open_runs
 from support.jobs import run_small
 
@@ -58,6 +60,43 @@ def test_a_page_of_several_runs(run_folders, runs, tmp_path, capsys):
         low, high = (run.metric(part, "auc") for run in runs)
         assert f"{high:.4f}" in shown
         assert f"difference of {part} AUC" in shown and f"{high - low:+.4f}" in shown
+
+
+@pytest.mark.slow
+def test_the_page_of_another_run_is_not_overwritten(run_folders, tmp_path, capsys):
+    small, other = run_folders / "b256", run_folders / "b512"
+    for given, is_written in (
+        ([small], True), ([other], False), ([small, other], True), ([small], False)
+    ):  # fmt: skip
+        before = (tmp_path / "report.html").exists() and (tmp_path / "report.html").read_bytes()
+        status, said = report(capsys, *given, "--out", tmp_path)
+        assert status == (0 if is_written else 2), said
+        if not is_written:
+            name = "b256" if given == [other] else "b512"
+            assert "report.html: is the page of " in said and name in said
+            assert (tmp_path / "report.html").read_bytes() == before
+
+
+def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys):
+    (tmp_path / "auc_batch_size.png").write_text("of an earlier report")
+    (tmp_path / "mine.txt").write_text("mine")
+    status, said = report(capsys, run_folders / "b256", "--out", tmp_path)
+    # Pictures that do not apply to a single run are left to the page.
+    assert status == 0 and "AUC against batch size" not in said
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "AUC against batch size: Finished runs of at least two batch sizes" in shown_of(text)
+    assert "<td>optim.embedding.clip.threshold</td><td>null</td>" in text
+    assert not (tmp_path / "auc_batch_size.png").exists()
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_only_the_best_of_many_runs_are_drawn(runs):
+    last = {"test": {"auc": 0.5}}
+    many = [
+        replace(runs[0], label=str(n), summary={"auc": 0.5 + n, "last": last}) for n in range(30)
+    ]
+    assert [run.label for run in best([runs[1], *many])] == [str(n) for n in range(10, 30)]
 
 
 @pytest.mark.parametrize(
