@@ -145,6 +145,12 @@ def test_esmm_keeps_small_probabilities_apart():
     np.testing.assert_allclose(found[:, 1], expected, rtol=1e-6)
 
 
+def test_esmm_begins_at_the_shares():
+    shares = [0.2, 0.03]
+    biases = torch.logit(torch.tensor([ESMM.separated(shares)], dtype=torch.float64))
+    np.testing.assert_allclose(ESMM.combined(biases).sigmoid(), [shares], rtol=1e-12)
+
+
 @pytest.mark.parametrize("weighting", ["fixed", "uncertainty"])
 def test_weights_of_losses(weighting):
     """Kendall et al., eq. 10: sum_g w_g L_g / sigma_g^2 + log sigma_g."""
@@ -170,6 +176,17 @@ def test_weights_of_losses(weighting):
     # d/ds of w exp(-s) L + s/2, with s = log sigma^2.
     gradient = -weighted / sigmas**2 + 0.25 * 0.5
     np.testing.assert_allclose(module.log_variances.grad, [*gradient[:2], 0.0])
+
+
+def test_a_bias_for_each_goal():
+    model, rows, numbers = random_model("mmoe", GOALS)
+    before = model.logits(rows.flatten(1), numbers)
+    with torch.no_grad():
+        model.bias += torch.tensor([1.0, 2.0, 3.0])
+    after = model.logits(rows.flatten(1), numbers)
+    torch.testing.assert_close(
+        after - before, torch.tensor([[1.0, 2.0, 3.0]]).expand(9, 3).double()
+    )
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,24 @@ def test_a_norm_before_each_relu(name, options, kind):
     assert not torch.allclose(normed.logits(rows, dense), plain.logits(rows, dense))
 
 
+def test_the_numbers_of_wukong_are_one_more_vector():
+    """As with a field more, whose embedding is an MLP of the numbers."""
+    one = model("wukong", {"bottom": [5]})
+    other = model("wukong", {"bottom": None}, 0, SIZES | {"C4": 2})
+    state = dense_weights(one)
+    rest = {name: weight for name, weight in state.items() if ".numbers." not in name}
+    assert not other.load_state_dict(rest, strict=False).unexpected_keys
+    embeddings, dense = torch.randn(5, 3, 4), torch.randn(5, 2)
+    vector = dense
+    for layer in (0, 1):
+        at = f"network.numbers.mlp._mlp.{layer}._linear"
+        nn.init.normal_(state[f"{at}.bias"])
+        vector = (vector @ state[f"{at}.weight"].T + state[f"{at}.bias"]).clamp(min=0)
+    assert vector.std() > 0.1
+    expected = other.network(torch.cat([embeddings, vector.unsqueeze(1)], 1), dense[:, :0])
+    torch.testing.assert_close(one.network(embeddings, dense), expected)
+
+
 def test_hidden_layers_with_layer_norm_and_dropout_against_float64():
     layers = hidden_layers(5, [4, 3], torch.Generator().manual_seed(0), 0.25, "layer")
     torch.manual_seed(0)
@@ -212,6 +230,14 @@ def test_a_network_of_the_users_own():
     assert model("asking", dropout=0.5).network.drop.p == 0.5
     with pytest.raises(SettingsError, match=r"model\.normalization: found layer"):
         model("asking", normalization="layer")
+
+
+def test_gates_of_experts_start_as_glorot_uniform():
+    built = model("dcnv2", sizes={f"C{i}": 2 for i in range(100)})
+    gate = built.network.cross.gates[2].weight
+    largest = (6 / (402 + 1)) ** 0.5
+    assert 0.9 * largest < gate.abs().max() <= largest
+    assert gate.std().item() == pytest.approx(largest / 3**0.5, rel=0.1)
 
 
 def test_l2_is_for_the_matrices_of_cross_layers():

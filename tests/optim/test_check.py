@@ -103,7 +103,12 @@ def test_what_was_right_is_not_tried_again(monkeypatch):
     assert found_by(SETTINGS[1]) is None
     monkeypatch.setattr(steps, "_update_rows", Raising())
     assert found_by(SETTINGS[1]) is None
-    assert "_update_rows fails" in found_by(SETTINGS[1], columns=16)
+    for changed in (
+        lambda: found_by(SETTINGS[0]),
+        lambda: found_by(SETTINGS[1], columns=16),
+        lambda: found_by(SETTINGS[1], mean=True),
+    ):
+        assert "_update_rows fails" in changed()
     monkeypatch.setattr(torch, "__version__", "3.0")
     assert "_update_rows fails" in found_by(SETTINGS[1])
 

@@ -11,7 +11,8 @@ from torch.distributed.optim import apply_optimizer_in_backward as in_backward
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.model_tracker.types import TrackingMode
-from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.sharding_plan import get_default_sharders, row_wise
+from torchrec.distributed.types import BoundsCheckMode
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -27,6 +28,7 @@ from stampede.optim import (
     cowclip_sharders,
     local_cowclip_tables,
 )
+from stampede.optim.sharded.supported import SHARDING_TYPES
 from support.bags import (
     CLIP,
     CPU,
@@ -71,6 +73,30 @@ def test_torch_forgets_the_tables_that_were_sharded():
     assert table() is None and optimizers() is None
     after = len(in_backward.param_to_acc_grad_map), len(in_backward.param_to_optim_hook_handle_map)
     assert after == before
+
+
+def test_an_id_outside_its_table_is_refused_by_a_fatal_check():
+    sharders = cowclip_sharders(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})
+    model = shard(with_cowclip(Bags(a=8)), sharders=sharders)
+    with pytest.raises(RuntimeError, match="idx < num_rows"):
+        step(model, [2, 99])
+    (tables,) = local_cowclip_tables(model)
+    # Nor may ids lie outside all bags.
+    for offsets in ([2, 3, 5], [0, 1, 2]):
+        with pytest.raises(RuntimeError, match="num_indices"):
+            tables(torch.tensor([1, 1, 3]), torch.tensor(offsets))
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
+def test_by_default_an_id_outside_its_table_is_counted_and_means_the_first_row(data_type):
+    # In the memory, row 25 of the first table would be one of the second.
+    model = shard(with_cowclip(Bags(a=8, b=8, data_type=data_type), rows="touched"))
+    (tables,) = local_cowclip_tables(model)
+    before = weights_of(model)
+    step(model, [2, 25])
+    assert tables.bounds_check_warning.item() == 4
+    for name, after in weights_of(model).items():
+        assert (after != before[name]).any(1).nonzero().flatten().tolist() == [0, 2]
 
 
 def test_there_is_a_sharder_for_every_module_that_torchrec_shards():
@@ -210,6 +236,15 @@ def test_a_table_that_is_to_stay_as_it_is_is_frozen():
         FrozenTables([nn.Parameter(torch.ones(2, 2))], l2=1e-3)
 
 
+def test_every_sharding_type_is_offered_with_the_kernel_of_its_update():
+    sharder = cowclip_sharders()[0]
+    for device in ("cpu", "cuda"):
+        assert set(SHARDING_TYPES) <= set(sharder.sharding_types(device))
+        for kind in SHARDING_TYPES:
+            kernel = "dense" if kind == "data_parallel" else "fused"
+            assert sharder.compute_kernels(kind, device) == [kernel]
+
+
 def test_tables_of_several_settings_follow_their_own_equations():
     model = Bags(a=8, b=4, c=8)
     rules = {
@@ -241,6 +276,17 @@ def test_tables_of_several_settings_follow_their_own_equations():
     for name, found in weights_of(model).items():
         expected = references[name].weights[name]
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_initial_values_do_not_depend_on_the_plan():
+    init = TableInit(std=0.1, columns=6)
+    found = [
+        weights_of(shard(with_cowclip(Bags(a=8)), plan, cowclip_sharders(init)))["a"]
+        for plan in (*PLANS.values(), row_wise())
+    ]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert found[0][:, 6:].abs().max() == 0
+    assert found[0][:, :6].std() == pytest.approx(0.1, rel=0.3)
 
 
 def test_a_tables_own_init_fn_is_kept_unless_an_init_is_given():

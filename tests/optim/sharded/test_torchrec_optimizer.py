@@ -1,5 +1,6 @@
 """The optimizer of sharded tables as TorchRec's programs see it: state, checkpoints, rates."""
 
+import copy
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.sharding_plan import row_wise
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import stampede.optim as optim
@@ -59,6 +61,19 @@ def test_torchrecs_planner_counts_the_state(kind, settings, expected):
     # TorchRec does not count a number per row beside others.
     counted = 4 * sum(map(math.prod, expected.values()))
     assert memory(model) - memory(Bags(a=8)) == pytest.approx(counted, abs=200)
+
+
+def test_state_continues_exactly_under_another_plan():
+    model = shard(with_cowclip(Bags(a=8)))
+    step(model)
+    state = model.fused_optimizer.state_dict()
+    saved, weights = copy.deepcopy(state), copy.deepcopy(model.state_dict())
+    step(model)
+    other = shard(with_cowclip(Bags(a=8)), row_wise())
+    other.load_state_dict(weights)
+    other.fused_optimizer.load_state_dict(saved)
+    step(other)
+    assert torch.equal(weights_of(other)["a"], weights_of(model)["a"])
 
 
 def change_group(model, rate):
