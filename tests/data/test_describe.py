@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -10,12 +13,14 @@ import polars as pl
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from stampede.data import describe
 from stampede.data.describe import described_column, main, parts_of, read_rows
 from stampede.data.guess import guess
 from stampede.data.options import Split
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema, load_schema
 from stampede.data.sources import open_source
+from support.paths import ROOT
 from support.prepared import write_small
 
 SCHEMA = """
@@ -114,6 +119,17 @@ def test_a_log_against_pandas(log, split):
     buckets = pd.Series(np.searchsorted(edges, prices)).map("b{}".format).mask(prices.isna())
     as_ids = frame.assign(price=buckets)
     assert price.alone == pytest.approx(auc_by_hand(as_ids, parts, "price"))
+
+
+@pytest.mark.parametrize("limit", [1, 1700])
+def test_the_first_rows(log, limit):
+    folder, frame = log
+    rows, parts = described(folder, limit)
+    counts = np.sum(parts_of(rows), 0).tolist()
+    assert counts == [limit, frame["clicked"][:limit].sum()]
+    train = int(0.9 * limit)
+    kept = [train - int(0.1 * train), int(0.1 * train), limit - train]
+    assert np.bincount(parts, minlength=3).tolist() == kept
 
 
 def test_known_logs_are_known(tmp_path):
@@ -332,6 +348,29 @@ def test_a_leak_is_told_where_enough_clicks_prove_it(tmp_path, capsys, share, cl
     frame = pd.DataFrame({"label": label, "told": told, "site": draw.integers(0, 9, rows)})
     printed = printed_of(tmp_path, frame.astype({"told": str}), capsys)
     assert ("known only after the click" in printed) == said
+
+
+def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
+    draw = np.random.default_rng(2)
+    aucs = []
+    for _ in range(2000):
+        scores = np.concatenate([draw.exponential(1, 60), draw.exponential(0.2, 400)])
+        aucs.append(roc_auc_score(np.repeat([1, 0], [60, 400]), scores))
+    # For scores drawn from two exponentials the formula is exact.
+    assert describe._error_of(np.mean(aucs), 60, 400) == pytest.approx(np.std(aucs), rel=0.06)
+    assert describe._error_of(1.0, 20, 1000) > 0.01
+
+
+def test_a_reader_that_has_enough(log, tmp_path):
+    command = [sys.executable, "-m", "stampede.data.describe", str(log[0] / "log_0.csv")]
+    command += ["--out", str(tmp_path / "out")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(writing)
+    assert done.returncode == 141
+    assert "Error" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert (tmp_path / "out/description.txt").exists()
 
 
 def test_histories_are_guessed_to_hold_the_ids_of_another_column(tmp_path):

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import multiprocessing
 import threading
 import time
 from contextlib import nullcontext
@@ -13,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.data import DataError, GlobalBatches, Order, Samples
+from stampede.data import DataError, GlobalBatches, Order, Samples, SyntheticClicks, global_batches
+from stampede.data import parallel as helpers
 from stampede.data.parallel import run_tasks
 from stampede.data.prepared import reader as gathering
 from stampede.data.prepared.reader import Shard, ShardedPart
@@ -74,6 +76,22 @@ def test_tiles_hold_the_same_samples_in_the_same_order_on_any_ranks(rows):
         return found
 
     assert tiles(4) == tiles(2) == tiles(1)
+
+
+def test_numbers_are_aligned_wherever_they_were_read_to():
+    # Otherwise the bits of an evaluation would depend on what else a process has in memory.
+    part = SyntheticClicks(scale=0.0005).dataset(200, 9).train
+    held = [batch.dense for batch in GlobalBatches(part, FIELDS, 7, rank=0, world_size=1)]
+    assert {dense.data_ptr() % 64 for dense in held} == {0}
+
+
+def test_padding_of_synthetic_clicks_has_no_ids_and_no_weight():
+    part = SyntheticClicks(scale=0.0005).dataset(9, 9).train
+    first, last = GlobalBatches(part, FIELDS, 8, rank=3, world_size=4)
+    assert (first.samples, last.samples, last.global_samples) == (2, 0, 1)
+    assert last.weight.tolist() == last.true_probability.tolist() == [0.0]
+    assert last.sparse.values().numel() == 0
+    assert last.sparse.lengths().tolist() == [0] * 26
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,6 +175,19 @@ def test_long_batches_ascend_in_stretches_and_hold_the_right_rows(threads):
         assert sorted(rows_of(batch)) == sorted(order.rows_at(0, start, stop).tolist())
         start = stop
     assert start == rows
+
+
+@pytest.mark.parametrize("shuffle", ["global", "block", "rotate", "none"])
+def test_small_batches_have_the_rows_of_the_order(monkeypatch, shuffle):
+    """Also those across a stretch's end, from the middle of an epoch, and in the next one."""
+    monkeypatch.setattr(global_batches, "_SORTED", 64)
+    batches = reader(numbered(300), batch_size=6, shuffle=shuffle)
+    order = Order(300, shuffle, 5, 16, 4)
+    batches.load_state_dict({**batches.state_dict(), "epoch": 1, "samples": 60})
+    for epoch, first in ((1, 60), (2, 0)):
+        for start, batch in zip(range(first, 300, 6), batches, strict=True):
+            expected = sorted(order.rows_at(epoch, start, min(start + 6, 300)))
+            assert batch.rows.tolist() == expected and rows_of(batch) == expected
 
 
 def test_batches_that_do_not_divide_and_an_order_of_another_part_are_refused():
@@ -330,6 +361,21 @@ def test_errors_of_reading_reach_the_consumer_as_they_are(ahead):
     assert not readers_running()
 
 
+def test_no_thread_outlives_its_use():
+    loader = reader(numbered(80), ahead=2)
+    for _ in loader:
+        assert len(readers_running()) == 1
+        break
+    assert not readers_running()
+    assert len(list(loader.epoch(0))) == 10 and not readers_running()
+
+
+def meet():
+    """Two tasks that wait for each other: they end only in two threads."""
+    barrier = threading.Barrier(2)
+    run_tasks(lambda _: barrier.wait(timeout=HANG), range(2))
+
+
 @pytest.mark.parametrize("where", ["helper", "caller"])
 def test_errors_of_tasks_end_them_all(two_threads, where):
     barrier = threading.Barrier(2)
@@ -350,3 +396,25 @@ def test_errors_of_tasks_end_them_all(two_threads, where):
     after = list(done)
     time.sleep(0.1)
     assert done == after
+
+
+def test_busy_helpers_are_not_waited_for(two_threads):
+    release = threading.Event()
+    busy = [helpers._helpers().submit(release.wait, HANG) for _ in range(helpers._MOST_CORES)]
+    done = []
+    try:
+        run_tasks(done.append, range(4))
+        assert not any(future.done() for future in busy)
+    finally:
+        release.set()
+    assert done == [0, 1, 2, 3]
+
+
+def test_a_fork_has_helpers_of_its_own(two_threads):
+    meet()
+    child = multiprocessing.get_context("fork").Process(target=meet, daemon=True)
+    child.start()
+    child.join(HANG)
+    code = child.exitcode
+    child.kill()
+    assert code == 0

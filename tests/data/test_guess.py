@@ -125,6 +125,22 @@ def test_what_is_no_label(tmp_path):
         guess([written(tmp_path, a=sex, b=sex, rating=rating)])
 
 
+def test_the_schema_says_why_beside_each_column(tmp_path):
+    path = written(
+        tmp_path, click=[0, 1] * 400, stock=draw().poisson(90, 800), city=["x", "y"] * 400
+    )
+    text = guess([path]).schema_text()
+    for line in (
+        "label: click  # named like a label",
+        "  user: {}  # whole numbers",
+        "  city: {}  # texts",
+        "  stock: {}  # whole numbers named like an amount",
+    ):
+        assert f"{line}\n" in text
+    (tmp_path / "schema.yaml").write_text(text)
+    assert list(load_schema(tmp_path / "schema.yaml").numbers) == ["stock"]
+
+
 @pytest.mark.parametrize(
     "line, said",
     [

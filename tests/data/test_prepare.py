@@ -14,10 +14,14 @@ import pytest
 
 from stampede.data import DataError
 from stampede.data.apply import apply_learned
-from stampede.data.options import Split, WritingOptions
+from stampede.data.errors import UnfinishedFileError
+from stampede.data.options import PreparationOptions, Split, WritingOptions
+from stampede.data.prepare import prepare
 from stampede.data.prepare_command import main
 from stampede.data.prepared.reader import open_prepared
+from stampede.data.sources import open_source
 from stampede.settings import SettingsError, from_key_values
+from support.movie_runs import prepared_movies
 from support.movies import MOVIES, movies, write_movies
 from support.paths import shared
 from support.prepared_arrays import arrays_of, manifest_of, vocabulary_of
@@ -35,6 +39,7 @@ from support.preparing import (
     write,
 )
 from support.shop import SHOP, shop, write_shop
+from support.tampering import swap_users
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +55,20 @@ def made_up():
         ids = pd.Series(draw.zipf(1.3, rows) % (3 + 50 * i)).map("{:08x}".format)
         frame[name] = ids.mask(draw.random(rows) < (0.2 if i % 2 else 0.0))
     return frame
+
+
+def test_reading_the_log_twice_gives_the_same(tmp_path):
+    frame = dated().assign(x=np.random.default_rng(0).random(200))
+    schema = "label: y\nids: {user: {}, bin: {encode: quantiles, column: x, buckets: 50}}\n"
+    found = []
+    for spool in (True, False):
+        (tmp_path / str(spool)).mkdir()
+        folder = table(tmp_path / str(spool), frame, schema + "numbers: [x]\n", spool=spool)
+        found.append([arrays_of(folder, part)[0] for part in PARTS])
+    for one, other in zip(*found, strict=True):
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, other[name])
+    assert not list(tmp_path.rglob("*.arrow")) and not list(tmp_path.rglob("spool"))
 
 
 def test_numbers_too_large_for_float16(tmp_path):
@@ -189,6 +208,16 @@ def test_fields_that_share_a_vocabulary(tmp_path, options, monkeypatch):
     )
 
 
+def test_a_file_that_grows_while_it_is_read(made_up, tmp_path):
+    path = write(tmp_path / "log.tsv", made_up)
+    source = open_source("criteo_kaggle", str(path), Split())
+    with (tmp_path / "log.tsv").open("a") as file:
+        file.write("1\t2")
+    with pytest.raises(UnfinishedFileError, match="wait until the file is complete"):
+        prepare(source, PreparationOptions(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("split_hour", [False, True])
 def test_real_avazu_rows(tmp_path, split_hour):
     log = shared("data/avazu_20k.csv.gz")
@@ -238,6 +267,14 @@ def test_what_was_learned_is_applied_to_another_log(made_up, tmp_path):
         whole = np.concatenate([arrays_of(first, part)[0][name] for part in PARTS])
         np.testing.assert_array_equal(found[name], whole)
     assert manifest_of(tmp_path / "again")["parts"]["train"] == []
+
+
+def test_a_changed_vocabulary_is_not_applied(tmp_path):
+    folder = prepared_movies(tmp_path)
+    swap_users(folder)
+    with pytest.raises(DataError, match=r"user.parquet: .* since the data were prepared; delete"):
+        apply_learned(folder, str(tmp_path / "log.csv"), WritingOptions(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_random_parts_are_exact_and_by_seed_and_hold_each_row_once(made_up, tmp_path):

@@ -5,6 +5,8 @@ import decimal
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow
+import pyarrow.parquet
 import pytest
 import yaml
 
@@ -39,6 +41,27 @@ def drawn():
     )
 
 
+def decimals(values, scale):
+    exact = [decimal.Decimal(f"{value:.{scale}f}") for value in values]
+    return pyarrow.array(exact, pyarrow.decimal128(12, scale))
+
+
+def in_type(frame, number, whole):
+    """Arrow columns: numbers of one type, whole numbers of another."""
+    columns = {}
+    for name in frame:
+        kind = number if name in ("y", "price") else whole
+        if kind == "dictionary":
+            columns[name] = pyarrow.array(frame[name].map(str)).dictionary_encode()
+        elif kind == "decimal":
+            columns[name] = decimals(frame[name], 2)
+        elif kind == "text":
+            columns[name] = pyarrow.array(frame[name].map(str))
+        else:
+            columns[name] = pyarrow.array(frame[name]).cast(kind)
+    return pyarrow.table(columns)
+
+
 def arrays(tmp_path, files, schema=SCHEMA, **options):
     (tmp_path / "schema.yaml").write_text(schema)
     out = tmp_path / "out"
@@ -51,6 +74,12 @@ def assert_same(found, expected):
     for part, of_part in expected.items():
         for name, array in of_part.items():
             assert found[part][name].tobytes() == array.tobytes(), (part, name)
+
+
+TYPES = [
+    ("float64", "int64"), ("float32", "int8"), ("decimal", "uint16"), ("text", "float64"),
+    ("dictionary", "decimal"), ("float32", "float32"), ("float64", "dictionary"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +103,23 @@ def test_bins_and_numbers_are_those_of_float32(of_text):
     np.testing.assert_array_equal(labels, frame["y"] > 4)
 
 
+@pytest.mark.parametrize("number, whole", TYPES)
+def test_every_type_gives_the_same_arrays(tmp_path, of_text, number, whole):
+    pyarrow.parquet.write_table(
+        in_type(drawn(), number, whole), tmp_path / "log.parquet", row_group_size=90
+    )
+    assert_same(arrays(tmp_path, [tmp_path / "log.parquet"]), of_text)
+
+
+def test_files_of_several_types(tmp_path, of_text):
+    files = []
+    for i, kinds in enumerate(TYPES):
+        rows = slice(i * ROWS // len(TYPES), (i + 1) * ROWS // len(TYPES))
+        files.append(tmp_path / f"log_{i}.parquet")
+        pyarrow.parquet.write_table(in_type(drawn()[rows], *kinds), files[-1])
+    assert_same(arrays(tmp_path, files), of_text)
+
+
 def test_pandas_made_floats_of_ids_with_a_missing_one(tmp_path, capfd):
     frame, rows = drawn(), ROWS // 2
     frame["user"] = frame["user"].astype("Int64").mask(frame.index == rows)
@@ -89,6 +135,26 @@ def test_pandas_made_floats_of_ids_with_a_missing_one(tmp_path, capfd):
     assert said in capfd.readouterr().out.replace("\n", " ")
     known = load(tmp_path / "floats/out/learned").fields
     assert next(entry.rows for entry in known if entry.name == "user") == 39 + 2
+
+
+@pytest.mark.parametrize("kind", ["float64", "decimal"])
+def test_lists_of_floats(tmp_path, kind):
+    draw, rows = np.random.default_rng(0), 200
+    tags = [draw.integers(0, 9, draw.integers(0, 4)).tolist() for _ in range(rows)]
+    frame = pd.DataFrame({"y": np.arange(rows) % 2, "tags": ["|".join(map(str, t)) for t in tags]})
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    schema = 'label: y\nids: {tags: {separator: "|", min_count: 1}}\n'
+    (tmp_path / "schema.yaml").write_text(schema)
+    inner = pyarrow.float64() if kind == "float64" else pyarrow.decimal128(9, 3)
+    values = [[decimal.Decimal(v) if kind == "decimal" else float(v) for v in t] for t in tags]
+    table = pyarrow.table({"y": frame["y"], "tags": pyarrow.array(values, pyarrow.list_(inner))})
+    pyarrow.parquet.write_table(table, tmp_path / "log.parquet")
+    found = []
+    for name in ("log.csv", "log.parquet"):
+        log = RawLog(Schema.model_validate(yaml.safe_load(schema)), [tmp_path / name])
+        cells = next(log.chunks(BadRows("error"))).frame["tags"].to_list()
+        found.append([cell or [] for cell in cells])
+    assert found[0] == found[1] == [[*map(str, t)] for t in tags]
 
 
 def test_ids_with_fractions_are_their_shortest_text_and_versions_stay(tmp_path):

@@ -60,7 +60,8 @@ def assert_same(found, expected):
         assert torch.equal(one.sparse.lengths(), other.sparse.lengths())
 
 
-@pytest.mark.parametrize("shuffle, numbers", [("block", 2), ("none", 0)])
+@pytest.mark.parametrize("shuffle", ["block", "none"])
+@pytest.mark.parametrize("numbers", [2, 0])
 def test_the_rows_are_those_of_a_disk(store, tmp_path, monkeypatch, shuffle, numbers):
     monkeypatch.setattr(streaming, "_CHUNK", 8)
     arrays = drawn_rows(500, multi=2, weight=True, numbers=numbers)
@@ -107,7 +108,7 @@ def test_the_room_is_used_and_bounded(store, tmp_path, windows):
     assert (windows - 2) * size < most < 1.1 * windows * size
 
 
-@pytest.mark.parametrize("single, multi", [(2, 6)])
+@pytest.mark.parametrize("single, multi", [(26, 0), (2, 6)])
 def test_the_room_is_bounded_in_later_evaluations(store, tmp_path, single, multi):
     rows, window, windows = 1 << 17, 1 << 14, 5
     shape = {"single": single, "multi": multi}
@@ -129,6 +130,18 @@ def test_the_room_is_bounded_in_later_evaluations(store, tmp_path, single, multi
         ):
             most = max(most, room(tmp_path / "files"))
         assert (windows - 2) * size < most < 1.05 * windows * size
+
+
+def test_what_was_dropped_too_early_is_fetched_again(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "_CHUNK", 1024)
+    arrays = drawn_rows(5000, single=26, multi=0)
+    put(store, tmp_path / "here", arrays, 3000, single=26)
+    part, rows = streamed(tmp_path / "files").train, torch.arange(5000)
+    for _ in range(2):
+        np.testing.assert_array_equal(part.read(rows).ids.numpy(), arrays["ids"])
+        before = room(tmp_path / "files")
+        part.make_room(np.empty((0, 2), np.int64), np.array([[4900, 4950]]))
+        assert room(tmp_path / "files") < before / 2
 
 
 def read_as_rank(folder, environment):

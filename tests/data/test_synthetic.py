@@ -13,7 +13,10 @@ from stampede.data import SyntheticClicks, open_prepared, synthetic
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare
 from stampede.data.sources import open_source
-from stampede.data.synthetic import CriteoClicks, main
+from stampede.data.synthetic import CRITEO_CARDINALITIES, CRITEO_ROWS, CriteoClicks, main
+from stampede.engine.config.load import load_config
+from stampede.engine.reading import open_dataset
+from support.paths import ROOT
 
 SMALL = SyntheticClicks(scale=0.0005)
 NAMES = ("ids", "dense", "label", "true_probability")
@@ -49,6 +52,31 @@ def test_labels_are_drawn_with_the_true_probability():
         expected = samples.true_probability[here].mean()
         error = np.sqrt(0.25 / here.sum())
         assert abs(samples.label[here].mean() - expected) < 4 * error
+
+
+def test_the_parts_of_the_logit_have_the_configured_spread():
+    stds = {"numbers_std": 0.6, "first_order_std": 1.35, "interactions_std": 0.7}
+    overrides = ["data.scale=0.0005", *(f"data.{name}={std}" for name, std in stds.items())]
+    part = open_dataset(load_config(ROOT / "configs/quickstart.yaml", overrides), None).test
+    samples = read(part, np.arange(50_000))
+    parts = part.truth.parts(samples.ids, samples.dense)
+    found = dict(zip(stds, (float(part.std()) for part in parts), strict=True))
+    assert found == pytest.approx(stds, rel=0.05)
+
+
+@pytest.mark.slow
+def test_quickstart_needs_ids_and_their_interactions():
+    """Their true weights without the interactions lose more than a fourth of the ratio."""
+    quickstart = open_dataset(load_config(ROOT / "configs/quickstart.yaml"), None)
+    test = read(quickstart.test, np.arange(quickstart.test.rows))
+    attainable = roc_auc_score(test.label, test.true_probability)
+
+    def ratio(scores):
+        return (roc_auc_score(test.label, scores) - 0.5) / (attainable - 0.5)
+
+    numbers, first_order, _ = quickstart.test.truth.parts(test.ids, test.dense)
+    assert ratio(numbers) < 0.8 * 0.9
+    assert ratio(numbers + first_order) < 0.8 * 0.9
 
 
 def test_a_log_whose_ids_drift(tmp_path, capsys):
@@ -123,6 +151,16 @@ def occurring(exponent, rows):
     return ((occurs[1:] + occurs[:-1]) / 2 * np.diff(x)).sum()
 
 
+def test_ids_are_as_many_as_in_criteo_kaggle():
+    clicks = CriteoClicks()
+    for size, exponent, endless in zip(
+        CRITEO_CARDINALITIES, clicks.exponents(), clicks.is_endless(), strict=True
+    ):
+        assert endless == (size > 2_000_000)
+        if endless:
+            assert occurring(exponent, CRITEO_ROWS) == pytest.approx(size, rel=0.01)
+
+
 def test_a_part_of_a_log_as_large_as_criteo_kaggle(tmp_path, capsys):
     assert main([str(tmp_path), "--criteo", "0.0005"]) == 0
     assert "1 file of 22,920 rows in" in capsys.readouterr().out
@@ -135,3 +173,13 @@ def test_a_part_of_a_log_as_large_as_criteo_kaggle(tmp_path, capsys):
     assert log["column_17"].str.len_bytes().unique().to_list() == [8]
     assert main([str(tmp_path), "--criteo", "2"]) == 2
     assert "write a share of Criteo Kaggle's rows above 0 and at most 1" in capsys.readouterr().err
+
+
+def test_clicks_of_such_a_log_have_known_probabilities():
+    samples = CriteoClicks().dataset(100, 50_000).test.read(torch.arange(50_000))
+    label, truth = samples.label.numpy().astype(float), samples.true_probability.numpy()
+    assert samples.ids.max() > 2**31
+    order = np.argsort(truth)
+    for rows in np.array_split(order, 5):
+        error = np.sqrt((truth[rows] * (1 - truth[rows])).sum())
+        assert abs(label[rows].sum() - truth[rows].sum()) < 4 * error
