@@ -18,7 +18,9 @@ from support.packages import loaded
 
 @pytest.fixture
 def package(packages, tmp_path):
-    return shutil.copytree(packages / "int8", tmp_path / "package")
+    # Without what a process that loaded the original has left there.
+    ignored = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(packages / "int8", tmp_path / "package", ignore=ignored)
 
 
 def refusal(package):
