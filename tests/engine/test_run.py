@@ -100,6 +100,8 @@ def test_reproducible_runs_ask_for_the_same_products(tmp_path, monkeypatch, is_a
     monkeypatch.delenv("MKL_CBWR")
     run_small(tmp_path, [f"train.reproducible={json.dumps(is_asked)}"])
     assert os.environ.get("MKL_CBWR") == ("AUTO,STRICT" if is_asked else None)
+
+
 def test_links_in_place_of_our_files_are_not_followed(tmp_path):
     victim = tmp_path / "theirs"
     victim.write_text("precious")
