@@ -3,7 +3,7 @@
 python benchmarks/on_spark.py
 
 Each is a process of its own, from start to end. A log of Criteo's kind lies in eight files, or in
-as many as `--files` says. Where others use the machine, compare the processor's seconds.
+as many as `--files` says.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from machine import OtherProcesses
 from report import Report, command_line, markdown
 
 _COMMAND = "import sys; from stampede.engine.cli import stampede; sys.exit(stampede())"
-_MEASURED = "seconds", "processor_seconds"
 _ENGINES = {"one process": [], "spark local[2]": ["--spark", "local[2]"]}
 
 
 def on_spark(options: argparse.Namespace, report: Report) -> str:
-    """Seconds of both at each number of rows, and those of the processor, taking turns."""
+    """Seconds of both at each number of rows, taking turns."""
     found, others = {}, OtherProcesses()
     before = others.seconds()
     for rows in [20_000] if options.quick else options.rows:
@@ -40,18 +39,15 @@ def on_spark(options: argparse.Namespace, report: Report) -> str:
                     out = Path(folder) / f"{len(taken[name])}-{len(given)}"
                     command = ["prepare", "criteo_kaggle", f"{logs}/*.tsv", "--out", out, *given]
                     done = run_program(["-c", _COMMAND, *command, "--set", "split=random"])
-                    taken[name].append((done.seconds, done.processor_seconds))
+                    taken[name].append(done.seconds)
                     shutil.rmtree(out)
-        found[rows] = {
-            name: dict(zip(_MEASURED, map(median, zip(*each, strict=True)), strict=True))
-            for name, each in taken.items()
-        }
+        found[rows] = {name: median(each) for name, each in taken.items()}
         report.add(
             files=options.files, prepared=found, other_processes=round(others.share(before), 3)
         )
-    heads = ["rows", "prepared by", *_MEASURED]
+    heads = ["rows", "prepared by", "seconds"]
     table = [
-        [f"{rows:,}", name, *(f"{one:.1f}" for one in seconds.values())]
+        [f"{rows:,}", name, f"{seconds:.1f}"]
         for rows, engines in found.items()
         for name, seconds in engines.items()
     ]
