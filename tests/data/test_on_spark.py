@@ -214,7 +214,7 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
 
 
 def test_the_command_on_a_cluster(tmp_path):
-    """Spark's own master and worker, each a process of its own."""
+    """Spark's own master and two workers, each a process of its own."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -228,9 +228,9 @@ def test_the_command_on_a_cluster(tmp_path):
     try:
         address = waited(tmp_path / "spark.log", "Starting Spark master at ")
         worker = [*run, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
-        worker += ["--cores", "2", "--memory", "1G", "--webui-port", "0"]
+        worker += ["--cores", "1", "--memory", "1G", "--webui-port", "0"]
         worker += ["--work-dir", str(tmp_path / "worker"), address]
-        processes.append(subprocess.Popen(worker, **kept))
+        processes += [subprocess.Popen(worker, **kept) for _ in range(2)]
         files = write_logs(tmp_path, movies(300), (100, 200))
         command = [sys.executable, "-m", "stampede.data.prepare_command", "table", files]
         command += ["--schema", str(tmp_path / "schema.yaml"), "--set", "split=random"]
