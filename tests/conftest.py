@@ -57,11 +57,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """Optimizers look for modules among all objects: let them not see a million of imports."""
-    # The first optimizer would import it.
+    from support import small_runs
 
-    from support import pictures
-
-    pictures.leave_out()
+    small_runs.leave_out()
     # TorchRec logs all that its planner is given, which pytest would keep.
     logging.getLogger("MethodLogger-NullHandler").setLevel("WARNING")
     gc.collect()
@@ -84,6 +82,8 @@ def pytest_unconfigure():
 @pytest.fixture
 def drawing(monkeypatch):
     """Runs draw their pictures."""
-    from support import pictures
+    from support import small_runs
 
-    monkeypatch.setattr("stampede.engine.results.plots.to_png", pictures.to_png)
+    place = "stampede.engine.{}.{}".format
+    monkeypatch.setattr(place("results.run_folder", "draw_curve"), small_runs.draw_curve)
+    monkeypatch.setattr(place("periods.results", "draw_periods"), small_runs.draw_periods)

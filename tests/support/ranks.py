@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from stampede.engine.processes import STORE_FILE, rank_environment
-from support import pictures
+from support import small_runs
 from support.forked import START_METHOD
 
 
@@ -62,7 +62,7 @@ def _rank(rank, world_size, ranks_per_node, folder, function, arguments):
     store = Path(folder) / "store"
     os.environ.update(rank_environment(rank, world_size, store, ranks_per_node))
     torch.set_num_threads(1)
-    pictures.leave_out()
+    small_runs.leave_out()
     # Guards of the optimizers look at every object of the process; those of imports are many.
     gc.freeze()
     result = function(*arguments)
