@@ -20,7 +20,6 @@ import numpy as np
 import polars as pl
 
 from stampede import stores
-from stampede.data.advice import MOSTLY_UNSEEN, unseen_sentences
 from stampede.data.errors import DataError
 from stampede.data.exit_status import exit_status
 from stampede.data.formulas import bucket_rows
@@ -35,6 +34,7 @@ from stampede.data.raw.typed import LABEL, TIME, label_column
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
 from stampede.data.sources import TEST, TRAIN, Kind, Source, open_source
 from stampede.data.split import Assignment
+from stampede.data.unseen_ids import MOSTLY_UNSEEN, unseen_sentences
 from stampede.settings import SettingsError, all_keys, counted, from_key_values, yaml_value
 
 TEXT, SCHEMA = "description.txt", "schema.yaml"

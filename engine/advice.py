@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_labels
-from stampede.data.advice import unseen_sentences
 from stampede.data.samples import ClickShare, click_shares, sampled_rows
+from stampede.data.unseen_ids import unseen_sentences
 from stampede.engine.config import Config
 from stampede.engine.processes import Processes
 from stampede.engine.results.run_folder import RunFolder

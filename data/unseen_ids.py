@@ -1,4 +1,4 @@
-"""Advice that both `stampede describe` and a run give; needs neither Polars nor PyTorch."""
+"""What `stampede describe` and a run say of unseen ids; needs neither Polars nor PyTorch."""
 
 from __future__ import annotations
 
