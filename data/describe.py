@@ -213,7 +213,7 @@ def read_rows(
         log.check_rows(log.counts())
         bad = counted(bad_rows.count, "bad row")
         raise DataError(f"{log.files[0]}: has no good row, but {bad}")
-    frame = pl.scan_parquet(sorted(folder.glob("*.parquet")))
+    frame = pl.scan_parquet(sorted(folder.glob("*.parquet")), glob=False)
     notes = [
         f"parts: split {source.split.split}, see --set",
         "" if limit is None else f"only the first {limit:,} rows were read (--rows)",

@@ -9,5 +9,9 @@ class DataError(UserError):
     """A data file that cannot be used; the message names the file, the place and the remedy."""
 
 
+class NoSuchFileError(DataError):
+    """A name or glob of a log that matches no file."""
+
+
 class UnfinishedFileError(DataError):
     """A data file that grew while it was read."""

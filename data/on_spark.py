@@ -9,6 +9,7 @@ task twice, also at once, so each attempt has a folder of its own, and its resul
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections import Counter, defaultdict
@@ -61,8 +62,9 @@ Place = tuple[int, Stretch]
 class PlaceLearned(NamedTuple):
     """What a task learned of its stretch."""
 
-    # Files of `_NAME` (the place of a name of `ValueCounts`), `value`, `count`, by type of values.
-    counts: dict[str, list[Path]]
+    # By type of values, a folder with files of `_NAME` (the place of a name of `ValueCounts`),
+    # `value`, `count`.
+    counts: dict[str, Path]
     rows: np.ndarray  # `[3]` int64, of each part
     numbers: list[Measured]  # by piece, in order
     soft_labels: bool
@@ -197,10 +199,11 @@ class OnSpark:
             for measured in one.numbers:
                 learner.merge(measured)
         self._rows = np.stack([one.rows for one in found])
-        files: dict[str, list[Path]] = defaultdict(list)
-        for kind, paths in chain.from_iterable(one.counts.items() for one in found):
-            files[kind] += paths
-        added = _AddedUp(self.session, self.folder / COUNTS, learner.counts.names, files)
+        folders: dict[str, list[Path]] = defaultdict(list)
+        for kind, place in chain.from_iterable(one.counts.items() for one in found):
+            folders[kind].append(place)
+        with failures_told():
+            added = _AddedUp(self.session, self.folder / COUNTS, learner.counts.names, folders)
         # `save` asks for the tables only.
         learner.counts = cast(Any, added)
 
@@ -232,11 +235,26 @@ class OnSpark:
         if not tasks:
             return []
         context = self.session.sparkContext
-        done = context.parallelize(range(tasks), tasks).map(_Told(work)).collect()
+        with failures_told():
+            done = context.parallelize(range(tasks), tasks).map(_Told(work)).collect()
         for _, mistake in done:
             if mistake is not None:
                 raise mistake
         return [result for result, _ in done]
+
+
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """Tell in a sentence what fails in Spark itself, such as a worker that was killed."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as failure:
+        lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+        reason = next((line for line in lines if "Exception: " in line), lines[0])
+        raise DataError(f"Spark failed ({reason:.300}); see the log of its workers") from None
 
 
 @dataclass
@@ -302,13 +320,14 @@ class _Learn:
             numbers.append(learner.measured(some.train))
             rows += np.bincount(some.parts, minlength=len(PARTS))
             soft_labels |= has_soft_labels(chunk.frame, log.schema)
-        counts: dict[str, list[Path]] = defaultdict(list)
+        counts = {}
         for at, name in enumerate(learner.counts.names):
             for part, table in enumerate(learner.counts.tables(name)):
-                file = place / f"{at}-{part}.parquet"
+                kind = str(table.schema[VALUE])
+                counts[kind] = place / kind
+                counts[kind].mkdir(exist_ok=True)
                 table = table.select(pl.lit(at).alias(_NAME), VALUE, pl.col(COUNT).cast(pl.Int64))
-                table.write_parquet(file)
-                counts[str(table.schema[VALUE])].append(file)
+                table.write_parquet(counts[kind] / f"{at}-{part}.parquet")
         return PlaceLearned(counts, rows, numbers, soft_labels, labels, bad_rows)
 
 
@@ -320,13 +339,18 @@ class _AddedUp:
         session: SparkSession,
         folder: Path,
         names: Sequence[str],
-        files: Mapping[str, Sequence[Path]],
+        folders: Mapping[str, Sequence[Path]],
     ) -> None:
         self._names, self._folders = names, []
-        for kind, of_kind in files.items():
+        for kind, of_kind in folders.items():
+            unseen = next((one for one in of_kind if not one.exists()), None)
+            if unseen is not None:
+                raise DataError(
+                    f"{unseen}: was written by one of Spark's workers and is not here; they must "
+                    "see the prepared folder under the same path as this process"
+                )
             added = folder / kind
-            # Not `as_uri`: Spark takes %20 for these three characters.
-            counts = session.read.parquet(*(f"file://{file}" for file in of_kind))
+            counts = session.read.parquet(*map(_for_spark, of_kind))
             counts = counts.groupBy(_NAME, VALUE).sum(COUNT)
             counts = counts.withColumnRenamed(f"sum({COUNT})", COUNT)
             counts.write.partitionBy(_NAME).parquet(f"file://{added}")
@@ -341,7 +365,7 @@ class _AddedUp:
         """Tables of `value` and `count`; each value is in one of them."""
         for added in self._folders:
             for file in sorted((added / f"{_NAME}={self._names.index(name)}").glob("*.parquet")):
-                yield pl.read_parquet(file, hive_partitioning=False)
+                yield pl.read_parquet(file, glob=False, hive_partitioning=False)
 
 
 @dataclass
@@ -404,6 +428,11 @@ class _Join:
         for file in made.iterdir():
             os.replace(file, self.folder / file.name)
         return entry
+
+
+def _for_spark(path: Path) -> str:
+    """A path to read; not `as_uri`, as Spark takes %20 for these three characters."""
+    return "file://" + re.sub(r"([*?\[\]{}\\])", r"\\\1", str(path))
 
 
 def _place_of_attempt(folder: Path) -> Path:

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ):
             if not prepare(source, options, out.absolute(), engine):
                 raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
-        print(prepared_summary(out))
+        print(prepared_summary(out, given.out))
 
     return exit_status(run)
 

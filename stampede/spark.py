@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import pyarrow
 
 from stampede import stores
 from stampede.data.errors import DataError
-from stampede.data.on_spark import OnSpark
+from stampede.data.on_spark import OnSpark, failures_told
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare as prepare_on
 from stampede.data.schema.schema import load_schema
@@ -55,16 +56,18 @@ def prepare(
     """
     if stores.is_url(out):
         raise DataError(f"{out}: write a folder that all workers see, and copy it from there")
-    out = Path(out).absolute()
+    out = stores.local(out).absolute()
     load_schema(stores.fetched(schema))
     given = [f"{key}={json.dumps(value)}" for key, value in (options or {}).items()]
     checked = from_key_values(given, PreparationOptions, "options")
     if out.exists():
         raise DataError(f"{out}: already exists; delete it, or choose another folder")
     log = hidden(out, "log")
-    dataframe.write.mode("overwrite").parquet(f"file://{log}")
+    with failures_told():
+        dataframe.write.mode("overwrite").parquet(f"file://{log}")
     try:
-        source = open_source("table", f"{log}/*.parquet", checked, schema=str(schema))
+        files = f"{glob.escape(str(log))}/*.parquet"
+        source = open_source("table", files, checked, schema=str(schema))
         prepare_on(source, checked, out, partial(OnSpark, dataframe.sparkSession))
     finally:
         shutil.rmtree(log, ignore_errors=True)
@@ -83,17 +86,24 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
         The table with a column `score`, double: the probability of a click; with several goals
         `score_GOAL` of each.
     """
+    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DoubleType, StructField
 
-    place = str(package) if stores.is_url(package) else os.path.abspath(package)
+    place = str(package) if stores.is_url(package) else str(stores.local(package).absolute())
     if not stores.exists(f"{place}/package.json"):
         raise DataError(f"{place}: is not a package; write a folder that `stampede export` made")
     about = (stores.fetched(place) / "package.json").read_bytes()
     # Of the package as it is now, not of one that a process has read before.
     version = hashlib.sha256(about).hexdigest()
-    names = [f"score_{goal}" for goal in _model(place, version).goals] or ["score"]
-    schema = dataframe.schema
+    model, schema = _model(place, version), dataframe.schema
+    names = [f"score_{goal}" for goal in model.goals] or ["score"]
+    try:
+        model.score(pl.from_arrow(to_arrow_schema(schema).empty_table()))
+    except ValueError as failure:
+        raise DataError(f"the table to score: {failure}") from None
     for name in names:
+        if name in schema.names:
+            raise DataError(f"the table to score has a column {name!r}; rename it first")
         schema = type(schema)([*schema.fields, StructField(name, DoubleType())])
 
     def scored(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

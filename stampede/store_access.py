@@ -9,10 +9,11 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-# The package that reads each kind of store, beside `universal_pathlib`.
+# The package that reads each kind of store.
 _DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "hdfs": "pyarrow"}
 
 # Where the local folders are; else `stampede/stores` in the user's cache.
@@ -40,11 +41,41 @@ def place_of_copies() -> Path:
     return Path(os.environ.get(_PLACE) or f"{cache}/stampede/stores").expanduser()
 
 
+@dataclass(frozen=True)
+class StoreFile:
+    """A file of a log in a store; has what readers of logs use of a `Path`."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """What follows the last slash."""
+        return PurePosixPath(self.url).name
+
+    @property
+    def suffix(self) -> str:
+        """The name from its last dot on."""
+        return PurePosixPath(self.url).suffix
+
+    @property
+    def suffixes(self) -> list[str]:
+        """All suffixes of the name."""
+        return PurePosixPath(self.url).suffixes
+
+
 def checked(url: str) -> str:
     """A URL without credentials."""
     scheme, _, rest = url.partition("://")
-    if re.match(r"[^/]*:[^@]*@", rest):
+    shown = ""
+    # A password may have slashes; what follows a port is a path.
+    if re.match(r"[^/]*:(?!\d+/)[^@]*@", rest):
         shown = f"{scheme}://...@{rest.rpartition('@')[2]}"
+    elif re.search(r"[?&][\w-]*(sig|signature|key|token)=", rest, re.IGNORECASE):
+        shown = f"{url.partition('?')[0]}?..."
+    if shown:
         raise StoreError(errno.EINVAL, "write the credentials into the environment", shown)
     return url
 
@@ -60,8 +91,8 @@ def _connected(url: str) -> tuple[Any, str]:
 
         fs, key = fsspec.core.url_to_fs(url)
     except ImportError:
-        needed = f"`pip install universal_pathlib {_DRIVERS[scheme]}`"
-        raise StoreError(errno.ENOPKG, f"needs other packages: {needed}", url) from None
+        needed = f"needs another package: `pip install {_DRIVERS[scheme]}`"
+        raise StoreError(errno.ENOPKG, needed, url) from None
     return fs, key
 
 
@@ -73,9 +104,10 @@ def asking(url: str) -> Iterator[tuple[Any, str]]:
     except StoreError:
         raise
     except OSError as failure:
-        if not failure.filename and failure.errno not in (errno.ENOSPC, errno.EDQUOT):
+        # Some drivers name their files, too.
+        is_here = Path(str(failure.filename or "")).is_relative_to(place_of_copies())
+        if not is_here and failure.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise _told(url, failure) from failure
-        # Of the disk here.
         place = failure.filename or place_of_copies()
         reason = f"its copy in {place} cannot be written or read ({failure.strerror})"
         raise StoreError(failure.errno, reason, url) from None
@@ -93,6 +125,9 @@ def _told(url: str, failure: Exception) -> StoreError:
     if isinstance(failure, PermissionError):
         reason = f"access is refused ({failure!s:.200}); check the credentials"
         return StoreError(errno.EACCES, reason, url)
+    if isinstance(failure, OSError) and failure.errno == errno.EBUSY:
+        reason = "was replaced while it was read; start again, once nothing writes it"
+        return StoreError(errno.EBUSY, reason, url)
     reason = f"the store cannot be used ({failure!s:.200}); check its address and credentials"
     return StoreError(errno.EIO, reason, url)
 

@@ -137,16 +137,18 @@ class SharedFolder:
             del wanted[name]
         self._each(get, wanted, "fetching")
 
-    def upload(self) -> None:
-        """Bring the store up to date."""
+    def upload(self, check: Callable[[], None]) -> None:
+        """Bring the store up to date; `check` is called before each change of it."""
         files = self.files()
 
         def drop(name: str) -> None:
+            check()
             with suppress(FileNotFoundError), asking(self._url) as (fs, key):
                 fs.rm_file(f"{key}/{name}" if name else key)
             self.record.pop(name, None)
 
         def put(name: str) -> None:
+            check()
             before = _state(files[name])
             with asking(self._url) as (fs, key):
                 target = f"{key}/{name}" if name else key
@@ -186,6 +188,11 @@ def _stage(name: str) -> int:
     """When a file is copied: data, then what lists them, then what says that all is done."""
     last = name.rpartition("/")[2]
     return 2 if last in ("summary.json", "package.json") else int(last == "manifest.json")
+
+
+def counts(name: str) -> bool:
+    """Whether a file makes what was copied count: a file alone, or what says that all is done."""
+    return not name or _stage(name) > 0
 
 
 def _vouches(name: str, other: str) -> bool:

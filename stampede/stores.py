@@ -20,6 +20,7 @@ from typing import Any
 from stampede.files import hidden, remove
 from stampede.store_access import (
     StoreError,
+    StoreFile,
     asking,
     checked,
     content_id,
@@ -27,7 +28,7 @@ from stampede.store_access import (
     opened,
     place_of_copies,
 )
-from stampede.store_copies import SharedFolder
+from stampede.store_copies import SharedFolder, counts
 
 __all__ = [
     "StoreError",
@@ -83,13 +84,8 @@ def scratch(name: str) -> Path:
 
 
 def at(path: str) -> Any:
-    """A file of this machine as a `Path`, of a store as a `UPath`, which has the same methods."""
-    if not is_url(path):
-        return local(path)
-    with asking(path):
-        from upath import UPath
-
-        return UPath(path)
+    """A file of this machine as a `Path`, of a store as a `StoreFile`."""
+    return StoreFile(path) if is_url(path) else local(path)
 
 
 def matches(pattern: str) -> list[Any]:
@@ -98,8 +94,13 @@ def matches(pattern: str) -> list[Any]:
         fs.invalidate_cache()
         is_glob = re.search(r"[*?\[]", key) is not None
         # Without a glob nothing is listed, which the user may not be allowed to do.
-        found = fs.glob(key, detail=True) if is_glob else {key: fs.info(key)}
-        urls = {fs.unstrip_protocol(name): info for name, info in found.items()}
+        found = fs.glob(key, detail=True) if is_glob else {}
+        if not is_glob or (not found and fs.exists(key)):
+            found = {key: fs.info(key)}
+        # A driver leaves out the host of hdfs://host:8020/day_1.csv.
+        begin = pattern.removesuffix(key)
+        is_end = pattern != begin
+        urls = {begin + n if is_end else fs.unstrip_protocol(n): found[n] for n in found}
     for url, info in urls.items():
         if info["type"] == "directory":
             raise StoreError(errno.EISDIR, f"is a folder; write its files, such as {url}/*", url)
@@ -111,6 +112,7 @@ def length(path: Any) -> int:
     if not is_url(path):
         return os.path.getsize(path)
     with asking(str(path)) as (fs, key):
+        fs.invalidate_cache()
         return int(fs.info(key)["size"])
 
 
@@ -185,13 +187,18 @@ def fetched(
     return here
 
 
-def published(path: str | os.PathLike[str], here: Path | None = None) -> None:
+def published(
+    path: str | os.PathLike[str],
+    here: Path | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Copy what has changed in a local folder to a URL; does nothing for other paths.
 
     Files whose names begin with a dot stay here.
 
     Args:
         here: by default `local(path)`.
+        check: called before each file; raises if this process may not write there any more.
 
     Raises:
         StoreError: the store cannot be used.
@@ -199,7 +206,7 @@ def published(path: str | os.PathLike[str], here: Path | None = None) -> None:
     here = here or local(path)
     if is_url(path) and here.exists():
         with SharedFolder(str(path), here) as shared:
-            shared.upload()
+            shared.upload(check)
 
 
 def taken_up(url: str, here: Path) -> None:
@@ -244,12 +251,18 @@ def outgoing(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
     if is_url(path):
         with SharedFolder(str(path), here) as shared:
             there = shared.there()
-            if there and not overwrite:
-                raise StoreError(errno.EEXIST, "is already there; write another name", str(path))
+            # A copy that was cut off, as long as it holds nothing else.
+            is_part = bool(there) and not any(map(counts, there)) and shared.is_ours(there)
+            if there and not (overwrite or is_part):
+                is_whole = any(map(counts, there))
+                found = "is already there" if is_whole else "holds files without a manifest"
+                reason = f"{found}; write another name, or delete it first"
+                raise StoreError(errno.EEXIST, reason, str(path))
             # Who replaces a folder looks at what it holds.
-            if "" not in there and there:
+            is_folder = bool(there) and "" not in there and not is_part
+            if is_folder:
                 shared.download()
-        if not there or "" in there:
+        if not is_folder:
             forgotten(str(path), here)
     yield here
     published(path)

@@ -1,16 +1,19 @@
 """Files and folders of an object store: what arrives here, what is copied there, what is said."""
 
 import errno
+import gzip
 import os
 import shutil
 import subprocess
 import sys
 import time
 
+import pyarrow.fs
 import pytest
 
 from stampede import stores
 from stampede.data import DataError
+from stampede.data.errors import NoSuchFileError
 from stampede.data.raw.files import expand, read_blocks
 from stampede.lease import Lease
 from support.object_store import BUCKET, between, object_store
@@ -58,6 +61,7 @@ def test_an_identity_changes_with_the_content(store):
         (f"{BUCKET}/logs/*.tsv", "*.tsv: no such file or glob; write the URL"),
         ("ftp://host/a.csv", "an unknown kind of store; write one of s3://"),
         ("s3://key:se/cret@clicks/a.csv", "s3://...@clicks/a.csv: write the credentials"),
+        ("abfs://clicks/a.csv?sv=1&sig=secret", "abfs://clicks/a.csv?...: write the credentials"),
         ("ftp://me:secret@host/a.csv", "ftp://...@host/a.csv: write the credentials"),
         (
             "s3://key:secret@clicks/a.csv",
@@ -358,9 +362,31 @@ def test_a_key_that_goes_or_is_closed_ends_with_its_url(store, status, said):
     assert "a-secret" not in str(failure.value)
 
 
+def test_hdfs_keeps_its_host(tmp_path, monkeypatch):
+    asked = []
+
+    def connected(host="default", port=0, **_):
+        asked.append((host, port))
+        return pyarrow.fs.LocalFileSystem()
+
+    monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", connected)
+    monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path / "here"))
+    folder = tmp_path / "logs/me@corp"
+    folder.mkdir(parents=True)
+    for name in ("day_1.csv", "day_2.csv.gz"):
+        (folder / name).write_bytes(b"c\n1\n" if name.endswith("csv") else gzip.compress(b"c\n2\n"))
+    url = f"hdfs://namenode:8020{folder}"
+    files = expand(f"{url}/*")
+    assert [str(file) for file in files] == [f"{url}/day_1.csv", f"{url}/day_2.csv.gz"]
+    assert [block.data for file in files for block in read_blocks(file)] == [b"c\n1\n", b"c\n2\n"]
+    with pytest.raises(NoSuchFileError, match=r"none\.csv: is not there"):
+        expand(f"{url}/none.csv")
+    assert set(asked) == {("namenode", 8020)}
+
+
 def test_without_the_driver_its_name_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(stores.StoreError, match="pip install universal_pathlib gcsfs"):
+    with pytest.raises(stores.StoreError, match="pip install gcsfs"):
         stores.matches("gs://bucket/a.csv")
 
 
@@ -414,6 +440,46 @@ def test_a_process_that_was_cut_off_notices(store, monkeypatch):
     second.check()
     second.release()
     assert not store.exists(f"{BUCKET}/runs/.a.lease")
+
+
+def test_who_may_write_no_more_stops_within_a_copy(store, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("a", "b", "manifest.json"):
+        (folder / name).write_text(name)
+    asked = []
+
+    def check():
+        asked.append(None)
+        if len(asked) > 1:
+            raise stores.StoreError(errno.EBUSY, "was taken over", f"{BUCKET}/run")
+
+    with pytest.raises(stores.StoreError, match="was taken over"):
+        stores.published(f"{BUCKET}/run", folder, check)
+    assert len(store.find(f"{BUCKET}/run")) == 1
+
+
+def test_an_output_whose_copy_was_cut_off_is_written_anew(store):
+    url = f"{BUCKET}/prepared"
+
+    def write(text):
+        with stores.outgoing(url, overwrite=False) as folder:
+            assert not folder.exists()
+            folder.mkdir(parents=True)
+            (folder / "rows").write_text(text)
+            (folder / "manifest.json").write_text("{}")
+
+    write("one")
+    store.rm_file(f"{url}/manifest.json")
+    write("two")
+    assert store.cat_file(f"{url}/rows") == b"two"
+    with pytest.raises(stores.StoreError, match="is already there"):
+        write("three")
+    # What somebody else has put there is left alone.
+    store.rm_file(f"{url}/manifest.json")
+    store.pipe_file(f"{url}/other", b"0")
+    with pytest.raises(stores.StoreError, match="holds files without a manifest; write another"):
+        write("four")
 
 
 def test_an_output_that_is_there_is_not_replaced_unasked(store):

@@ -76,7 +76,7 @@ class ValueCounts:
 
         Lists count value by value.
         """
-        columns = {n: pl.col(n) for n in self._columns if n not in distinct}
+        columns = {n: _of_one_zero(chunk, n) for n in self._columns if n not in distinct}
         counted = chunk.select(
             (one.explode() if isinstance(chunk.schema[name], pl.List) else one)
             .drop_nulls()
@@ -120,7 +120,7 @@ class ValueCounts:
             for part in range(_PARTITIONS):
                 files = sorted((self._folder / name).glob(f"{part}-*.parquet"))
                 if files:
-                    yield _summed([pl.read_parquet(file) for file in files])
+                    yield _summed([pl.read_parquet(file, glob=False) for file in files])
             shutil.rmtree(self._folder / name)
         elif self._tables[name]:
             yield self._release(name)
@@ -156,3 +156,11 @@ def _summed(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     table = pl.concat([table.cast({COUNT: pl.Int64}) for table in tables]).lazy()
     # In half the time of the other engine.
     return table.group_by(VALUE).agg(pl.col(COUNT).sum()).collect(engine="streaming")
+
+
+def _of_one_zero(chunk: pl.DataFrame, name: str) -> pl.Expr:
+    """A column with 0.0 for -0.0: they are equal, and which of them stays would be by chance."""
+    column = pl.col(name)
+    if not chunk.schema[name].is_float():
+        return column
+    return pl.when(column == 0).then(pl.lit(0.0, chunk.schema[name])).otherwise(column).alias(name)

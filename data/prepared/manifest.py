@@ -151,8 +151,8 @@ def _by_column(counts: Mapping[str, int]) -> str:
     return cut(", ".join(f"{name} {cells:,}" for name, cells in counts.items()))
 
 
-def prepared_summary(folder: Path) -> str:
-    """Rows, fields and size of a prepared folder, for a person."""
+def prepared_summary(folder: Path, name: object = None) -> str:
+    """Rows, fields and size of a prepared folder, for a person; by default under its own name."""
     manifest = read_manifest(folder)
     lines = [f"  {part:<12}{counted(manifest.rows(part), 'row'):>21}" for part in PARTS]
     ids = sum(entry.rows for entry in manifest.fields if entry.table is None)
@@ -164,4 +164,4 @@ def prepared_summary(folder: Path) -> str:
         if key in manifest.source:
             said = f"{key}: {manifest.source[key]}"
             lines += textwrap.wrap(said, 98, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join([str(folder), *lines])
+    return "\n".join([str(name or folder), *lines])

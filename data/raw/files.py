@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import gzip
 import io
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow
 
 from stampede import stores
-from stampede.data.errors import DataError
+from stampede.data.errors import DataError, NoSuchFileError
 from stampede.data.parallel import computed_ahead
 
 # Some 60,000 rows of Criteo: enough for the parser's threads, and small enough for the allocator
@@ -50,7 +51,9 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
         pattern = str(stores.local(pattern))
         matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
         if not matches:
-            raise DataError(f"{pattern}: no such file or glob; write the path of the click log")
+            raise NoSuchFileError(
+                f"{pattern}: no such file or glob; write the path of the click log"
+            )
         for file in sorted(map(Path, matches), key=naturally):
             if file.is_dir():
                 if (file / "manifest.json").exists():
@@ -68,9 +71,10 @@ def _in_a_store(pattern: str, before: Sequence[Path]) -> list[Path]:
     try:
         matches = stores.matches(pattern)
     except stores.StoreError as failure:
-        raise DataError(str(failure)) from None
+        kind = NoSuchFileError if failure.errno == errno.ENOENT else DataError
+        raise kind(str(failure)) from None
     if not matches:
-        raise DataError(f"{pattern}: no such file or glob; write the URL of the click log")
+        raise NoSuchFileError(f"{pattern}: no such file or glob; write the URL of the click log")
     for file in matches:
         if file in before:
             raise DataError(f"{file}: is given twice; name each file once")

@@ -107,7 +107,7 @@ def _write_changes(
             tables[name] = f"changes/{file}"
             save({**values, "rows": changed, "size": size}, delta / tables[name])
         elif kind == "vocabularies":
-            old, new = (pl.read_parquet(one / name)["value"] for one in (base, whole))
+            old, new = (pl.read_parquet(one / name, glob=False)["value"] for one in (base, whole))
             lines = _changed_lines(old, new)
             changed_ids, sizes[name] = changed_ids + len(lines), len(new)
             vocabularies[name] = f"changes/{file}"

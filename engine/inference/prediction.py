@@ -350,6 +350,7 @@ def _rows(
 ) -> Rows:
     """The rows of raw files, of one prepared folder, or of the run's own data."""
     is_own = OWN_DATA in inputs
+    inputs = [n.removeprefix("file://") for n in inputs]
     inputs = [str(stores.fetched(n)) if _is_prepared_url(n) else n for n in inputs]
     if is_own and len(inputs) > 1:
         raise DataError(f"{OWN_DATA}: is the run's own data; write it alone, or write files")

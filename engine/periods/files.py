@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stampede import stores
-from stampede.data.errors import DataError
+from stampede.data.errors import DataError, NoSuchFileError
 from stampede.data.raw.files import expand, naturally
 from stampede.engine.config.data import RawSection
 from stampede.engine.periods.ledger import Ledger, Period
@@ -46,7 +46,7 @@ class LogFiles:
         taken = {path: one for one in entries for path in (one.file, one.leads_to)}
         try:
             files = [_absolute(file) for file in expand(self._section.path)]
-        except DataError:
+        except NoSuchFileError:
             if at_rest:
                 return []
             raise

@@ -349,7 +349,7 @@ class RunFolder:
             return
         try:
             self._lease.check()
-            stores.published(self.url, self.path)
+            stores.published(self.url, self.path, self._lease.check)
         except OSError as failure:
             raise NotPublishedError(
                 f"{self.url}: results cannot be copied there ({failure.strerror}); they are in "

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stampede.data.formulas import bucket, bucket_rows
-from stampede.data.learning import learned
+from stampede.data.learning import COUNT, VALUE, learned
 from stampede.data.learning import vocabulary as vocabularies
 from stampede.data.learning.learned import IdsInPieces, NumberRange, transformed
 from stampede.data.learning.learner import Learner, edges_of_quantiles, ranges
@@ -93,6 +93,15 @@ def test_counts_and_vocabularies_with_any_budget(
     place = {value: row + 2 for row, (value, _) in enumerate(kept[:max_size])}
     expected_rows = [0 if value is None else place.get(value, 1) for value in asked]
     assert rows(asked.cast(pl.String)).tolist() == expected_rows
+
+
+def test_both_zeros_are_one_value(tmp_path):
+    counts = ValueCounts({"price": "price"}, 10**6, tmp_path)
+    for values in ([-0.0, 1.0], [0.0, -0.0]):
+        counts.add(pl.DataFrame({"price": values}), {})
+    (table,) = counts.tables("price")
+    found = {str(row[VALUE]): row[COUNT] for row in table.iter_rows(named=True)}
+    assert found == {"0.0": 3, "1.0": 1}
 
 
 def test_ids_with_one_hash_get_another_seed(monkeypatch):

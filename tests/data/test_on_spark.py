@@ -193,13 +193,16 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     rows = [tuple(None if v != v else v for v in row) for row in frame.itertuples(index=False)]
     table = local.createDataFrame(list(map(tuple, rows)), list(frame.columns)).coalesce(1)
     options = {"split": "random", "validation_fraction": 0.2}
-    found = spark.prepare(table, tmp_path / "schema.yaml", tmp_path / "spark", options)
+    # A name that is no pattern.
+    place = tmp_path / "spark [1] {a}"
+    found = spark.prepare(table, tmp_path / "schema.yaml", f"file://{place}", options)
+    assert found == place
     pl.DataFrame(
         rows, schema=list(frame.columns), orient="row", infer_schema_length=None
     ).write_parquet(tmp_path / "one.parquet")
     assert_same(prepared(tmp_path / "here", f"{tmp_path}/one.parquet", **options), found)
-    with pytest.raises(DataError, match="spark: already exists"):
-        spark.prepare(table, tmp_path / "schema.yaml", tmp_path / "spark")
+    with pytest.raises(DataError, match="already exists"):
+        spark.prepare(table, tmp_path / "schema.yaml", place)
     scored = []
     # Another model in the same folder is not taken for the one before.
     for seed in (1, 2):
@@ -211,6 +214,19 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
         assert len(found) == len(frame)
         scored.append(found["score"].to_list())
     assert sorted(scored[0]) != sorted(scored[1])
+    package = f"file://{tmp_path / 'package'}"
+    with pytest.raises(DataError, match="has a column 'score'; rename it"):
+        spark.scores(table.withColumn("score", table.age), package)
+    with pytest.raises(DataError, match=r"the table to score: .*age"):
+        spark.scores(table.drop("age"), package)
+
+
+def test_what_fails_in_spark_itself_is_told_in_a_sentence(local, tmp_path):
+    files = write_logs(tmp_path, movies(20), ())
+    source = open_source("table", files, PreparationOptions(), schema=str(tmp_path / "schema.yaml"))
+    engine = OnSpark(local, source, PreparationOptions(), tmp_path / "out")
+    with pytest.raises(DataError, match=r"Spark failed \(.*\); see the log of its workers"):
+        engine._each(1, lambda number: os._exit(1))
 
 
 def test_the_command_on_a_cluster(tmp_path):

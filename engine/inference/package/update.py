@@ -119,7 +119,8 @@ def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
                 save_file(patched(table, changes), target)
             elif name in vocabularies:
                 old, changes = (
-                    pl.read_parquet(path) for path in (package / name, delta / vocabularies[name])
+                    pl.read_parquet(path, glob=False)
+                    for path in (package / name, delta / vocabularies[name])
                 )
                 new = patched_vocabulary(old["value"], changes, about["sizes"][name])
                 new.to_frame().write_parquet(target)
@@ -177,7 +178,7 @@ def content_digest(path: Path) -> str:
     """SHA-256 of the tensors or ids that a file holds."""
     digest = hashlib.sha256()
     if path.suffix == ".parquet":
-        values = pl.read_parquet(path)["value"]
+        values = pl.read_parquet(path, glob=False)["value"]
         digest.update(values.str.len_bytes().fill_null(-1).cast(pl.Int64).to_numpy().tobytes())
         digest.update(values.str.join("").item().encode())
     else:
