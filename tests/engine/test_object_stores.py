@@ -146,7 +146,7 @@ def test_a_package_is_loaded_from_its_url(store, here, tmp_path):
     rows = rows_of_test_part()
     there = loaded(package, f"{BUCKET}/package")
     np.testing.assert_array_equal(there.score(rows), loaded(package).score(rows))
-    with pytest.raises(ValueError, match=r"^s3://clicks/other: the package cannot be fetched"):
+    with pytest.raises(ValueError, match=r"^s3://clicks/other: cannot be fetched"):
         loaded(package, f"{BUCKET}/other")
 
 

@@ -72,7 +72,7 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     """
     if "://" in str(folder):
         with tempfile.TemporaryDirectory() as copy:
-            _fetch(str(folder), copy)
+            fetch(str(folder), copy)
             return load(copy, device)
     folder = Path(folder)
     about = checked(folder)
@@ -82,8 +82,8 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
         raise ValueError(f"{folder}: the package cannot be used ({failure!s:.200})") from None
 
 
-def _fetch(url: str, folder: str) -> None:
-    """Copy a package from an object store."""
+def fetch(url: str, folder: str) -> None:
+    """Copy a package or a delta from an object store."""
     try:
         import fsspec
 
@@ -91,7 +91,7 @@ def _fetch(url: str, folder: str) -> None:
         store.get(f"{key.rstrip('/')}/", f"{folder}/", recursive=True)
     # The errors of the stores have no common type.
     except Exception as failure:
-        raise ValueError(f"{url}: the package cannot be fetched ({failure!s:.200})") from None
+        raise ValueError(f"{url}: cannot be fetched ({failure!s:.200})") from None
 
 
 def checked(folder: Path) -> dict[str, Any]:

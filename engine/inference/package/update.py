@@ -57,8 +57,8 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
     """Make a new package from a package and the deltas that follow it, in order.
 
     Args:
-        package: a full export, or the result of an earlier call.
-        deltas: each based on the package before it.
+        package: a full export, or the result of an earlier call; or its URL, see `load`.
+        deltas: each based on the package before it; or their URLs.
         out: a new folder; it appears once it is complete.
 
     Returns:
@@ -68,16 +68,24 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
         ValueError: a delta has another base, or a file is damaged.
         OSError: a file cannot be written.
     """
-    package, out = Path(package), Path(out)
+    out = Path(out)
     if out.exists():
         raise ValueError(f"{out}: already exists; write another folder")
     if not deltas:
         raise ValueError("no delta given")
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
+
+    def here(path: str | Path, name: str) -> Path:
+        if "://" not in str(path):
+            return Path(path)
+        load.fetch(str(path), str(temporary / name))
+        return temporary / name
+
     try:
-        for number, delta in enumerate(map(Path, deltas)):
-            patch(package, delta, temporary / str(number))
+        package = here(package, "package")
+        for number, delta in enumerate(deltas):
+            patch(package, here(delta, f"delta_{number}"), temporary / str(number))
             package = temporary / str(number)
         os.replace(package, out)
     finally:

@@ -87,7 +87,8 @@ def assert_a_chain_is_whole(days, full, deltas, tmp_path):
     kept = load_file(third / "changes/user.safetensors")["rows"]
     table = load_file(full[3] / "tables/user.safetensors")["first_order"]
     assert 0 < len(kept) < len(table)
-    made = update.apply(full[1], [second, third], tmp_path / "made")
+    # A URL of any kind is fetched first.
+    made = update.apply(full[1], [f"file://{second}", third], tmp_path / "made")
     assert files_of(made) == files_of(full[3])
     log = pl.read_csv(days / "log3.csv", infer_schema=False).drop("click")
     found, expected = loaded(made).score(log), loaded(full[3]).score(log)
