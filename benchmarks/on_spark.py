@@ -57,7 +57,7 @@ def on_spark(options: argparse.Namespace, report: Report) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--rows", type=int, nargs="*", default=[500_000, 2_000_000])
+    add("--rows", type=int, nargs="*", default=[2_000_000, 10_000_000])
     add("--files", type=int, default=8)
     add("--repeats", type=int, default=1)
     command_line(on_spark, parser=parser)

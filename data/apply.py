@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stores.outgoing(given.out, overwrite=False) as folder:
             if not apply_learned(prepared, given.files, options, folder):
                 raise DataError(f"{given.out}: already exists; delete it, or choose another --out")
-        print(prepared_summary(folder))
+        print(prepared_summary(folder, given.out))
 
     return exit_status(run)
 

@@ -252,9 +252,10 @@ def failures_told() -> Iterator[None]:
     try:
         yield
     except (Py4JError, PySparkException) as failure:
-        lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-        reason = next((line for line in lines if "Exception: " in line), lines[0])
-        raise DataError(f"Spark failed ({reason:.300}); see the log of its workers") from None
+        # The last error of Python, if there is one, is the cause of the others.
+        found = re.findall(r"^(\w[\w.]*(?:Error|Exception)\b.*)", str(failure), re.MULTILINE)
+        reason = [str(failure).strip().partition("\n")[0], *found][-1]
+        raise DataError(f"Spark failed ({reason:.300}); see the log of its workers") from failure
 
 
 @dataclass

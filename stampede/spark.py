@@ -63,9 +63,9 @@ def prepare(
     if out.exists():
         raise DataError(f"{out}: already exists; delete it, or choose another folder")
     log = hidden(out, "log")
-    with failures_told():
-        dataframe.write.mode("overwrite").parquet(f"file://{log}")
     try:
+        with failures_told():
+            dataframe.write.mode("overwrite").parquet(f"file://{log}")
         files = f"{glob.escape(str(log))}/*.parquet"
         source = open_source("table", files, checked, schema=str(schema))
         prepare_on(source, checked, out, partial(OnSpark, dataframe.sparkSession))
@@ -85,6 +85,9 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
     Returns:
         The table with a column `score`, double: the probability of a click; with several goals
         `score_GOAL` of each.
+
+    Raises:
+        DataError: it is not a package, or the table lacks a column, or has one of these names.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DoubleType, StructField

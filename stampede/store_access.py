@@ -69,12 +69,14 @@ class StoreFile:
 def checked(url: str) -> str:
     """A URL without credentials."""
     scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    # A password may have slashes; what follows a port, of hdfs only, is a path.
+    port = r"(?!\d+/)" if scheme == "hdfs" else ""
     shown = ""
-    # A password may have slashes; what follows a port is a path.
-    if re.match(r"[^/]*:(?!\d+/)[^@]*@", rest):
-        shown = f"{scheme}://...@{rest.rpartition('@')[2]}"
-    elif re.search(r"[?&][\w-]*(sig|signature|key|token)=", rest, re.IGNORECASE):
-        shown = f"{url.partition('?')[0]}?..."
+    if re.match(rf"[^/]*:{port}[^@]*@", place):
+        shown = f"{scheme}://...@{place.rpartition('@')[2]}"
+    elif re.search(r"(^|&)[\w-]*(sig|signature|key|token)=", query, re.IGNORECASE):
+        shown = f"{scheme}://{place}?..."
     if shown:
         raise StoreError(errno.EINVAL, "write the credentials into the environment", shown)
     return url
@@ -125,9 +127,10 @@ def _told(url: str, failure: Exception) -> StoreError:
     if isinstance(failure, PermissionError):
         reason = f"access is refused ({failure!s:.200}); check the credentials"
         return StoreError(errno.EACCES, reason, url)
-    if isinstance(failure, OSError) and failure.errno == errno.EBUSY:
+    # Of s3fs.
+    if type(failure).__name__ == "FileExpired":
         reason = "was replaced while it was read; start again, once nothing writes it"
-        return StoreError(errno.EBUSY, reason, url)
+        return StoreError(errno.ESTALE, reason, url)
     reason = f"the store cannot be used ({failure!s:.200}); check its address and credentials"
     return StoreError(errno.EIO, reason, url)
 

@@ -95,24 +95,27 @@ def matches(pattern: str) -> list[Any]:
         is_glob = re.search(r"[*?\[]", key) is not None
         # Without a glob nothing is listed, which the user may not be allowed to do.
         found = fs.glob(key, detail=True) if is_glob else {}
+        # A name, too, may have a bracket or a question mark.
         if not is_glob or (not found and fs.exists(key)):
             found = {key: fs.info(key)}
-        # A driver leaves out the host of hdfs://host:8020/day_1.csv.
-        begin = pattern.removesuffix(key)
-        is_end = pattern != begin
-        urls = {begin + n if is_end else fs.unstrip_protocol(n): found[n] for n in found}
+        # Not the driver's own URLs if possible: it leaves out the host of hdfs://host:8020/a.csv.
+        if pattern.endswith(key):
+            urls = {pattern.removesuffix(key) + name: info for name, info in found.items()}
+        else:
+            urls = {fs.unstrip_protocol(name): info for name, info in found.items()}
     for url, info in urls.items():
         if info["type"] == "directory":
             raise StoreError(errno.EISDIR, f"is a folder; write its files, such as {url}/*", url)
     return [at(url) for url in urls]
 
 
-def length(path: Any) -> int:
-    """Bytes of a file."""
+def length(path: Any, anew: bool = False) -> int:
+    """Bytes of a file; of a store's as it was last listed, or else `anew`."""
     if not is_url(path):
         return os.path.getsize(path)
     with asking(str(path)) as (fs, key):
-        fs.invalidate_cache()
+        if anew:
+            fs.invalidate_cache()
         return int(fs.info(key)["size"])
 
 
@@ -251,12 +254,12 @@ def outgoing(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
     if is_url(path):
         with SharedFolder(str(path), here) as shared:
             there = shared.there()
-            # A copy that was cut off, as long as it holds nothing else.
-            is_part = bool(there) and not any(map(counts, there)) and shared.is_ours(there)
+            # A copy of what is whole here, which was cut off, and nothing else.
+            is_part = bool(there) and not overwrite and not any(map(counts, there))
+            is_part = is_part and any(n and counts(n) for n in shared.files())
+            is_part = is_part and shared.is_ours(there)
             if there and not (overwrite or is_part):
-                is_whole = any(map(counts, there))
-                found = "is already there" if is_whole else "holds files without a manifest"
-                reason = f"{found}; write another name, or delete it first"
+                reason = "is already there; write another name, or delete it first"
                 raise StoreError(errno.EEXIST, reason, str(path))
             # Who replaces a folder looks at what it holds.
             is_folder = bool(there) and "" not in there and not is_part

@@ -84,6 +84,6 @@ def drawing(monkeypatch):
     """Runs draw their pictures."""
     from support import small_runs
 
-    place = "stampede.engine.{}.{}".format
-    monkeypatch.setattr(place("results.run_folder", "draw_curve"), small_runs.draw_curve)
-    monkeypatch.setattr(place("periods.results", "draw_periods"), small_runs.draw_periods)
+    engine = "stampede.engine"
+    monkeypatch.setattr(f"{engine}.results.run_folder.draw_curve", small_runs.draw_curve)
+    monkeypatch.setattr(f"{engine}.periods.results.draw_periods", small_runs.draw_periods)

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import itertools
 import os
 import shutil
 import subprocess
@@ -61,6 +62,7 @@ def test_an_identity_changes_with_the_content(store):
         ("ftp://host/a.csv", "an unknown kind of store; write one of s3://"),
         ("s3://key:se/cret@clicks/a.csv", "s3://...@clicks/a.csv: write the credentials"),
         ("abfs://clicks/a.csv?sv=1&sig=secret", "abfs://clicks/a.csv?...: write the credentials"),
+        ("s3://key:123/secret@clicks/a.csv?sig=secret", "s3://...@clicks/a.csv: write the cred"),
         ("ftp://me:secret@host/a.csv", "ftp://...@host/a.csv: write the credentials"),
         (
             "s3://key:secret@clicks/a.csv",
@@ -446,11 +448,10 @@ def test_who_may_write_no_more_stops_within_a_copy(store, tmp_path):
     folder.mkdir()
     for name in ("a", "b", "manifest.json"):
         (folder / name).write_text(name)
-    asked = []
+    turns = itertools.count()
 
     def check():
-        asked.append(None)
-        if len(asked) > 1:
+        if next(turns):
             raise stores.StoreError(errno.EBUSY, "was taken over", f"{BUCKET}/run")
 
     with pytest.raises(stores.StoreError, match="was taken over"):
@@ -477,8 +478,24 @@ def test_an_output_whose_copy_was_cut_off_is_written_anew(store):
     # What somebody else has put there is left alone.
     store.rm_file(f"{url}/manifest.json")
     store.pipe_file(f"{url}/other", b"0")
-    with pytest.raises(stores.StoreError, match="holds files without a manifest; write another"):
+    with pytest.raises(stores.StoreError, match="is already there; write another"):
         write("four")
+
+
+def test_an_output_leaves_what_others_wrote_below_it(store):
+    url = f"{BUCKET}/out"
+    with stores.outgoing(f"{url}/scores.parquet", overwrite=False) as file:
+        file.write_text("scores")
+    with (
+        pytest.raises(stores.StoreError, match="is already there"),
+        stores.outgoing(url, overwrite=False),
+    ):
+        pass
+    for text in ("one", "two"):
+        with stores.outgoing(url, overwrite=True) as folder:
+            (folder / "page.html").write_text(text)
+        assert store.cat_file(f"{url}/page.html") == text.encode()
+        assert store.cat_file(f"{url}/scores.parquet") == b"scores"
 
 
 def test_an_output_that_is_there_is_not_replaced_unasked(store):

@@ -163,4 +163,4 @@ def _of_one_zero(chunk: pl.DataFrame, name: str) -> pl.Expr:
     column = pl.col(name)
     if not chunk.schema[name].is_float():
         return column
-    return pl.when(column == 0).then(pl.lit(0.0, chunk.schema[name])).otherwise(column).alias(name)
+    return pl.when(column == 0).then(pl.lit(0.0, chunk.schema[name])).otherwise(column)

@@ -60,7 +60,7 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
                     raise DataError(f"{file}: is a prepared folder; write the files of the log")
                 raise DataError(f"{file}: is a folder; write its files, such as {file}/*.csv")
             if not file.is_file():
-                raise DataError(f"{file}: is not a file; write the path of the click log")
+                raise NoSuchFileError(f"{file}: is not a file; write the path of the click log")
             if file in found:
                 raise DataError(f"{file}: is given twice; name each file once")
             found.append(file)

@@ -132,9 +132,10 @@ class RawLog:
     def check_unchanged(self) -> None:
         """Raise an `UnfinishedFileError` if a file has grown since reading began."""
         for file, before in zip(self.files, self._sizes, strict=True):
-            if _size(file) != before:
+            now = _size(file, anew=True)
+            if now != before:
                 raise UnfinishedFileError(
-                    f"{file}: had {before:,} bytes when reading began and has {_size(file):,} "
+                    f"{file}: had {before:,} bytes when reading began and has {now:,} "
                     "now; wait until the file is complete, then rerun"
                 )
 
@@ -331,9 +332,9 @@ def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> D
     return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing, json)
 
 
-def _size(file: Path) -> int:
+def _size(file: Path, anew: bool = False) -> int:
     try:
-        return stores.length(file)
+        return stores.length(file, anew)
     except OSError as failure:
         raise DataError(
             f"{file}: cannot be read ({failure.strerror or failure}); check its path and "

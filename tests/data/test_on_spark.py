@@ -100,11 +100,13 @@ def test_the_folder_is_that_of_one_process(local, tmp_path, cuts, options):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_logs(local, tmp_path, seed):
-    """Ties in counts, files without rows of a part, bags without ids, numbers that are missing."""
+    """Ties in counts, files without rows of a part, empty bags, missing numbers, both zeros."""
     draw = np.random.default_rng(seed)
     frame = movies(int(draw.integers(60, 500)))
     frame["genres"] = draw.permutation(frame["genres"])
     frame["user"] = draw.integers(0, 40, len(frame))
+    others = draw.choice([0.0, -0.0, 2.5], len(frame))
+    frame["age"] = frame["age"].where(draw.random(len(frame)) < 0.5, others)
     cuts = sorted(draw.integers(1, len(frame), int(draw.integers(0, 6))).tolist())
     form = str(draw.choice(["csv", "parquet", "csv.gz"]))
     files = write_logs(tmp_path, frame, [*dict.fromkeys(cuts)], form)
@@ -227,6 +229,8 @@ def test_what_fails_in_spark_itself_is_told_in_a_sentence(local, tmp_path):
     engine = OnSpark(local, source, PreparationOptions(), tmp_path / "out")
     with pytest.raises(DataError, match=r"Spark failed \(.*\); see the log of its workers"):
         engine._each(1, lambda number: os._exit(1))
+    with pytest.raises(DataError, match=r"Spark failed \(ZeroDivisionError: .* by zero\)"):
+        engine._each(1, lambda number: 1 // number)
 
 
 def test_the_command_on_a_cluster(tmp_path):

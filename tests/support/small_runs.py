@@ -22,6 +22,7 @@ def leave_out():
 
 
 def _activation_bytes_per_sample(model, ids=None):
+    # Of settings that are no modules it shows nothing, but no test plans two that differ in them.
     key = repr(model), repr(ids)
     if key not in _KNOWN:
         _KNOWN[key] = _measured(model, ids)

@@ -68,6 +68,8 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
         ValueError: a delta has another base, or a file is damaged.
         OSError: a file cannot be written.
     """
+    if "://" in str(out):
+        raise ValueError(f"{out}: write a folder, and copy it from there")
     out = Path(out)
     if out.exists():
         raise ValueError(f"{out}: already exists; write another folder")
@@ -85,8 +87,13 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
     try:
         package = here(package, "package")
         for number, delta in enumerate(deltas):
-            patch(package, here(delta, f"delta_{number}"), temporary / str(number))
-            package = temporary / str(number)
+            made, name = temporary / str(number), f"delta_{number}"
+            try:
+                patch(package, here(delta, name), made)
+            except ValueError as failure:
+                # Not by the name of a copy that is deleted.
+                raise ValueError(str(failure).replace(str(temporary / name), str(delta))) from None
+            package = made
         os.replace(package, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -250,8 +257,10 @@ def load_current(folder: str | Path, device: str = "cpu") -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Apply deltas on the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Apply deltas of `stampede export --since`.")
-    parser.add_argument("package", help="a full export, or the result of an earlier call")
-    parser.add_argument("deltas", nargs="+", metavar="delta", help="each based on the previous one")
+    parser.add_argument(
+        "package", help="a full export, or the result of an earlier call; also a URL"
+    )
+    parser.add_argument("deltas", nargs="+", metavar="delta", help="based on the previous one")
     parser.add_argument("--out", required=True, type=Path, help="new folder")
     parser.add_argument(
         "--publish", action="store_true", help=f"name the result in {CURRENT} of its parent folder"
