@@ -73,8 +73,9 @@ def checked(url: str) -> str:
     # A password may have slashes; what follows a port, of hdfs only, is a path.
     port = r"(?!\d+/)" if scheme == "hdfs" else ""
     shown = ""
-    if re.match(rf"[^/]*:{port}[^@]*@", place):
-        shown = f"{scheme}://...@{place.rpartition('@')[2]}"
+    if re.match(rf"[^/]*:{port}[^@]*@", rest):
+        _, at, after = place.rpartition("@")
+        shown = f"{scheme}://...{at}{after if at else ''}"
     elif re.search(r"(^|&)[\w-]*(sig|signature|key|token)=", query, re.IGNORECASE):
         shown = f"{scheme}://{place}?..."
     if shown:

@@ -63,6 +63,7 @@ def test_an_identity_changes_with_the_content(store):
         ("s3://key:se/cret@clicks/a.csv", "s3://...@clicks/a.csv: write the credentials"),
         ("abfs://clicks/a.csv?sv=1&sig=secret", "abfs://clicks/a.csv?...: write the credentials"),
         ("s3://key:123/secret@clicks/a.csv?sig=secret", "s3://...@clicks/a.csv: write the cred"),
+        ("s3://key:secret?0@clicks/a.csv", "s3://...: write the credentials"),
         ("ftp://me:secret@host/a.csv", "ftp://...@host/a.csv: write the credentials"),
         (
             "s3://key:secret@clicks/a.csv",

@@ -78,23 +78,26 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
 
+    fetched: dict[Path, str] = {}
+
     def here(path: str | Path, name: str) -> Path:
         if "://" not in str(path):
             return Path(path)
         load.fetch(str(path), str(temporary / name))
+        fetched[temporary / name] = str(path)
         return temporary / name
 
     try:
         package = here(package, "package")
         for number, delta in enumerate(deltas):
-            made, name = temporary / str(number), f"delta_{number}"
-            try:
-                patch(package, here(delta, name), made)
-            except ValueError as failure:
-                # Not by the name of a copy that is deleted.
-                raise ValueError(str(failure).replace(str(temporary / name), str(delta))) from None
-            package = made
+            patch(package, here(delta, f"delta_{number}"), temporary / str(number))
+            package = temporary / str(number)
         os.replace(package, out)
+    except ValueError as failure:
+        reason = str(failure)
+        for copy, url in fetched.items():
+            reason = reason.replace(str(copy), url)
+        raise ValueError(reason) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out

@@ -90,6 +90,10 @@ def assert_a_chain_is_whole(days, full, deltas, tmp_path):
     # A URL of any kind is fetched first.
     made = update.apply(full[1], [f"file://{second}", third], tmp_path / "made")
     assert files_of(made) == files_of(full[3])
+    urls = f"file://{full[1]}", f"file://{third}"
+    with pytest.raises(ValueError, match="was made for another package") as failure:
+        update.apply(urls[0], [urls[1]], tmp_path / "other")
+    assert all(url in str(failure.value) for url in urls)
     log = pl.read_csv(days / "log3.csv", infer_schema=False).drop("click")
     found, expected = loaded(made).score(log), loaded(full[3]).score(log)
     np.testing.assert_array_equal(found, expected)
