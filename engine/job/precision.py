@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import nn
@@ -60,6 +61,7 @@ def choose_precision(asked: str, device: torch.device) -> DensePrecision:
     return DensePrecision(False, f"{instead}: bf16 takes {longer}")
 
 
+@cache
 def _speed_of_bf16(rows: int = 2048, width: int = 400, repeats: int = 3) -> float:
     """Speed of a layer's forward and backward in bf16, relative to float32."""
     with torch.random.fork_rng():
