@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -315,13 +316,21 @@ class SyntheticPart:
         """See `Part`."""
         return None
 
-    def _drawn(self, rows: np.ndarray) -> Drawn:
-        blocks, of_row = np.unique(rows // BLOCK_ROWS, return_inverse=True)
-        drawn = []
-        for block in blocks.tolist() or [0]:
+    @cached_property
+    def _block(self) -> Callable[[int], Drawn]:
+        """The rows of a block; batches smaller than one need it several times in a row."""
+
+        @lru_cache(maxsize=2)
+        def drawn(block: int) -> Drawn:
             key = np.random.SeedSequence([self.truth.clicks.seed, self.stream, block])
             draw = np.random.Generator(np.random.Philox(key))
-            drawn.append(self.truth.draw_samples(draw, BLOCK_ROWS))
+            return self.truth.draw_samples(draw, BLOCK_ROWS)
+
+        return drawn
+
+    def _drawn(self, rows: np.ndarray) -> Drawn:
+        blocks, of_row = np.unique(rows // BLOCK_ROWS, return_inverse=True)
+        drawn = [self._block(block) for block in blocks.tolist() or [0]]
         places = of_row * BLOCK_ROWS + rows % BLOCK_ROWS
         return Drawn(
             *(

@@ -124,6 +124,9 @@ def _why_none(run: Path) -> str:
 
 def prune(folder: Path, settings: CheckpointSection, best_epoch: int) -> None:
     """Delete checkpoints other than the newest, the best epoch's and every K-th epoch's."""
+    if sum(NAME.fullmatch(path.name) is not None for path in folder.glob("*_*")) <= settings.keep:
+        # Their manifests need not be read.
+        return
     every = settings.keep_every
     for path, progress in readable(folder)[settings.keep :]:
         epoch = progress.epoch if progress.is_epoch_end else 0

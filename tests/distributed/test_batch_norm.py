@@ -51,7 +51,9 @@ def test_any_number_of_ranks(tmp_path, overrides, lr, exact, ranks):
 
 
 def test_a_compiled_network_waits_for_the_others_too(tmp_path):
-    given = [*JOB, "data.rows=512", "optim.embedding.lr=0.1"]
+    # Each size of a batch is compiled anew, as is what lies between two norms.
+    given = [*JOB, "data.rows=512", "data.test_rows=256", "evaluate.batch_size=256",
+             "model.hidden=[16]", "optim.embedding.lr=0.1"]  # fmt: skip
     plain = run_ranks(1, losses_and_weights, tmp_path, given)[0]
     compiled = [*given, "train.compile=default"]
     found = run_ranks(2, losses_and_weights, tmp_path, compiled, 2)[0]

@@ -93,7 +93,7 @@ def test_one_class_is_refused(tmp_path):
 @pytest.mark.slow
 def test_the_network_lr_is_the_same_model(tmp_path):
     """Its L2 is that of the C which validation chose, and its training ends in the minimum."""
-    size = ["data.rows=20000", "data.test_rows=5000", "data.scale=0.001"]
+    size = ["data.rows=6000", "data.test_rows=3000", "data.scale=0.0001"]
     path = tmp_path / "lr.yaml"
     path.write_text("")
     run(load_config(path, [f"run.dir={tmp_path}", "model.name=lr", *size]))

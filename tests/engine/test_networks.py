@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 LEARNS = ["data.test_rows=2000", "train.batch_size=256"]
 FAST = ["data.rows=8000", "optim.embedding.lr=2e-2", "optim.dense.lr=6e-3"]
-SHORT = ["data.rows=600", "data.test_rows=300", "train.batch_size=256", "sharding.plan=row_wise"]
+SHORT = ["data.rows=180", "data.test_rows=100", "train.batch_size=64", "sharding.plan=row_wise"]
 DEFAULTS = [(name, {}) for name in OURS]
 
 

@@ -21,6 +21,7 @@ JOB = [
     "evaluate.compare_with_lr=false",
     "optim.embedding.lr=1e-2",
     "optim.dense.lr=1e-3",
+    "sharding.plan=table_wise",
 ]
 
 
