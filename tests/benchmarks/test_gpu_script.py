@@ -14,8 +14,8 @@ from support.waiting import HANG
 pytestmark = pytest.mark.slow
 
 
-# The cases of all parts in one process, without Polars as on the GPU machine. What the compiler of a
-# CPU would write is not what a GPU runs, so the network is only traced.
+# The cases of all parts in one process, without Polars as on the GPU machine. Inductor would write
+# code for the CPU, which says nothing about a GPU: the network is only traced.
 IN_ONE_PROCESS = """
 import gc, importlib, json, sys, torch
 sys.modules["polars"] = None

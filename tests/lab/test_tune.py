@@ -15,8 +15,8 @@ import yaml
 from optuna.storages.journal import JournalFileBackend
 
 from stampede import DataError, SettingsError, TrainingStoppedError, configuration, open_run
-from stampede.lab.search_space import Parameter, open_parameters
 from stampede.lab import tune as module
+from stampede.lab.search_space import Parameter, open_parameters
 from stampede.lab.tune import _alone, _configured, _Limits, _Search, _work, main, tune
 from support.forked import START_METHOD
 from support.movie_runs import job, prepare_movies
