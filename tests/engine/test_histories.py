@@ -30,13 +30,13 @@ ATTENDS = SHOP.replace("pooling: mean", "pooling: attention, query: item").repla
 )
 # Read one by one by the network.
 ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
-OPTIONS = ["model.attention.hidden=[6]", "train.epochs=2"]
+OPTIONS = ["model.hidden=[16]", "model.attention.hidden=[6]", "train.epochs=2"]
 # And batch norm: scores take what training has noted of its batches.
 DICE = ["model.name=din", "model.options.activation=dice", "model.attention.activation=dice",
         "model.normalization=batch"]  # fmt: skip
 # Of tables that are pooled, and of those that are not.
 WIDTHS = ["model.dims={user: 3, item: 20, towns: 5}"]
-BST = ["model.name=bst", "model.options.positions=4", "train.epochs=2"]
+BST = ["model.name=bst", "model.hidden=[16]", "model.options.positions=4", "train.epochs=2"]
 
 
 @pytest.fixture(scope="module")
