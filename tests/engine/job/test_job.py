@@ -28,7 +28,8 @@ def afresh():
 def test_a_continued_run_may_be_compiled(tmp_path):
     # All batches of a part are of one size: each size is compiled anew, as is each layer.
     alike = ["model.hidden=[16]", "data.rows=512", "data.test_rows=256",
-             "data.validation_fraction=0", "evaluate.select_on=test", "train.log_every=1", "checkpoint.resume=auto"]  # fmt: skip
+             "data.validation_fraction=0", "evaluate.select_on=test", "train.log_every=1",
+             "checkpoint.resume=auto"]  # fmt: skip
     run_small(tmp_path, [*alike, "run.name=plain", "train.epochs=2"])
     run_small(tmp_path, alike)
     assert not counters["stats"]["calls_captured"]
