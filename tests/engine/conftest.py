@@ -19,10 +19,17 @@ def registered(monkeypatch):
 
 @pytest.fixture(scope="session")
 def one_registry():
-    """torch.onnx reads its 500 translations once, not in every export, where it takes longest."""
+    """torch.onnx reads its 500 translations once, not in every export, where it takes longest.
+
+    Likewise torch.export the list of its operators.
+    """
+    from torch.export import decomp_utils, exported_program
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     made = cache(ONNXRegistry.from_torchlib)
+    operators = cache(decomp_utils._collect_all_valid_cia_ops)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(made))
+        for module in (decomp_utils, exported_program):
+            patch.setattr(module, "_collect_all_valid_cia_ops", operators)
         yield

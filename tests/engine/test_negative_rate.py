@@ -77,6 +77,7 @@ def test_metrics_of_raw_rows_are_those_of_the_scores(runs, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_registry")
 def test_several_goals(tmp_path):
     folder = write_goals(tmp_path)
     for name, settings in (("plain", []), ("sampled", SAMPLED)):
@@ -121,7 +122,8 @@ def test_the_mean_score_is_the_click_rate_of_all_rows(tmp_path):
             "split": "random",
         },
         model={"hidden": [16]},
-        train={"negative_rate": RATE},
+        train={"negative_rate": RATE, "epochs": 6},
+        evaluate={"compare_with_lr": False},
         run={"dir": str(tmp_path)},
     )
     found = run.score(frame[whole])

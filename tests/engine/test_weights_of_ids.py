@@ -132,6 +132,7 @@ def test_packages_score_as_the_run(trained, rows_to_score, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_registry")
 @pytest.mark.parametrize("trained", ["apart"], indirect=True)
 def test_an_onnx_file_scores_as_the_run(trained, rows_to_score, tmp_path):
     expected = open_run(trained).score(rows_to_score)
