@@ -60,8 +60,7 @@ def assert_same(found, expected):
         assert torch.equal(one.sparse.lengths(), other.sparse.lengths())
 
 
-@pytest.mark.parametrize("shuffle", ["block", "none"])
-@pytest.mark.parametrize("numbers", [2, 0])
+@pytest.mark.parametrize("shuffle, numbers", [("block", 2), ("none", 0)])
 def test_the_rows_are_those_of_a_disk(store, tmp_path, monkeypatch, shuffle, numbers):
     monkeypatch.setattr(streaming, "_CHUNK", 8)
     arrays = drawn_rows(500, multi=2, weight=True, numbers=numbers)
