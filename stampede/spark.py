@@ -24,6 +24,7 @@ from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare as prepare_on
 from stampede.data.schema.schema import load_schema
 from stampede.data.sources import open_source
+from stampede.engine.start_up import same_products
 from stampede.files import hidden
 from stampede.settings import from_key_values
 
@@ -84,7 +85,8 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
 
     Returns:
         The table with a column `score`, double: the probability of a click; with several goals
-        `score_GOAL` of each.
+        `score_GOAL` of each. To the bit that of `stampede predict` on the same kind of processor,
+        but for networks of histories, whose sums go by the longest of a batch.
 
     Raises:
         DataError: it is not a package, or the table lacks a column, or has one of these names.
@@ -121,6 +123,7 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
 @lru_cache(maxsize=1)
 def _model(place: str, version: str) -> Any:
     """The model of a package, by its own load.py; read once in each of Spark's processes."""
+    same_products()
     file = stores.fetched(place) / "load.py"
     spec = spec_from_file_location("load_of_a_package", file)
     assert spec is not None and spec.loader is not None

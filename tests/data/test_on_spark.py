@@ -206,13 +206,16 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     with pytest.raises(DataError, match="already exists"):
         spark.prepare(table, tmp_path / "schema.yaml", place)
     scored = []
+    local.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 7)
     # Another model in the same folder is not taken for the one before.
     for seed in (1, 2):
         run = train_on_movies(tmp_path, f"run.name=seed_{seed}", f"run.seed={seed}")
         open_run(run).export(tmp_path / "package", overwrite=True)
         found = pl.from_arrow(spark.scores(table.repartition(3), tmp_path / "package").toArrow())
+        # In batches of another size.
         expected = loaded(tmp_path / "package").score(found.drop("score"))
         np.testing.assert_array_equal(found["score"].to_numpy(), expected)
+        np.testing.assert_array_equal(open_run(run).score(found.drop("score")), expected)
         assert len(found) == len(frame)
         scored.append(found["score"].to_list())
     assert sorted(scored[0]) != sorted(scored[1])
