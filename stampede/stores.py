@@ -98,11 +98,11 @@ def matches(pattern: str) -> list[Any]:
         # A name, too, may have a bracket or a question mark.
         if not is_glob or (not found and fs.exists(key)):
             found = {key: fs.info(key)}
-        # Not the driver's own URLs if possible: it leaves out the host of hdfs://host:8020/a.csv.
-        if pattern.endswith(key):
-            urls = {pattern.removesuffix(key) + name: info for name, info in found.items()}
-        else:
-            urls = {fs.unstrip_protocol(name): info for name, info in found.items()}
+    # Not the driver's own URLs: it leaves out the host of hdfs://host:8020/a.csv, and the account
+    # of abfs://clicks@account.dfs.core.windows.net/a.csv.
+    alike = os.path.commonprefix([pattern.rstrip("/")[::-1], key[::-1]])[::-1]
+    place, root = pattern.rstrip("/").removesuffix(alike), key.removesuffix(alike)
+    urls = {place + name.removeprefix(root): info for name, info in found.items()}
     for url, info in urls.items():
         if info["type"] == "directory":
             raise StoreError(errno.EISDIR, f"is a folder; write its files, such as {url}/*", url)
