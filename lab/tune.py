@@ -42,6 +42,7 @@ from stampede import (
     exit_status,
     open_run,
     selection_score,
+    stores,
     train,
 )
 from stampede.files import delete_folder, refuse_links, write_file
@@ -57,7 +58,6 @@ from stampede.lab.search_space import (
     value_of,
 )
 from stampede.settings import SettingsError, parse_yaml, read_yaml
-from stampede.stores import is_url
 
 # More trials than fit into any time.
 _MOST_TRIALS = 10_000
@@ -450,15 +450,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = getattr(given, name)
         if found is not None and found < least and not (name == "rows" and found == 0):
             parser.error(f"--{name}: found {found}; write a number of at least {least:,}")
-    folder = Path(given.out or f"runs/{given.config.stem}-tuned")
+    out = given.out or f"runs/{given.config.stem}-tuned"
 
     def search() -> None:
-        if given.out and is_url(given.out):
-            raise SettingsError(f"--out: found {given.out}; write a folder of this machine")
-        tuned = tune(
-            given.config, given.overrides, folder, given.minutes, given.metric,
-            trials=given.trials, workers=given.workers, rows=given.rows or None,
-        )  # fmt: skip
+        with stores.continued(out) as (folder, _):
+            tuned = tune(
+                given.config, given.overrides, folder, given.minutes, given.metric,
+                trials=given.trials, workers=given.workers, rows=given.rows or None,
+            )  # fmt: skip
         print(f"train it with: stampede train {tuned}")
 
     return exit_status(search)
@@ -486,7 +485,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", type=int, default=ROWS, metavar="N", help=part)
     several = "trainings at a time; default: one for each core, 1 on a GPU or from 1M rows on"
     add("--workers", type=int, metavar="N", help=several)
-    out = "folder of the trials and of tuned.yaml; default runs/CONFIG-tuned"
+    out = "folder or URL of the trials and of tuned.yaml; default runs/CONFIG-tuned"
     add("--out", metavar="FOLDER", help=out)
     return parser
 

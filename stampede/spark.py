@@ -46,33 +46,33 @@ def prepare(
     Args:
         dataframe: with the columns that the schema names. Sort it by time for a sequential split.
         schema: the schema's file.
-        out: a new folder that all workers see under this path.
+        out: a new folder that all workers see under this path, or a URL, to which it is copied
+            from $STAMPEDE_STORES, which they see then.
         options: as after `stampede prepare --set`, such as `{"split": "random"}`.
 
     Returns:
-        The folder.
+        The folder on this machine.
 
     Raises:
         DataError, SettingsError: what is wrong, and what to write instead.
     """
-    if stores.is_url(out):
-        raise DataError(f"{out}: write a folder that all workers see, and copy it from there")
-    out = stores.local(out).absolute()
     load_schema(stores.fetched(schema))
     given = [f"{key}={json.dumps(value)}" for key, value in (options or {}).items()]
     checked = from_key_values(given, PreparationOptions, "options")
-    if out.exists():
-        raise DataError(f"{out}: already exists; delete it, or choose another folder")
-    log = hidden(out, "log")
-    try:
-        with failures_told():
-            dataframe.write.mode("overwrite").parquet(f"file://{log}")
-        files = f"{glob.escape(str(log))}/*.parquet"
-        source = open_source("table", files, checked, schema=str(schema))
-        prepare_on(source, checked, out, partial(OnSpark, dataframe.sparkSession))
-    finally:
-        shutil.rmtree(log, ignore_errors=True)
-    return out
+    with stores.outgoing(out, overwrite=False) as folder:
+        folder = folder.absolute()
+        if folder.exists():
+            raise DataError(f"{out}: already exists; delete it, or choose another folder")
+        log = hidden(folder, "log")
+        try:
+            with failures_told():
+                dataframe.write.mode("overwrite").parquet(f"file://{log}")
+            files = f"{glob.escape(str(log))}/*.parquet"
+            source = open_source("table", files, checked, schema=str(schema))
+            prepare_on(source, checked, folder, partial(OnSpark, dataframe.sparkSession))
+        finally:
+            shutil.rmtree(log, ignore_errors=True)
+    return folder
 
 
 def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:

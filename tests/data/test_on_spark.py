@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
     pytest.skip("there is no Java", allow_module_level=True)
 
-from stampede import open_run, spark
+from stampede import open_run, spark, stores
 from stampede.data import on_spark
 from stampede.data.errors import DataError
 from stampede.data.on_spark import OnSpark, engine_of, session
@@ -35,6 +36,7 @@ from support import periods
 from support.jobs import tensors_of
 from support.movie_runs import prepare_movies, train_on_movies
 from support.movies import MOVIES, movies, write_movies
+from support.object_store import BUCKET, object_store
 from support.packages import loaded
 from support.predicting import run_command
 
@@ -205,6 +207,10 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     assert_same(prepared(tmp_path / "here", f"{tmp_path}/one.parquet", **options), found)
     with pytest.raises(DataError, match="already exists"):
         spark.prepare(table, tmp_path / "schema.yaml", place)
+    with object_store(tmp_path / "copies"):
+        spark.prepare(table, tmp_path / "schema.yaml", f"{BUCKET}/prepared", options)
+        with patch.dict(os.environ, {"STAMPEDE_STORES": str(tmp_path / "elsewhere")}):
+            assert_same(found, stores.fetched(f"{BUCKET}/prepared"))
     scored = []
     local.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 7)
     # Another model in the same folder is not taken for the one before.
