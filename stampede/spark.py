@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow
+import pyarrow.parquet as pq
 
 from stampede import stores
 from stampede.data.errors import DataError
@@ -67,6 +68,8 @@ def prepare(
         try:
             with failures_told():
                 dataframe.write.mode("overwrite").parquet(f"file://{log}")
+            if not any(pq.read_metadata(file).num_rows for file in log.glob("*.parquet")):
+                raise DataError(f"{out}: the table has no rows that this process sees; give some")
             files = f"{glob.escape(str(log))}/*.parquet"
             source = open_source("table", files, checked, schema=str(schema))
             prepare_on(source, checked, folder, partial(OnSpark, dataframe.sparkSession))

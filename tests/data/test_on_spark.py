@@ -207,6 +207,8 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     assert_same(prepared(tmp_path / "here", f"{tmp_path}/one.parquet", **options), found)
     with pytest.raises(DataError, match="already exists"):
         spark.prepare(table, tmp_path / "schema.yaml", place)
+    with pytest.raises(DataError, match="the table has no rows"):
+        spark.prepare(table.limit(0), tmp_path / "schema.yaml", tmp_path / "none")
     with object_store(tmp_path / "copies"):
         spark.prepare(table, tmp_path / "schema.yaml", f"{BUCKET}/prepared", options)
         with patch.dict(os.environ, {"STAMPEDE_STORES": str(tmp_path / "elsewhere")}):
