@@ -424,11 +424,12 @@ def _table(done: Sequence[Any], trials: Sequence[Any], tuned: Path) -> str:
         )
         known = trial.user_attrs
         numbers = f"{known['auc']:7.4f}{known['logloss']:9.4f}{known['seconds']:8.1f}"
-        lines.append(f"{numbers}{chosen}{'' if trial.number else '  as given'}")
+        lines.append(f"{numbers}{chosen}{'' if trial.number else ' *'}")
     states = [trial.state for trial in trials if trial.state is not TrialState.WAITING]
     lines.append(
         f"trials: {len(states)}, of which {states.count(TrialState.PRUNED)} cut short and "
-        f"{states.count(TrialState.FAIL)} failed; the best on the validation part is {tuned}"
+        f"{states.count(TrialState.FAIL)} failed; *: as given; "
+        f"the best on the validation part is {tuned}"
     )
     messages = [one.user_attrs["message"] for one in trials if "message" in one.user_attrs]
     if messages:
@@ -437,6 +438,8 @@ def _table(done: Sequence[Any], trials: Sequence[Any], tuned: Path) -> str:
 
 
 def _short(value: Any) -> str:
+    if value is None:
+        return "auto"
     return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
@@ -467,9 +470,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede tune",
         description="Search what a configuration leaves open (network, rates, L2, epochs,\n"
-        "dropout, on small logs the batch) for some minutes, with the last million training rows,\n"
-        "by the validation part, and write the best configuration. What the configuration sets\n"
-        "stays. The same command goes on with an earlier search.",
+        "dropout, on small logs batch and min_count) for some minutes, with the last million\n"
+        "training rows, by the validation part, and write the best configuration. What the\n"
+        "configuration sets stays. The same command goes on with an earlier search.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -74,7 +74,7 @@ def settled(schema: Schema, rows: int, tails: dict[str, tuple[float, float, floa
 
     It has `rows`; `tails` are minimum, maximum and mean of each number whose transform is open.
     """
-    least = next(count for most, count in _MIN_COUNTS if rows < most)
+    least = usual_min_count(rows)
     ids = {name: _with_min_count(field, least) for name, field in schema.ids.items()}
     numbers = dict(schema.numbers)
     for name, field in numbers.items():
@@ -85,6 +85,11 @@ def settled(schema: Schema, rows: int, tails: dict[str, tuple[float, float, floa
             transform = ["log1p", "standard"] if is_skewed else ["standard"]
             numbers[name] = field.model_copy(update={"transform": transform})
     return schema.model_copy(update={"ids": ids, "numbers": numbers})
+
+
+def usual_min_count(rows: int) -> int:
+    """Of fields that leave it open, by the training rows."""
+    return next(count for most, count in _MIN_COUNTS if rows < most)
 
 
 def described(schema: Schema) -> str:

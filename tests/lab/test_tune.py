@@ -233,13 +233,34 @@ def test_small_logs_are_searched_with_rates_that_fall_too(folder):
     large = mock.Mock(config=first.config, summary={"rows": {"train": 2_000_000}})
     searched = open_parameters({}, large)
     assert searched["recipe.epochs"].choices == (0.5, 1.0, 2.0) and "train.epochs" not in searched
-    assert "train.batch_size" not in searched
+    assert "train.batch_size" not in searched and "data.min_count" not in searched
     # The paper's values are searched themselves.
     paper = mock.Mock(config=configuration({"preset": "paper"}), summary=large.summary)
     searched = open_parameters({}, paper)
     assert searched["optim.dense.lr"].low == pytest.approx(0.3 * 8e-4)
     assert searched["train.epochs"].choices == [10, 20, 40]
     assert not any(key.startswith("recipe.") for key in searched)
+
+
+# What the recipe chooses for a small log.
+CHOSEN = {"train": {"epochs": 20, "batch_size": 256}, "model": {"name": "deepfm", "dropout": 0.2}}
+
+
+def test_min_count_is_searched_where_a_field_leaves_it_open(tmp_path):
+    schema = tmp_path / "schema.yaml"
+    data = {"kind": "table", "path": "log.csv", "schema_file": str(schema)}
+
+    def searched(ids, **changes):
+        schema.write_text(f"label: y\nids: {ids}\n")
+        config = configuration({**CHOSEN, "data": {**data, **changes}})
+        first = mock.Mock(config=config, summary={"rows": {"train": 20_000}})
+        return open_parameters({"data": changes}, first).get("data.min_count")
+
+    # Of so many rows the usual one is 2.
+    assert searched("{a: {min_count: 3}, b: {}}").choices == [None, 1, 5]
+    assert searched("{a: {min_count: 3}, b: {encode: hash, buckets: 9}}") is None
+    assert searched("{a: {}}", features="paper") is None
+    assert searched("{a: {}}", min_count=3) is None
 
 
 def test_a_part_of_the_rows_is_no_small_log_for_the_batch(folder):
