@@ -25,7 +25,7 @@ from stampede.data.exit_status import exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess
 from stampede.data.missing import missing_marks_sentence
-from stampede.data.options import OnBadRow, Split
+from stampede.data.options import OnBadRow, PreparationOptions, Split
 from stampede.data.prepared.manifest import BAD_ROWS, PARTS
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
@@ -131,7 +131,8 @@ def _described(options: argparse.Namespace, out: str, made: Path, spool: Path) -
         if guessed.split and not options.set:
             split = Split.model_validate(guessed.split)
     # Without the fields that data.features=auto adds: a run says which these are.
-    source = open_source(kind, options.path, split, schema=schema or "", features="paper")
+    as_given = PreparationOptions(features="paper", **split.model_dump(exclude_unset=True))
+    source = open_source(kind, options.path, as_given, schema=schema or "")
     remedy = "--on-bad-row skip to leave such rows out"
     bad_rows = BadRows(options.on_bad_row, made / BAD_ROWS, remedy)
     rows, said = read_rows(source, bad_rows, options.rows, spool)

@@ -171,6 +171,13 @@ class PreparationOptions(WritingOptions, GrowthOptions, Split):
         "are ids, too, as are hour of the day and weekday; paper: every id has a row, numbers are "
         "scaled to [0, 1]",
     )
+    min_count: int | None = Field(
+        None,
+        ge=1,
+        lt=2**62,
+        description="ids of the training part that are rarer share a row, in fields for which the "
+        "schema says nothing; null: by features and the number of training rows",
+    )
     period_before: str = Field(
         "",
         description="split: periods. Prepared folder of the previous period, or its copy in a "

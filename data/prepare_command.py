@@ -70,9 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options,
             schema=given.schema,
             split_hour=given.split_hour or None,
-            features=options.features,
-            growth=options,
-            period_before=options.period_before,
         )
         with (
             engine_of(given.spark) as engine,

@@ -13,11 +13,11 @@ from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.learning.learned import read_saved
 from stampede.data.learning.learner import Growth
-from stampede.data.options import GrowthOptions, Split
+from stampede.data.options import GrowthOptions, PreparationOptions, Split
 from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import RawLog
-from stampede.data.schema.features import Features, with_features
+from stampede.data.schema.features import with_features
 from stampede.data.schema.schema import CRITEO, Schema, Vocabulary, avazu, load_schema
 from stampede.settings import SettingsError
 
@@ -65,13 +65,10 @@ class Source:
 def open_source(
     kind: Kind,
     path: str | Sequence[str],
-    split: Split,
+    options: PreparationOptions,
     *,
     schema: str = "",
     split_hour: bool | None = None,
-    features: Features = "auto",
-    growth: GrowthOptions | None = None,
-    period_before: str = "",
 ) -> Source:
     """Open a raw log.
 
@@ -79,7 +76,6 @@ def open_source(
         path: files or globs; with `split: files` those of the training part.
         schema: a schema file; for the kind `table`.
         split_hour: see `avazu`; None: if `features` is `auto`.
-        growth, period_before: of `split: periods`.
 
     Raises:
         DataError: a file is absent, or `period_before` cannot be used.
@@ -93,43 +89,43 @@ def open_source(
             )
         meaning = load_schema(stores.fetched(schema))
     elif kind == "avazu":
-        meaning = avazu(features == "auto" if split_hour is None else split_hour)
+        meaning = avazu(options.features == "auto" if split_hour is None else split_hour)
     else:
         meaning = CRITEO
     files, parts = expand(path), None
-    if split.split == "files":
-        paths = ((VALIDATION, split.validation_path), (TEST, split.test_path))
+    if options.split == "files":
+        paths = ((VALIDATION, options.validation_path), (TEST, options.test_path))
         groups = [(TRAIN, files), *((part, expand(given)) for part, given in paths if given)]
         files = [file for _, group in groups for file in group]
         parts = [part for part, group in groups for _ in group]
         if len(set(files)) != len(files):
             raise SettingsError("path, validation_path and test_path name a file twice")
-    share = _TEST_SHARES[kind]["sequential" if split.split == "sequential" else "random"]
-    if share == LAST_FILE and split.test_fraction is None and len(files) == 1 and parts is None:
+    share = _TEST_SHARES[kind]["sequential" if options.split == "sequential" else "random"]
+    if share == LAST_FILE and options.test_fraction is None and len(files) == 1 and parts is None:
         raise SettingsError(
             f"the test part of {kind} is its last file, but {files[0]} is the only one; write "
-            f"{split.written}test_fraction=0.1, or {split.written}split=random"
+            f"{options.written}test_fraction=0.1, or {options.written}split=random"
         )
-    if split.split == "highfreq":
-        few = {"max_size": split.keep_ids}
+    if options.split == "highfreq":
+        few = {"max_size": options.keep_ids}
         ids = {
             name: field.model_copy(update=few) if isinstance(field, Vocabulary) else field
             for name, field in meaning.ids.items()
         }
         meaning = meaning.model_copy(update={"ids": ids})
-    meaning = with_features(meaning, features)
+    meaning = with_features(meaning, options.features, options.min_count)
     growing = None
-    if split.split == "periods":
-        growing = _growth(growth or GrowthOptions(), period_before, meaning)
+    if options.split == "periods":
+        growing = _growth(options, options.period_before, meaning)
         if growing.before is not None:
             meaning = growing.before.schema_
-    elif period_before:
+    elif options.period_before:
         raise SettingsError(
-            f"period_before: belongs to split: periods, found split: {split.split}; write "
-            f"{split.written}split=periods"
+            f"period_before: belongs to split: periods, found split: {options.split}; write "
+            f"{options.written}split=periods"
         )
-    log = RawLog(meaning, files, split.split_column or None)
-    return Source(log, split, share, parts, growing)
+    log = RawLog(meaning, files, options.split_column or None)
+    return Source(log, options, share, parts, growing)
 
 
 # Keys that may differ between periods: how the files are written, and which new ids get a row.

@@ -412,7 +412,4 @@ def _source(section: RawSection) -> Source:
         section,
         schema=getattr(section, "schema_file", ""),
         split_hour=getattr(section, "split_hour", None),
-        features=section.features,
-        growth=section,
-        period_before=section.period_before,
     )

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stampede import Run
+from stampede import Run, stores
+from stampede.data.schema.features import usual_min_count
+from stampede.data.schema.schema import Vocabulary, load_schema
 
 if TYPE_CHECKING:
     import optuna
@@ -29,6 +31,8 @@ _BATCHES = (1, 2, 4)
 _NETWORKS = (("deepfm", "dcnv2", "fm", "lr"), ("mmoe", "ple", "shared_bottom"), ("din", "dcnv2"))
 _WITHOUT_DROPOUT = ("fm", "lr")
 _DROPOUTS = (0.0, 0.1, 0.2, 0.4)
+# On small logs, which are soon prepared anew.
+_MIN_COUNTS = (1, 2, 5)
 
 # Columns of the table, by key, with their widths. Trials change one key each in this order.
 COLUMNS = {
@@ -43,6 +47,7 @@ COLUMNS = {
     "optim.dense.lr": ("dense lr", 9),
     "model.dropout": ("dropout", 8),
     "train.batch_size": ("batch", 6),
+    "data.min_count": ("min_count", 10),
 }
 
 
@@ -86,12 +91,26 @@ def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
         usual = value_of(run.config, "train.batch_size")
         sizes = dict.fromkeys([*(half * factor for factor in _BATCHES), usual])
         parameters["train.batch_size"] = Parameter(choices=sorted(sizes))
+        if _leaves_counts_open(run.config.data):
+            usual = usual_min_count(training_rows(run))
+            others = (count for count in _MIN_COUNTS if count != usual)
+            parameters["data.min_count"] = Parameter(choices=[None, *others])
     used = value_of(run.config, "model.name")
     others = next((group for group in _NETWORKS if used in group), ())
     parameters["model.name"] = Parameter(choices=list(dict.fromkeys([used, *others])))
     dropouts = sorted({value_of(run.config, "model.dropout"), *_DROPOUTS})
     parameters["model.dropout"] = Parameter(choices=dropouts)
     return {key: parameters[key] for key in COLUMNS if key in parameters and is_open(given, key)}
+
+
+def _leaves_counts_open(data: Any) -> bool:
+    """Whether `data.min_count` would change a field."""
+    if getattr(data, "features", None) != "auto":
+        return False
+    if data.kind != "table":
+        return True
+    fields = load_schema(stores.fetched(data.schema_file)).ids.values()
+    return any(isinstance(field, Vocabulary) and field.min_count is None for field in fields)
 
 
 def changes_of_one(

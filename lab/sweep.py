@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -363,14 +362,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = given.out or f"runs/{given.sweep.stem}" + "-small" * given.small
 
     def sweep() -> None:
-        folder = stores.working(out) if stores.is_url(out) else stores.local(out)
-        if stores.is_url(out):
-            stores.taken_up(out, folder)
-        publish = partial(stores.published, out, folder)
-        files = run_sweep(
-            given.sweep, given.overrides, folder, given.small, given.retry_failed, publish
-        )
-        publish()
+        with stores.continued(out) as (folder, publish):
+            files = run_sweep(
+                given.sweep, given.overrides, folder, given.small, given.retry_failed, publish
+            )
         print((folder / "results.md").read_text(encoding="utf-8"))
         print(f"results: {', '.join(f'{out}/{file.name}' for file in files)}")
         print(f"curves of the trials: stampede report {out}")

@@ -42,6 +42,7 @@ from stampede import (
     exit_status,
     open_run,
     selection_score,
+    stores,
     train,
 )
 from stampede.files import delete_folder, refuse_links, write_file
@@ -57,7 +58,6 @@ from stampede.lab.search_space import (
     value_of,
 )
 from stampede.settings import SettingsError, parse_yaml, read_yaml
-from stampede.stores import is_url
 
 # More trials than fit into any time.
 _MOST_TRIALS = 10_000
@@ -424,11 +424,12 @@ def _table(done: Sequence[Any], trials: Sequence[Any], tuned: Path) -> str:
         )
         known = trial.user_attrs
         numbers = f"{known['auc']:7.4f}{known['logloss']:9.4f}{known['seconds']:8.1f}"
-        lines.append(f"{numbers}{chosen}{'' if trial.number else '  as given'}")
+        lines.append(f"{numbers}{chosen}{'' if trial.number else ' *'}")
     states = [trial.state for trial in trials if trial.state is not TrialState.WAITING]
     lines.append(
         f"trials: {len(states)}, of which {states.count(TrialState.PRUNED)} cut short and "
-        f"{states.count(TrialState.FAIL)} failed; the best on the validation part is {tuned}"
+        f"{states.count(TrialState.FAIL)} failed; *: as given; "
+        f"the best on the validation part is {tuned}"
     )
     messages = [one.user_attrs["message"] for one in trials if "message" in one.user_attrs]
     if messages:
@@ -437,6 +438,8 @@ def _table(done: Sequence[Any], trials: Sequence[Any], tuned: Path) -> str:
 
 
 def _short(value: Any) -> str:
+    if value is None:
+        return "auto"
     return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
@@ -450,15 +453,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = getattr(given, name)
         if found is not None and found < least and not (name == "rows" and found == 0):
             parser.error(f"--{name}: found {found}; write a number of at least {least:,}")
-    folder = Path(given.out or f"runs/{given.config.stem}-tuned")
+    out = given.out or f"runs/{given.config.stem}-tuned"
 
     def search() -> None:
-        if given.out and is_url(given.out):
-            raise SettingsError(f"--out: found {given.out}; write a folder of this machine")
-        tuned = tune(
-            given.config, given.overrides, folder, given.minutes, given.metric,
-            trials=given.trials, workers=given.workers, rows=given.rows or None,
-        )  # fmt: skip
+        with stores.continued(out) as (folder, _):
+            tuned = tune(
+                given.config, given.overrides, folder, given.minutes, given.metric,
+                trials=given.trials, workers=given.workers, rows=given.rows or None,
+            )  # fmt: skip
         print(f"train it with: stampede train {tuned}")
 
     return exit_status(search)
@@ -468,9 +470,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede tune",
         description="Search what a configuration leaves open (network, rates, L2, epochs,\n"
-        "dropout, on small logs the batch) for some minutes, with the last million training rows,\n"
-        "by the validation part, and write the best configuration. What the configuration sets\n"
-        "stays. The same command goes on with an earlier search.",
+        "dropout, on small logs batch and min_count) for some minutes, with the last million\n"
+        "training rows, by the validation part, and write the best configuration. What the\n"
+        "configuration sets stays. The same command goes on with an earlier search.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -486,7 +488,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", type=int, default=ROWS, metavar="N", help=part)
     several = "trainings at a time; default: one for each core, 1 on a GPU or from 1M rows on"
     add("--workers", type=int, metavar="N", help=several)
-    out = "folder of the trials and of tuned.yaml; default runs/CONFIG-tuned"
+    out = "folder or URL of the trials and of tuned.yaml; default runs/CONFIG-tuned"
     add("--out", metavar="FOLDER", help=out)
     return parser
 

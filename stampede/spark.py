@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow
+import pyarrow.parquet as pq
 
 from stampede import stores
 from stampede.data.errors import DataError
@@ -24,6 +25,7 @@ from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare as prepare_on
 from stampede.data.schema.schema import load_schema
 from stampede.data.sources import open_source
+from stampede.engine.start_up import same_products
 from stampede.files import hidden
 from stampede.settings import from_key_values
 
@@ -45,33 +47,35 @@ def prepare(
     Args:
         dataframe: with the columns that the schema names. Sort it by time for a sequential split.
         schema: the schema's file.
-        out: a new folder that all workers see under this path.
+        out: a new folder that all workers see under this path, or a URL, to which it is copied
+            from $STAMPEDE_STORES, which they see then.
         options: as after `stampede prepare --set`, such as `{"split": "random"}`.
 
     Returns:
-        The folder.
+        The folder on this machine.
 
     Raises:
         DataError, SettingsError: what is wrong, and what to write instead.
     """
-    if stores.is_url(out):
-        raise DataError(f"{out}: write a folder that all workers see, and copy it from there")
-    out = stores.local(out).absolute()
     load_schema(stores.fetched(schema))
     given = [f"{key}={json.dumps(value)}" for key, value in (options or {}).items()]
     checked = from_key_values(given, PreparationOptions, "options")
-    if out.exists():
-        raise DataError(f"{out}: already exists; delete it, or choose another folder")
-    log = hidden(out, "log")
-    try:
-        with failures_told():
-            dataframe.write.mode("overwrite").parquet(f"file://{log}")
-        files = f"{glob.escape(str(log))}/*.parquet"
-        source = open_source("table", files, checked, schema=str(schema))
-        prepare_on(source, checked, out, partial(OnSpark, dataframe.sparkSession))
-    finally:
-        shutil.rmtree(log, ignore_errors=True)
-    return out
+    with stores.outgoing(out, overwrite=False) as folder:
+        folder = folder.absolute()
+        if folder.exists():
+            raise DataError(f"{out}: already exists; delete it, or choose another folder")
+        log = hidden(folder, "log")
+        try:
+            with failures_told():
+                dataframe.write.mode("overwrite").parquet(f"file://{log}")
+            if not any(pq.read_metadata(file).num_rows for file in log.glob("*.parquet")):
+                raise DataError(f"{out}: the table has no rows that this process sees; give some")
+            files = f"{glob.escape(str(log))}/*.parquet"
+            source = open_source("table", files, checked, schema=str(schema))
+            prepare_on(source, checked, folder, partial(OnSpark, dataframe.sparkSession))
+        finally:
+            shutil.rmtree(log, ignore_errors=True)
+    return folder
 
 
 def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
@@ -84,7 +88,8 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
 
     Returns:
         The table with a column `score`, double: the probability of a click; with several goals
-        `score_GOAL` of each.
+        `score_GOAL` of each. To the bit that of `stampede predict` on the same kind of processor,
+        but for networks of histories, whose sums go by the longest of a batch.
 
     Raises:
         DataError: it is not a package, or the table lacks a column, or has one of these names.
@@ -121,6 +126,7 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
 @lru_cache(maxsize=1)
 def _model(place: str, version: str) -> Any:
     """The model of a package, by its own load.py; read once in each of Spark's processes."""
+    same_products()
     file = stores.fetched(place) / "load.py"
     spec = spec_from_file_location("load_of_a_package", file)
     assert spec is not None and spec.loader is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from typing import Any, BinaryIO
 
 # The package that reads each kind of store.
 _DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "hdfs": "pyarrow"}
+
+# Loggers that print tracebacks and pages of advice on what is raised as well.
+_LOGS = ("gcsfs", "google", "azure")
 
 # Where the local folders are; else `stampede/stores` in the user's cache.
 _PLACE = "STAMPEDE_STORES"
@@ -89,6 +93,8 @@ def _connected(url: str) -> tuple[Any, str]:
     if scheme not in _DRIVERS:
         known = ", ".join(f"{one}://" for one in _DRIVERS)
         raise StoreError(errno.EINVAL, f"an unknown kind of store; write one of {known}", url)
+    for name in _LOGS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         import fsspec
 
@@ -121,18 +127,21 @@ def asking(url: str) -> Iterator[tuple[Any, str]]:
 
 def _told(url: str, failure: Exception) -> StoreError:
     """What a driver says, as a sentence."""
-    if isinstance(failure, FileNotFoundError):
+    # Of adlfs, and of gcsfs, which tells some refusals by their text alone.
+    status = getattr(failure, "status_code", None) or getattr(failure, "code", None)
+    said = " ".join(str(failure).split())[:200]
+    if isinstance(failure, FileNotFoundError) or status == 404:
         return StoreError(errno.ENOENT, "is not there", url)
     if isinstance(failure, FileExistsError):
         return StoreError(errno.EEXIST, "is already there", url)
-    if isinstance(failure, PermissionError):
-        reason = f"access is refused ({failure!s:.200}); check the credentials"
+    if isinstance(failure, PermissionError) or status in (401, 403) or said.startswith("Forbidden"):
+        reason = f"access is refused ({said}); check the credentials"
         return StoreError(errno.EACCES, reason, url)
     # Of s3fs.
     if type(failure).__name__ == "FileExpired":
         reason = "was replaced while it was read; start again, once nothing writes it"
         return StoreError(errno.ESTALE, reason, url)
-    reason = f"the store cannot be used ({failure!s:.200}); check its address and credentials"
+    reason = f"the store cannot be used ({said}); check its address and credentials"
     return StoreError(errno.EIO, reason, url)
 
 

@@ -62,6 +62,8 @@ class SharedFolder:
         with asking(self._url) as (fs, key):
             fs.invalidate_cache()
             found = fs.find(key, detail=True)
+            # adlfs lists a file alone without its description.
+            found = found if isinstance(found, dict) else {name: fs.info(name) for name in found}
         names = {name.removeprefix(key).lstrip("/"): one for name, one in found.items()}
         return {name: one for name, one in names.items() if not _is_hidden(name)}
 

@@ -13,7 +13,8 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "StoreError",
     "asking",
     "at",
+    "continued",
     "delete_object",
     "exists",
     "fetched",
@@ -98,11 +100,11 @@ def matches(pattern: str) -> list[Any]:
         # A name, too, may have a bracket or a question mark.
         if not is_glob or (not found and fs.exists(key)):
             found = {key: fs.info(key)}
-        # Not the driver's own URLs if possible: it leaves out the host of hdfs://host:8020/a.csv.
-        if pattern.endswith(key):
-            urls = {pattern.removesuffix(key) + name: info for name, info in found.items()}
-        else:
-            urls = {fs.unstrip_protocol(name): info for name, info in found.items()}
+    # Not the driver's own URLs: it leaves out the host of hdfs://host:8020/a.csv, and the account
+    # of abfs://clicks@account.dfs.core.windows.net/a.csv.
+    alike = os.path.commonprefix([pattern.rstrip("/")[::-1], key[::-1]])[::-1]
+    place, root = pattern.rstrip("/").removesuffix(alike), key.removesuffix(alike)
+    urls = {place + name.removeprefix(root): info for name, info in found.items()}
     for url, info in urls.items():
         if info["type"] == "directory":
             raise StoreError(errno.EISDIR, f"is a folder; write its files, such as {url}/*", url)
@@ -241,6 +243,27 @@ def forgotten(url: str, here: Path) -> None:
         remove(here)
         shared.record.clear()
         shared.record.update({name: {"id": content_id(one)} for name, one in there.items()})
+
+
+@contextmanager
+def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Yield a folder to go on in, and what copies it to the URL that it may stand for.
+
+    That is called at the end, too, also of work that failed.
+    """
+    here = local(path)
+    if is_url(path):
+        here = working(str(path))
+        taken_up(str(path), here)
+    publish = partial(published, path, here)
+    try:
+        yield here, publish
+    except BaseException:
+        # The failure is what the user must see.
+        with suppress(StoreError):
+            publish()
+        raise
+    publish()
 
 
 @contextmanager

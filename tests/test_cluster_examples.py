@@ -1,5 +1,6 @@
 """The jobs of examples/cluster: run where this machine can, else compared with their schema."""
 
+import json
 import os
 import signal
 import stat
@@ -8,6 +9,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,32 +40,45 @@ def test_the_configuration_is_one():
     )
 
 
-# Of the operator's definition of a PyTorchJob (v1.9.0), as far as used; and names of ours.
-FIELDS = """
-apiVersion kind metadata name spec elasticPolicy rdzvBackend minReplicas maxReplicas maxRestarts
-nProcPerNode pytorchReplicaSpecs Worker replicas restartPolicy template containers image command
-envFrom secretRef env value resources limits volumeMounts mountPath volumes configMap emptyDir
-sizeLimit medium nvidia.com/gpu
-"""
+def as_defined(given, kind):
+    """What the definition of a kind keeps of a mapping, with the types that it has there."""
+    why = "kubeflow-training is not installed: pip install -e '.[ci]'"
+    client = pytest.importorskip("kubeflow.training", reason=why).ApiClient()
+    return client.sanitize_for_serialization(
+        client.deserialize(SimpleNamespace(data=json.dumps(given)), kind)
+    )
 
 
-def keys_in(value):
-    """All keys of mappings within mappings and lists."""
-    if isinstance(value, dict):
-        yield from value
-    for one in value.values() if isinstance(value, dict) else value:
-        if isinstance(one, dict | list):
-            yield from keys_in(one)
+def the_job():
+    config, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    return config, job, container
 
 
 def test_the_job_of_kubernetes_has_the_fields_of_its_schema():
-    config, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    config, job, container = the_job()
     assert (config["apiVersion"], config["kind"]) == ("v1", "ConfigMap")
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    assert set(keys_in(job)) == set(FIELDS.split())
+    assert as_defined(config, "V1ConfigMap") == config
+    # A quantity may be a number, too.
+    limits = container["resources"]["limits"]
+    limits.update({name: str(value) for name, value in limits.items()})
+    # Only the package wants it, not the operator.
+    job["spec"]["runPolicy"] = {}
+    assert as_defined(job, "KubeflowOrgV1PyTorchJob") == job
+    # A name, a type and a missing field that are wrong are found so.
+    assert as_defined({"data": {"a": 1}}, "V1ConfigMap") != {"data": {"a": 1}}
+    container["volumeMounts"][0]["path"] = "/here"
+    assert as_defined(job, "KubeflowOrgV1PyTorchJob") != job
+    del container["volumeMounts"][0]["name"]
+    with pytest.raises(ValueError, match="`name`, must not be `None`"):
+        as_defined(job, "KubeflowOrgV1PyTorchJob")
+
+
+def test_the_parts_of_the_job_of_kubernetes_fit_together():
+    config, job, container = the_job()
     policy, worker = job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Worker"]
     pod = worker["template"]["spec"]
-    (container,) = pod["containers"]
     # The operator leaves containers of other names alone.
     assert container["name"] == "pytorch"
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}

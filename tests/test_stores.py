@@ -386,10 +386,13 @@ def test_hdfs_keeps_its_host(tmp_path, monkeypatch):
     assert set(asked) == {("namenode", 8020)}
 
 
-def test_without_the_driver_its_name_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(stores.StoreError, match="pip install gcsfs"):
-        stores.matches("gs://bucket/a.csv")
+@pytest.mark.parametrize(("kind", "driver"), [("gs", "gcsfs"), ("abfs", "adlfs")])
+def test_without_the_driver_its_name_is_said(monkeypatch, kind, driver):
+    monkeypatch.setitem(sys.modules, driver, None)
+    # Another test may have used it.
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, kind, raising=False)
+    with pytest.raises(stores.StoreError, match=f"pip install {driver}"):
+        stores.matches(f"{kind}://bucket/a.csv")
 
 
 HOLDS = """

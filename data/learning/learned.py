@@ -24,12 +24,9 @@ from stampede.data.learning.rows_of_ids import (
     UNSEEN_ROW,
     RowsOfIds,
 )
+from stampede.data.learning.sorting import read_pieces
 from stampede.data.learning.value_counts import Distinct, distinct_ids
-from stampede.data.learning.vocabulary import (
-    ROW_SINCE,
-    read_pieces,
-    read_vocabulary,
-)
+from stampede.data.learning.vocabulary import ROW_SINCE, read_vocabulary
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import (
     RULES,

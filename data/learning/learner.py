@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from stampede.data.learning.learned import (
     filled_number,
     load,
 )
+from stampede.data.learning.sorting import Sorting, write_pieces
 from stampede.data.learning.value_counts import Distinct, ValueCounts
 from stampede.data.learning.vocabulary import (
     KEPT,
@@ -32,7 +34,6 @@ from stampede.data.learning.vocabulary import (
     nothing_known,
     read_vocabulary,
     vocabulary,
-    write_pieces,
 )
 from stampede.data.options import GrowthOptions
 from stampede.data.parallel import computed_ahead
@@ -59,42 +60,52 @@ def ranges(chunk: pl.DataFrame, fields: Mapping[str, NumberField]) -> dict[str, 
     return {name: NumberRange(rows=len(chunk), **row[name]) for name in fields}
 
 
-def _frequent(rows: np.ndarray, buckets: int) -> tuple[list[int], set[int]]:
-    """The places of values that are more than a bucket of the others, and of the edges around them.
-
-    `rows`: `[n]`, in how many rows each value occurs, in the order of the values.
-    """
-    frequent, edges, left = [], set(), int(rows.sum())
-    for place in np.argsort(-rows, kind="stable")[:buckets].tolist():
-        around = edges | {place, place - 1}
-        if rows[place] * (buckets - len(edges)) <= left or len(around - {-1}) >= buckets:
-            break
-        frequent.append(place)
-        edges, left = around - {-1}, left - int(rows[place])
-    return frequent, edges
-
-
-def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int) -> list[float]:
+def edges_of_quantiles(counts: Iterable[pl.DataFrame], buckets: int, spill: Path) -> list[float]:
     """The largest value of each bucket but the last, of at most `buckets`.
 
     Up to `buckets` distinct values have a bucket each. Of more, a value that is too frequent for a
     bucket has its own, and the others are divided by their quantiles: exact, equal ones merged. Of
     k, the j-th is the smallest value v such that a share of at least j / k of them is at most v.
+
+    Args:
+        counts: tables of `value` and `count` with each value in one of them.
+        spill: a folder for what does not fit into memory, empty or not there.
     """
-    tables = [table for table in counts if len(table)]
-    if not tables:
+    values = None
+    for table in counts:
+        values = values or Sorting(spill, {VALUE: False}, table.clear().cast({COUNT: pl.Int64}))
+        values.add(table)
+    if values is None:
         return []
-    table = pl.concat(tables).sort(VALUE)
-    values, rows = table[VALUE].to_numpy(), table[COUNT].to_numpy().astype(np.int64)
-    if len(values) <= buckets:
-        return [float(edge) for edge in values[:-1]]
-    frequent, own = _frequent(rows, buckets)
-    others, cumulative = np.delete(values, frequent), np.cumsum(np.delete(rows, frequent))
-    k = buckets - len(own)
-    # ceil(j * total / k), in integers.
-    needed = np.array([-(-j * int(cumulative[-1]) // k) for j in range(1, k)], dtype=np.int64)
-    found = np.union1d(others[np.searchsorted(cumulative, needed)], values[list(own)])
-    return [float(edge) for edge in found if edge < values[-1]]
+    # Of equally frequent ones the smaller ones, and which value comes before each.
+    total, distinct, last, most_frequent = 0, 0, None, pl.DataFrame()
+    for piece in filter(len, values.pieces()):
+        total, distinct = total + piece[COUNT].sum(), distinct + len(piece)
+        piece = piece.with_columns(before=pl.col(VALUE).shift(fill_value=last))
+        last = piece[VALUE][-1]
+        most_frequent = pl.concat([most_frequent, piece], how="diagonal")
+        most_frequent = most_frequent[np.argsort(-most_frequent[COUNT], kind="stable")[:buckets]]
+    if distinct <= buckets:
+        found = set(most_frequent[VALUE]) if distinct else set()
+    else:
+        frequent, found = [], set()
+        for value, rows, before in most_frequent.iter_rows():
+            around = (found | {value, before}) - {None}
+            if rows * (buckets - len(found)) <= total or len(around) >= buckets:
+                break
+            frequent.append(value)
+            found, total = around, total - rows
+        k, below = buckets - len(found), 0
+        # ceil(j * total / k), in integers.
+        needed = np.array([-(-j * total // k) for j in range(1, k)], dtype=np.int64)
+        for piece in values.pieces():
+            others = piece.filter(~pl.col(VALUE).is_in(frequent))
+            up_to = below + others[COUNT].cum_sum().to_numpy()
+            due = needed[(needed > below) & (needed <= below + others[COUNT].sum())]
+            found |= set(others[VALUE].gather(np.searchsorted(up_to, due)))
+            below += others[COUNT].sum()
+    shutil.rmtree(spill, ignore_errors=True)
+    return [float(edge) for edge in sorted(found) if edge < last]
 
 
 @dataclass(frozen=True)
@@ -214,7 +225,9 @@ class Learner:
                 if "log1p" in schema.numbers[name].transform
             }
             quantiles = {
-                name: edges_of_quantiles(self.counts.tables(name), field.buckets)
+                name: edges_of_quantiles(
+                    self.counts.tables(name), field.buckets, self._spill / f"sorted-{name}"
+                )
                 for name, field in schema.ids.items()
                 if isinstance(field, Quantiles)
             }

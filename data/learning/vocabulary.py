@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
-import pyarrow
-import pyarrow.parquet as pq
 
 from stampede.data.learning import COUNT, VALUE
+from stampede.data.learning.sorting import COUNTED, UNREADABLE, Sorting, read_pieces
 from stampede.data.options import GrowthOptions
 from stampede.data.schema.schema import Vocabulary
 from stampede.settings import counted
@@ -24,16 +23,7 @@ PERIOD = "period"
 KEPT = {VALUE: pl.String, COUNT: pl.Int64, ROW_SINCE: pl.Int32, SEEN: pl.Int32}
 WAITING = {VALUE: pl.String, PERIOD: pl.Int32, COUNT: pl.Int64}
 
-# Ids that are sorted in memory; of more, sorted files are merged.
-_MOST_IN_MEMORY = 4_000_000
-
-# Of a file that is written or read piece by piece.
-_ROWS_OF_A_PIECE = 1 << 18
-
-_COUNTED = pl.DataFrame(schema={VALUE: pl.String, COUNT: pl.Int64})
-
-# What Polars, PyArrow and damage that they do not detect raise; a panic is not an Exception.
-_UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, pyarrow.ArrowException)
+_MOST_FREQUENT_FIRST = {COUNT: True, VALUE: False}
 
 
 def vocabulary(
@@ -49,10 +39,9 @@ def vocabulary(
         spill: a folder for what does not fit into memory, empty or not there.
         few: ids rarer than `min_count` get rows too if all of them together occur less often.
     """
-    kept, rare = _Sorting(spill / "kept"), _Sorting(spill / "rare")
+    kept, rare = (Sorting(spill / one, _MOST_FREQUENT_FIRST) for one in ("kept", "rare"))
     rows_of_rare = 0
     for table in counts:
-        table = table.select(pl.col(VALUE), pl.col(COUNT).cast(pl.Int64))
         is_kept = pl.col(COUNT) >= field.min_count
         kept.add(table.filter(is_kept))
         if few:
@@ -60,96 +49,13 @@ def vocabulary(
             rare.add(others)
             rows_of_rare += others[COUNT].sum()
             if rows_of_rare >= few:
-                few, rare = 0.0, _Sorting(spill / "rare")
+                few, rare = 0.0, Sorting(spill / "rare", _MOST_FREQUENT_FIRST)
     room = field.max_size
     for piece in chain(kept.pieces(), rare.pieces()):
         yield piece.head(len(piece) if room is None else room)
         if room is not None:
             room -= min(room, len(piece))
     shutil.rmtree(spill, ignore_errors=True)
-
-
-class _Sorting:
-    """Sorts counted ids, most frequent first, with at most some millions of them in memory."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
-        self._files: list[Path] = []
-        self._tables = [_COUNTED]
-        self._rows = 0
-
-    def add(self, table: pl.DataFrame) -> None:
-        """Take more ids."""
-        self._tables.append(table)
-        self._rows += len(table)
-        if self._rows > _MOST_IN_MEMORY:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._files.append(self._folder / f"{len(self._files)}.parquet")
-            write_pieces(self._files[-1], [self._sorted()])
-
-    def _sorted(self) -> pl.DataFrame:
-        found = _sorted(pl.concat(self._tables))
-        self._tables, self._rows = [_COUNTED], 0
-        return found
-
-    def pieces(self) -> Iterator[pl.DataFrame]:
-        """All ids in order, some at a time."""
-        in_memory = self._sorted().iter_slices(_ROWS_OF_A_PIECE)
-        sources = [in_memory, *map(read_pieces, self._files)]
-        waiting = [_COUNTED] * len(sources)
-        while True:
-            both = zip(waiting, sources, strict=True)
-            waiting = [table if len(table) else next(source, table) for table, source in both]
-            begun = [table for table in waiting if len(table)]
-            if not begun:
-                return
-            # Nothing that is still to be read comes before the first of their last ids.
-            value, count = _sorted(pl.concat([table.tail(1) for table in begun])).row(0)
-            is_due = (pl.col(COUNT) > count) | ((pl.col(COUNT) == count) & (pl.col(VALUE) <= value))
-            yield _sorted(pl.concat([table.filter(is_due) for table in begun]))
-            waiting = [table.filter(~is_due) for table in waiting]
-
-
-def _sorted(table: pl.DataFrame) -> pl.DataFrame:
-    return table.sort([COUNT, VALUE], descending=[True, False])
-
-
-def write_pieces(path: Path, pieces: Iterable[pl.DataFrame]) -> None:
-    """Write counted ids as a file; its bytes do not depend on how they were divided."""
-    with pq.ParquetWriter(path, _COUNTED.to_arrow().schema, compression="zstd") as file:
-        for piece in _regrouped(pieces, _ROWS_OF_A_PIECE):
-            file.write_table(piece.to_arrow())
-
-
-def _regrouped(pieces: Iterable[pl.DataFrame], rows: int) -> Iterator[pl.DataFrame]:
-    """Counted ids as tables of so many rows, and a last one of fewer, which may be empty."""
-    waiting, held = [_COUNTED], 0
-    for piece in pieces:
-        waiting.append(piece)
-        held += len(piece)
-        if held >= rows:
-            table = pl.concat(waiting)
-            full = held - held % rows
-            yield from table.head(full).iter_slices(rows)
-            waiting, held = [table.slice(full)], held - full
-    yield pl.concat(waiting)
-
-
-def read_pieces(path: Path, rows: int = _ROWS_OF_A_PIECE) -> Iterator[pl.DataFrame]:
-    """The ids of a vocabulary's file in the order of their rows, so many at a time, and counts.
-
-    Raises OSError or ValueError if it is damaged.
-    """
-    try:
-        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
-            batches = file.iter_batches(rows, columns=[VALUE, COUNT])
-            tables = (pl.from_arrow(batch).cast(dict(_COUNTED.schema)) for batch in batches)
-            for table in _regrouped(tables, rows):
-                if len(table):
-                    yield table
-    except _UNREADABLE as failure:
-        raise ValueError(f"{path.name} cannot be read ({failure!s:.100})") from None
 
 
 def alike(vocabulary: Path, field: str) -> list[str]:
@@ -167,7 +73,7 @@ def alike(vocabulary: Path, field: str) -> list[str]:
             piece.with_columns(form.alias("form")).filter(pl.col("form") != pl.col(VALUE))
             for piece in read_pieces(vocabulary)
         ]
-        found = pl.concat(changed) if changed else _COUNTED
+        found = pl.concat(changed) if changed else COUNTED
         if not len(found):
             continue
         forms = found["form"].implode()
@@ -261,5 +167,5 @@ def read_vocabulary(path: Path, columns: Iterable[str] = (VALUE,)) -> pl.DataFra
     """Columns of a vocabulary's file by row. Raises OSError or ValueError if it is damaged."""
     try:
         return pl.read_parquet(path, columns=[*columns], glob=False)
-    except _UNREADABLE as failure:
+    except UNREADABLE as failure:
         raise ValueError(f"{path.name} cannot be read ({failure!s:.100})") from None

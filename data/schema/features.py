@@ -31,12 +31,13 @@ FEW_RARE = 0.03
 _SKEWED = 4.0
 
 
-def with_features(schema: Schema, features: Features) -> Schema:
+def with_features(schema: Schema, features: Features, min_count: int | None = None) -> Schema:
     """The schema with the fields that `features` adds, before any row is read.
 
     `auto` adds the quantile bin of each number as an id, and hour of the day and weekday if the
-    schema names a time and no part of it. `min_count` and `transform` may stay open until `settled`
-    knows the training part. Raises a `SettingsError` if the name of an added field is taken.
+    schema names a time and no part of it. `min_count`, unless given for all fields that leave it
+    open, and `transform` may stay open until `settled` knows the training part. Raises a
+    `SettingsError` if the name of an added field is taken.
     """
     numbers, ids = {}, dict(schema.ids)
     for name, field in schema.numbers.items():
@@ -56,9 +57,12 @@ def with_features(schema: Schema, features: Features) -> Schema:
         if features == "paper" and field.transform is None:
             update["transform"] = ["minmax"]
         numbers[name] = field.model_copy(update=update)
-    if features == "paper":
-        ids = {name: _with_min_count(field, 1) for name, field in ids.items()}
-    elif schema.time and not any(isinstance(field, TimePart) for field in ids.values()):
+    if min_count is None and features == "paper":
+        min_count = 1
+    if min_count is not None:
+        ids = {name: _with_min_count(field, min_count) for name, field in ids.items()}
+    has_parts = any(isinstance(field, TimePart) for field in ids.values())
+    if features == "auto" and schema.time and not has_parts:
         for part in ("hour_of_day", "weekday"):
             if part not in ids and part not in schema.numbers:
                 ids[part] = TimePart(encode=part)
@@ -70,7 +74,7 @@ def settled(schema: Schema, rows: int, tails: dict[str, tuple[float, float, floa
 
     It has `rows`; `tails` are minimum, maximum and mean of each number whose transform is open.
     """
-    least = next(count for most, count in _MIN_COUNTS if rows < most)
+    least = usual_min_count(rows)
     ids = {name: _with_min_count(field, least) for name, field in schema.ids.items()}
     numbers = dict(schema.numbers)
     for name, field in numbers.items():
@@ -81,6 +85,11 @@ def settled(schema: Schema, rows: int, tails: dict[str, tuple[float, float, floa
             transform = ["log1p", "standard"] if is_skewed else ["standard"]
             numbers[name] = field.model_copy(update={"transform": transform})
     return schema.model_copy(update={"ids": ids, "numbers": numbers})
+
+
+def usual_min_count(rows: int) -> int:
+    """Of fields that leave it open, by the training rows."""
+    return next(count for most, count in _MIN_COUNTS if rows < most)
 
 
 def described(schema: Schema) -> str:

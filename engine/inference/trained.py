@@ -22,6 +22,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_unexecuted
+from stampede.engine.inference.package.load import filled_up
 from stampede.engine.job import build_model, move_dense
 from stampede.engine.processes import denormals_as_zero
 from stampede.engine.results.run_folder import RunFolder
@@ -157,11 +158,14 @@ class Scored(NamedTuple):
 def scored(model: CTRModel, part: Part, batch_size: int) -> Iterator[Scored]:
     """All rows of a part, in order, batch by batch, by a model with its tables."""
     device = model.bias.device
+    has_histories = bool(model.front.sequences or model.front.attention)
     with denormals_as_zero():
         for batch in GlobalBatches(part, model.front.fields, batch_size, 0, 1).epoch(0):
             moved = batch.to(device, non_blocking=True)
-            size = TILE_ROWS if device.type == "cpu" else max(len(moved.dense), 1)
-            logits = model.tiled(moved.sparse, moved.dense, size).float()
+            rows = len(moved.dense)
+            size = TILE_ROWS if device.type == "cpu" else max(rows, 1)
+            given = moved.sparse, moved.dense, size, *([] if has_histories else [filled_up])
+            logits = model.tiled(*given)[:rows].float()
             columns = (logits, batch.label, batch.weight)
             yield Scored(*(column.cpu().numpy() for column in columns))
 

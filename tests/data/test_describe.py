@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from stampede.data import describe
 from stampede.data.describe import described_column, main, parts_of, read_rows
 from stampede.data.guess import guess
-from stampede.data.options import Split
+from stampede.data.options import PreparationOptions
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema, load_schema
 from stampede.data.sources import open_source
@@ -59,8 +59,8 @@ def log(tmp_path):
 def described(folder, limit=None, **split):
     """The rows of the log in a folder, and the part of each row."""
     log, schema = str(folder / "log_*.csv"), str(folder / "schema.yaml")
-    split = Split.model_validate(split)
-    source = open_source("table", log, split, schema=schema, features="paper")
+    options = PreparationOptions(features="paper", **split)
+    source = open_source("table", log, options, schema=schema)
     (folder / "spool").mkdir()
     rows, _ = read_rows(source, BadRows("error"), limit, folder / "spool")
     return rows, rows.select("#part").collect()["#part"].to_numpy()

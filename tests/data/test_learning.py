@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
@@ -10,18 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stampede.data.formulas import bucket, bucket_rows
-from stampede.data.learning import COUNT, VALUE, learned
-from stampede.data.learning import vocabulary as vocabularies
+from stampede.data.learning import COUNT, VALUE, learned, sorting
 from stampede.data.learning.learned import IdsInPieces, NumberRange, transformed
 from stampede.data.learning.learner import Learner, edges_of_quantiles, ranges
 from stampede.data.learning.rows_of_ids import RowsOfIds
+from stampede.data.learning.sorting import write_pieces
 from stampede.data.learning.value_counts import ValueCounts, distinct, distinct_ids
-from stampede.data.learning.vocabulary import (
-    grown,
-    nothing_known,
-    vocabulary,
-    write_pieces,
-)
+from stampede.data.learning.vocabulary import grown, nothing_known, vocabulary
 from stampede.data.options import GrowthOptions
 from stampede.data.schema.schema import NumberField, Schema, Vocabulary
 from support.quantiles import edges_by_hand
@@ -76,8 +73,8 @@ def test_counts_and_vocabularies_with_any_budget(
     field = Vocabulary(min_count=min_count, max_size=max_size)
     file = tmp_path_factory.mktemp("learned") / "a.parquet"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabularies, "_MOST_IN_MEMORY", at_a_time)
-        patch.setattr(vocabularies, "_ROWS_OF_A_PIECE", at_a_time)
+        patch.setattr(sorting, "_MOST_IN_MEMORY", at_a_time)
+        patch.setattr(sorting, "_ROWS_OF_A_PIECE", at_a_time)
         write_pieces(file, vocabulary(counts.tables("a"), field, folder / "sorted"))
     found = pl.read_parquet(file)
     assert not any(folder.rglob("*.parquet"))
@@ -185,8 +182,9 @@ def test_ranges_of_chunks_are_those_of_the_whole(chunks, transform, fill):
     st.lists(st.integers(-20, 20), max_size=60),
     st.lists(st.integers(-20, 20), max_size=3),
     st.integers(2, 12),
+    st.sampled_from([1, 2, 5, 10**6]),
 )
-def test_edges_of_quantiles_against_python(values, frequent, buckets):
+def test_edges_of_quantiles_against_python(values, frequent, buckets, at_a_time):
     values = values + 25 * frequent
     counted = Counter(float(value) for value in values)
     half = list(counted.items())
@@ -194,7 +192,11 @@ def test_edges_of_quantiles_against_python(values, frequent, buckets):
         pl.DataFrame(part, schema={"value": pl.Float64, "count": pl.Int64}, orient="row")
         for part in (half[::2], half[1::2])
     ]
-    edges = edges_of_quantiles(tables, buckets)
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setattr(sorting, "_MOST_IN_MEMORY", at_a_time)
+        patch.setattr(sorting, "_ROWS_OF_A_PIECE", at_a_time)
+        edges = edges_of_quantiles(tables, buckets, Path(folder) / "sorted")
+        assert not any(Path(folder).iterdir())
     assert len(edges) < buckets
     assert edges == edges_by_hand(list(map(float, values)), buckets)
     rows = bucket_rows(pl.Series([None, *map(float, values)], dtype=pl.Float64), edges)

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
     pytest.skip("there is no Java", allow_module_level=True)
 
-from stampede import open_run, spark
+from stampede import open_run, spark, stores
 from stampede.data import on_spark
 from stampede.data.errors import DataError
 from stampede.data.on_spark import OnSpark, engine_of, session
@@ -35,6 +36,7 @@ from support import periods
 from support.jobs import tensors_of
 from support.movie_runs import prepare_movies, train_on_movies
 from support.movies import MOVIES, movies, write_movies
+from support.object_store import BUCKET, object_store
 from support.packages import loaded
 from support.predicting import run_command
 
@@ -205,14 +207,23 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     assert_same(prepared(tmp_path / "here", f"{tmp_path}/one.parquet", **options), found)
     with pytest.raises(DataError, match="already exists"):
         spark.prepare(table, tmp_path / "schema.yaml", place)
+    with pytest.raises(DataError, match="the table has no rows"):
+        spark.prepare(table.limit(0), tmp_path / "schema.yaml", tmp_path / "none")
+    with object_store(tmp_path / "copies"):
+        spark.prepare(table, tmp_path / "schema.yaml", f"{BUCKET}/prepared", options)
+        with patch.dict(os.environ, {"STAMPEDE_STORES": str(tmp_path / "elsewhere")}):
+            assert_same(found, stores.fetched(f"{BUCKET}/prepared"))
     scored = []
+    local.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 7)
     # Another model in the same folder is not taken for the one before.
     for seed in (1, 2):
         run = train_on_movies(tmp_path, f"run.name=seed_{seed}", f"run.seed={seed}")
         open_run(run).export(tmp_path / "package", overwrite=True)
         found = pl.from_arrow(spark.scores(table.repartition(3), tmp_path / "package").toArrow())
+        # In batches of another size.
         expected = loaded(tmp_path / "package").score(found.drop("score"))
         np.testing.assert_array_equal(found["score"].to_numpy(), expected)
+        np.testing.assert_array_equal(open_run(run).score(found.drop("score")), expected)
         assert len(found) == len(frame)
         scored.append(found["score"].to_list())
     assert sorted(scored[0]) != sorted(scored[1])

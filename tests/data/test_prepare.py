@@ -210,7 +210,7 @@ def test_fields_that_share_a_vocabulary(tmp_path, options, monkeypatch):
 
 def test_a_file_that_grows_while_it_is_read(made_up, tmp_path):
     path = write(tmp_path / "log.tsv", made_up)
-    source = open_source("criteo_kaggle", str(path), Split())
+    source = open_source("criteo_kaggle", str(path), PreparationOptions())
     with (tmp_path / "log.tsv").open("a") as file:
         file.write("1\t2")
     with pytest.raises(UnfinishedFileError, match="wait until the file is complete"):

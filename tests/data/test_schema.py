@@ -128,20 +128,24 @@ def test_what_auto_makes_of_a_log(tmp_path):
 SINGLES = {"few": 300, "many": 400}
 
 
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("given", ["nowhere", "schema", "options"])
 def test_a_fields_rare_ids_share_a_row_only_if_they_are_many(tmp_path, given):
     """Of 10,800 training rows, 3 % are 324."""
     common = np.arange(ROWS) % 50
     singles = {name: np.arange(ROWS) >= ROWS - count for name, count in SINGLES.items()}
     columns = {name: np.where(one, 1000 + np.arange(ROWS), common) for name, one in singles.items()}
     frame = pd.DataFrame({"y": np.arange(ROWS) % 3 == 0, **columns}).astype(int)
-    least = "{min_count: 2}" if given else "{}"
+    least = "{min_count: 2}" if given == "schema" else "{}"
     schema = f"label: y\nids: {{few: {least}, many: {least}}}"
+    # Where a field has its own, that counts.
+    options = {"min_count": 2 if given == "options" else 3} if given != "nowhere" else {}
     # The test part is the first tenth, whose ids are the common ones.
     frame = frame[::-1]
-    out = table(tmp_path, frame, schema, features="auto", validation_fraction=0.0)
+    options |= {"features": "auto", "validation_fraction": 0.0}
+    out = table(tmp_path, frame, schema, **options)
     rows = {field["name"]: field["rows"] for field in manifest_of(out)["fields"]}
-    assert rows == {"few": 2 + 50 + (0 if given else SINGLES["few"]), "many": 2 + 50}
+    few = SINGLES["few"] if given == "nowhere" else 0
+    assert rows == {"few": 2 + 50 + few, "many": 2 + 50}
 
 
 @pytest.mark.parametrize("rows, least", [(500, 1), (10_000, 2), (2_000_000, 2), (40_000_000, 10)])

@@ -20,6 +20,7 @@ from stampede.lab.search_space import Parameter, open_parameters
 from stampede.lab.tune import _alone, _configured, _Limits, _Search, _work, main, tune
 from support.forked import START_METHOD
 from support.movie_runs import job, prepare_movies
+from support.object_store import BUCKET, object_store
 from support.waiting import HANG
 
 
@@ -41,6 +42,21 @@ def test_without_time_the_configuration_stays(folder, capsys):
     found = tuned(folder, "optim.embedding.l2=0")
     assert found["train"] == {"batch_size": 64} and found["evaluate"]["metric"] == "both"
     assert "trials: 1, of which 0 cut short and 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_search_in_a_store_goes_on_elsewhere(folder, monkeypatch, capsys):
+    given = [str(folder / "movies.yaml"), "--minutes", "0", "--out", f"{BUCKET}/tuned"]
+    with object_store(folder / "here") as store:
+        assert main(given) == 0
+        written = store.cat_file(f"{BUCKET}/tuned/tuned.yaml")
+        monkeypatch.setenv("STAMPEDE_STORES", str(folder / "elsewhere"))
+        assert main(given) == 0
+        assert store.cat_file(f"{BUCKET}/tuned/tuned.yaml") == written
+        # The second search tried nothing.
+        assert capsys.readouterr().out.count("trials: 1, of which 0 cut short and 0 failed") == 2
+        (here,) = (folder / "elsewhere").rglob("tuned.yaml")
+        assert here.read_bytes() == written
 
 
 @pytest.mark.slow
@@ -230,13 +246,34 @@ def test_small_logs_are_searched_with_rates_that_fall_too(folder):
     large = mock.Mock(config=first.config, summary={"rows": {"train": 2_000_000}})
     searched = open_parameters({}, large)
     assert searched["recipe.epochs"].choices == (0.5, 1.0, 2.0) and "train.epochs" not in searched
-    assert "train.batch_size" not in searched
+    assert "train.batch_size" not in searched and "data.min_count" not in searched
     # The paper's values are searched themselves.
     paper = mock.Mock(config=configuration({"preset": "paper"}), summary=large.summary)
     searched = open_parameters({}, paper)
     assert searched["optim.dense.lr"].low == pytest.approx(0.3 * 8e-4)
     assert searched["train.epochs"].choices == [10, 20, 40]
     assert not any(key.startswith("recipe.") for key in searched)
+
+
+# What the recipe chooses for a small log.
+CHOSEN = {"train": {"epochs": 20, "batch_size": 256}, "model": {"name": "deepfm", "dropout": 0.2}}
+
+
+def test_min_count_is_searched_where_a_field_leaves_it_open(tmp_path):
+    schema = tmp_path / "schema.yaml"
+    data = {"kind": "table", "path": "log.csv", "schema_file": str(schema)}
+
+    def searched(ids, **changes):
+        schema.write_text(f"label: y\nids: {ids}\n")
+        config = configuration({**CHOSEN, "data": {**data, **changes}})
+        first = mock.Mock(config=config, summary={"rows": {"train": 20_000}})
+        return open_parameters({"data": changes}, first).get("data.min_count")
+
+    # Of so many rows the usual one is 2.
+    assert searched("{a: {min_count: 3}, b: {}}").choices == [None, 1, 5]
+    assert searched("{a: {min_count: 3}, b: {encode: hash, buckets: 9}}") is None
+    assert searched("{a: {}}", features="paper") is None
+    assert searched("{a: {}}", min_count=3) is None
 
 
 def test_a_part_of_the_rows_is_no_small_log_for_the_batch(folder):
@@ -263,7 +300,5 @@ def test_mistakes(folder, capsys):
     (folder / "text.yaml").write_text("data: foo")
     assert main([str(folder / "text.yaml"), "data.kind=table"]) == 2
     assert "data: found 'foo'" in capsys.readouterr().err
-    assert main([str(folder / "movies.yaml"), "--out", "s3://x/tuned"]) == 2
-    assert "--out: found s3://x/tuned; write a folder of this machine" in capsys.readouterr().err
     assert main([str(folder / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err

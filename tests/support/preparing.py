@@ -15,9 +15,7 @@ PARTS = ("train", "validation", "test")
 
 def prepared(folder, kind, path, *, schema="", split_hour=False, features="paper", **options):
     options = PreparationOptions(features=features, **options)
-    source = open_source(
-        kind, path, options, schema=schema, split_hour=split_hour, features=features
-    )
+    source = open_source(kind, path, options, schema=schema, split_hour=split_hour)
     prepare(source, options, folder)
     return folder
 

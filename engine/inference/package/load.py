@@ -51,6 +51,10 @@ FORMAT, RULES = 4, 3
 # Of a description; some 10 million rows of a graph or of shards.
 _MOST_BYTES = 256 << 20
 
+# Products of matrices add up the terms of the last rows in another order unless this divides their
+# number.
+_TOGETHER = 16
+
 # What a damaged file may cause.
 DAMAGE = (
     OSError, LookupError, RuntimeError, TypeError, AttributeError, ValueError, OverflowError,
@@ -330,8 +334,13 @@ class Model:
                     histories.append(_padded(rows, lengths))
                 if how != "none":
                     pooled.append(_pooled(rows, lengths, how))
-            given = together(pooled), numbers[batch].to(self._device), histories
-            found.append(self._dense(*given).cpu().numpy())
+            rows, of_batch = together(pooled), numbers[batch].to(self._device)
+            given = (
+                filled_up(rows),
+                filled_up(of_batch),
+                [tuple(map(filled_up, h)) for h in histories],
+            )
+            found.append(self._dense(*given)[: len(rows)].cpu().numpy())
         return np.concatenate(found)
 
     def _looked_up(
@@ -380,6 +389,13 @@ def together(pooled: Sequence[Tensor]) -> Tensor:
     """`[n, fields, columns]` of `[n, columns]` of each field; side by side if widths differ."""
     is_even = len({rows.shape[1] for rows in pooled}) == 1
     return torch.stack(list(pooled), 1) if is_even else torch.cat(list(pooled), 1)
+
+
+def filled_up(samples: Tensor) -> Tensor:
+    """With the last one repeated, so that the bits of a score do not depend on its batch."""
+    missing = -len(samples) % _TOGETHER
+    last = samples[-1:].expand(missing, *samples.shape[1:])
+    return torch.cat([samples, last]) if missing else samples
 
 
 def _padded(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,185 @@
+"""Google Cloud Storage and Azure: a job there, and what is said when something is wrong there."""
+
+import errno
+
+import numpy as np
+import polars as pl
+import pytest
+
+import stampede
+from stampede import stores
+from stampede.data import DataError
+from stampede.data.prepare_command import main as prepare
+from stampede.data.raw.files import expand, read_blocks
+from stampede.engine.checkpoint.retention import newest
+from stampede.engine.config.load import load_config
+from stampede.engine.inference import export_command, predict_command
+from stampede.engine.run import run
+from stampede.lease import Lease
+from support.jobs import tensors_of
+from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
+from support.movies import movies, write_movies
+from support.other_stores import AZURE, GOOGLE, azure_account, azure_store, google_store
+from support.packages import loaded
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[GOOGLE, AZURE])
+def store(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    with google_store() if request.param == GOOGLE else azure_store(folder) as files:
+        files.bucket = request.param
+        yield files
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch, tmp_path):
+    """Go to another machine."""
+
+    def go(name):
+        monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path / name))
+
+    go("first")
+    return go
+
+
+def assert_same(run_folder, expected):
+    found, wanted = (tensors_of(newest(one / "checkpoints")) for one in (run_folder, expected))
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_job(store, machine, tmp_path):
+    here = train_on_movies(prepare_movies(tmp_path / "here"), "train.epochs=2")
+    (log, packed), given = ("log.parquet", "log.csv.gz"), f"{store.bucket}/given"
+    for name in (log, packed):
+        write_movies(tmp_path / "here" / name, movies(ROWS))
+    for name in (log, packed, "schema.yaml"):
+        store.put_file(str(tmp_path / "here" / name), f"{given}/{name}")
+
+    def train(*overrides):
+        job = [one for one in JOB if not one.startswith("data.")]
+        place = f"run.dir={store.bucket}/runs"
+        config = load_config(tmp_path / "here/movies.yaml", [*job, place, *overrides], 1)
+        run(config)
+        return f"{store.bucket}/runs/{config.run.name}"
+
+    table = ["data.kind=table", f"data.schema_file={given}/schema.yaml"]
+    table += [f"data.cache={store.bucket}/cache", "data.validation_fraction=0.2"]
+    url = train(f"data.path={given}/{log}", *table)
+    # Continued on a machine that has nothing of it, from the text.
+    machine("second")
+    text = [f"data.path={given}/{packed}", *table, "train.epochs=2"]
+    assert train(*text, "checkpoint.resume=auto") == url
+    assert_same(stores.working(url), here)
+    with pytest.raises(stampede.RunFolderError, match="movies exists; write run"):
+        train(*text)
+    # Prepared data, as a copy and streamed.
+    out = f"{store.bucket}/prepared"
+    options = ["--schema", f"{given}/schema.yaml", "-s", "validation_fraction=0.2"]
+    options += ["-s", "features=paper"]
+    assert prepare(["table", f"{given}/{packed}", *options, "--out", out]) == 0
+    from_prepared = ["data.kind=prepared", f"data.path={out}", "train.epochs=2"]
+    assert_same(stores.working(train(*from_prepared, "run.name=prepared")), here)
+    train(*from_prepared, "run.name=streamed", "data.cache_gb=1e-5")
+    # What reads a run.
+    machine("third")
+    rows = rows_of_test_part()
+    scores = stampede.open_run(here).score(rows)
+    np.testing.assert_array_equal(stampede.open_run(url).score(rows), scores)
+    scored = f"{store.bucket}/scores.parquet"
+    assert predict_command.main([url, f"{given}/{packed}", scored]) == 0
+    assert predict_command.main([url, f"{given}/{packed}", scored]) == 2
+    with store.open(scored) as file:
+        found = pl.read_parquet(file.read())["score"]
+    np.testing.assert_allclose(found[-len(rows) :], scores, rtol=1e-6)
+    for more in ([], ["--overwrite"]):
+        assert export_command.main([url, f"{store.bucket}/package", *more]) == 0
+    package = stampede.open_run(here).export(tmp_path / "package")
+    there = loaded(package, f"{store.bucket}/package")
+    np.testing.assert_array_equal(there.score(rows), loaded(package).score(rows))
+
+
+def test_an_identity_changes_with_the_content(store):
+    url = f"{store.bucket}/changes/a"
+    seen = set()
+    for content in (b"1", b"2", b"22"):
+        store.pipe_file(url, content)
+        store.invalidate_cache()
+        found = {stores.identity(url) for _ in range(2)}
+        assert len(found) == 1
+        seen |= found
+    assert len(seen) == 3
+
+
+def test_two_runs_cannot_write_one_url(store, monkeypatch):
+    monkeypatch.setattr(Lease, "SECONDS", 0.5)
+    lease = Lease(f"{store.bucket}/leased/a")
+    with pytest.raises(stores.StoreError) as failure:
+        stores.write_object(f"{store.bucket}/leased/.a.lease", b"{}", is_new=True)
+    assert failure.value.errno == errno.EEXIST
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("stampede.lease._machine", lambda: "another")
+        with pytest.raises(stores.StoreError, match="is being written by process"):
+            Lease(f"{store.bucket}/leased/a")
+    lease.release()
+    Lease(f"{store.bucket}/leased/a").release()
+
+
+def said(url):
+    """Of a log that cannot be read, in one line."""
+    with pytest.raises(DataError) as failure:
+        for file in expand(url):
+            list(read_blocks(file))
+    assert "\n" not in str(failure.value)
+    return str(failure.value)
+
+
+def test_what_is_wrong_is_one_sentence_with_the_url(store, capfd):
+    folder = f"{store.bucket}/logs"
+    store.pipe_file(f"{folder}/a.csv", b"c\n1\n")
+    bucket = store.bucket.replace("clicks", "no-such-bucket")
+    assert said(f"{folder}/none.csv") == f"{folder}/none.csv: is not there"
+    assert said(f"{bucket}/a.csv") == f"{bucket}/a.csv: is not there"
+    assert said(folder).startswith(f"{folder}: is a folder; write its files, such as {folder}/*")
+    (file,) = expand(f"{folder}/*")
+    store.rm_file(f"{folder}/a.csv")
+    # Known before it went, as listings are kept.
+    with pytest.raises(DataError, match=r"a\.csv: is not there"):
+        list(read_blocks(file))
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_a_key_that_goes_while_it_is_read(store):
+    url = f"{store.bucket}/logs/long.csv"
+    store.pipe_file(url, b"c\n" + b"1\n" * 100_000)
+    file = stores.opened(stores.at(url), block_bytes=1000)
+    assert file.read(2) == b"c\n"
+    store.rm_file(url)
+    with pytest.raises(stores.StoreError, match=rf"^{url}: is not there"):
+        file.seek(150_000)
+        file.read(10)
+
+
+def test_wrong_credentials(store, capfd):
+    if store.bucket == GOOGLE:
+        refused = said(f"{GOOGLE}/refused/a.csv")
+    else:
+        address, key = store.service_client.url, "YW5vdGhlciBrZXk="
+        with azure_account(address.partition("/devstore")[0], key):
+            refused = said(f"{AZURE}/refused/a.csv")
+        assert key not in refused
+    assert refused.startswith(f"{store.bucket}/refused/a.csv: access is refused (")
+    assert refused.endswith("); check the credentials") and len(refused) < 300
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_files_that_a_glob_finds_keep_the_account(store):
+    store.pipe_file(f"{store.bucket}/days/a.csv", b"c\n1\n")
+    account = "@devstoreaccount1.dfs.core.windows.net" if store.bucket == AZURE else ""
+    url = f"{store.bucket}{account}/days"
+    (file,) = expand(f"{url}/*.csv")
+    assert str(file) == f"{url}/a.csv"
+    assert [block.data for block in read_blocks(file)] == [b"c\n1\n"]
