@@ -46,7 +46,8 @@ def test_without_time_the_configuration_stays(folder, capsys):
 
 @pytest.mark.slow
 def test_a_search_in_a_store_goes_on_elsewhere(folder, monkeypatch, capsys):
-    given = [str(folder / "movies.yaml"), "--minutes", "0", "--out", f"{BUCKET}/tuned"]
+    small = [one for one in job(folder) if not one.startswith("run.dir")]
+    given = [str(folder / "movies.yaml"), *small, "--minutes", "0", "--out", f"{BUCKET}/tuned"]
     with object_store(folder / "here") as store:
         assert main(given) == 0
         written = store.cat_file(f"{BUCKET}/tuned/tuned.yaml")
@@ -67,6 +68,7 @@ def test_the_best_trial_of_what_is_open_is_written_and_a_second_search_goes_on(f
     assert len(study) == 4
     searched = {
         "recipe.table_lr", "recipe.dense_lr", "recipe.l2", "train.epochs", "model.dropout",
+        "data.min_count",
     }  # fmt: skip
     assert all(set(trial.params) <= searched for trial in study)
     # After the first, each changes one key.
@@ -151,7 +153,7 @@ def test_a_mistake_that_is_corrected_does_not_bind_the_folder(folder):
         tuned(folder, "data.path=nowhere.csv")
     with pytest.raises(SettingsError, match="every key that tune searches is set"):
         searched = ["optim.embedding.lr=0.01", "optim.embedding.l2=0", "optim.dense.lr=0.01"]
-        others = ["train.epochs=1", "model.name=fm", "model.dropout=0"]
+        others = ["train.epochs=1", "model.name=fm", "model.dropout=0", "data.min_count=1"]
         tuned(folder, *searched, *others)
     assert tuned(folder, "train.epochs=1")["train"]["epochs"] == 1
     with pytest.raises(SettingsError, match="was searched with another configuration"):
