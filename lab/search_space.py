@@ -32,7 +32,7 @@ _NETWORKS = (("deepfm", "dcnv2", "fm", "lr"), ("mmoe", "ple", "shared_bottom"), 
 _WITHOUT_DROPOUT = ("fm", "lr")
 _DROPOUTS = (0.0, 0.1, 0.2, 0.4)
 # On small logs, which are soon prepared anew.
-_MIN_COUNTS = (1, 2, 5)
+_MIN_COUNTS = {1, 2, 5}
 
 # Columns of the table, by key, with their widths. Trials change one key each in this order.
 COLUMNS = {
@@ -87,14 +87,12 @@ def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
     elif is_open(given, "train.epochs"):
         parameters["recipe.epochs"] = Parameter(choices=_EPOCHS)
     if is_small:
-        half = max(1, value_of(run.config, "train.batch_size") // 2)
         usual = value_of(run.config, "train.batch_size")
-        sizes = dict.fromkeys([*(half * factor for factor in _BATCHES), usual])
+        sizes = {usual, *(max(1, usual // 2) * factor for factor in _BATCHES)}
         parameters["train.batch_size"] = Parameter(choices=sorted(sizes))
         if _leaves_counts_open(run.config.data):
-            usual = usual_min_count(training_rows(run))
-            others = (count for count in _MIN_COUNTS if count != usual)
-            parameters["data.min_count"] = Parameter(choices=[None, *others])
+            others = _MIN_COUNTS - {usual_min_count(training_rows(run))}
+            parameters["data.min_count"] = Parameter(choices=[None, *sorted(others)])
     used = value_of(run.config, "model.name")
     others = next((group for group in _NETWORKS if used in group), ())
     parameters["model.name"] = Parameter(choices=list(dict.fromkeys([used, *others])))
@@ -105,12 +103,12 @@ def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
 
 def _leaves_counts_open(data: Any) -> bool:
     """Whether `data.min_count` would change a field."""
-    if getattr(data, "features", None) != "auto":
-        return False
     if data.kind != "table":
-        return True
+        return getattr(data, "features", None) == "auto"
     fields = load_schema(stores.fetched(data.schema_file)).ids.values()
-    return any(isinstance(field, Vocabulary) and field.min_count is None for field in fields)
+    return data.features == "auto" and any(
+        isinstance(field, Vocabulary) and field.min_count is None for field in fields
+    )
 
 
 def changes_of_one(

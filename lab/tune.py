@@ -438,9 +438,7 @@ def _table(done: Sequence[Any], trials: Sequence[Any], tuned: Path) -> str:
 
 
 def _short(value: Any) -> str:
-    if value is None:
-        return "auto"
-    return f"{value:.2g}" if isinstance(value, float) else str(value)
+    return f"{value:.2g}" if isinstance(value, float) else str("auto" if value is None else value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
