@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.data.exit_status import exit_status as command_status
 from stampede.engine.exit_status import exit_status
-from stampede.engine.start_up import before_torch, launched_rank, launched_world_size
+from stampede.engine.start_up import (
+    before_torch,
+    launched_rank,
+    launched_world_size,
+    same_products,
+)
 from stampede.settings import SettingsError
 
 # Slow imports are inside functions.
@@ -91,6 +96,9 @@ def stampede(arguments: Sequence[str] | None = None) -> int:
     if name == "train":
         return main(rest, "stampede train")
     before_torch()
+    if name == "predict":
+        # A score is the same in any batch.
+        same_products()
     return importlib.import_module(_COMMANDS[name][0]).main(rest)
 
 
@@ -104,6 +112,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
             return
         config, cluster, plan_out = parsed
         if cluster is None:
+            if config.train.reproducible:
+                same_products()
             from stampede.engine.run import run
 
             run(config)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stampede.engine.exit_status import exit_status
-from stampede.engine.start_up import before_torch
+from stampede.engine.start_up import before_torch, same_products
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_intermixed_args(arguments)
 
     def train() -> None:
+        from stampede.engine.config.load import load_config
+
+        if load_config(Path(given.config), given.overrides).train.reproducible:
+            same_products()
         from stampede.engine.periods.loop import train_incrementally
 
         train_incrementally(Path(given.config), given.overrides, given.on_bad_file, given.follow)

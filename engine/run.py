@@ -33,7 +33,6 @@ from stampede.engine.reading import open_dataset
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.results.summary import describe, summarize
 from stampede.engine.same_run import check_same_run
-from stampede.engine.start_up import same_products
 from stampede.engine.training.trainer import Trainer
 from stampede.engine.training.training_run import AfterEpoch, TrainingRun
 from stampede.engine.watching.hang import watched
@@ -112,8 +111,12 @@ def run_here(
     """
     check_same_run(config, here)
     check_installed(config)
-    if config.train.reproducible:
-        same_products()
+    if config.train.reproducible and "MKL_CBWR" not in os.environ and here.is_main:
+        # It is too late to set it, see `same_products`.
+        print(
+            "train.reproducible: the bits of products may depend on where a batch lies in memory; "
+            "start Python with MKL_CBWR=AUTO,STRICT in the environment"
+        )
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:
         continued = here.on_main(lambda: folder.reserve(config))

@@ -104,8 +104,8 @@ def same_products() -> None:
     """Let MKL's products have the same bits wherever their factors lie in memory.
 
     Where a tile or batch begins depends on the number of ranks and on the rows before it, and
-    vectors go by the addresses. MKL reads this at its first product; a setting in the environment
-    wins.
+    vectors go by the addresses. MKL reads this before the first product, when TorchRec is
+    imported; a setting in the environment wins.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 

@@ -30,11 +30,11 @@ from stampede import (
     configuration,
     exit_status,
     open_run,
-    stores,
     train,
 )
 from stampede.files import read_json, refuse_links, to_json, write_file
 from stampede.lab.sweep_results import draw, to_csv, to_markdown
+from stampede.lease import continued
 from stampede.settings import (
     Section,
     Seed,
@@ -362,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = given.out or f"runs/{given.sweep.stem}" + "-small" * given.small
 
     def sweep() -> None:
-        with stores.continued(out) as (folder, publish):
+        with continued(out) as (folder, publish):
             files = run_sweep(
                 given.sweep, given.overrides, folder, given.small, given.retry_failed, publish
             )

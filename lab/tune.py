@@ -42,7 +42,6 @@ from stampede import (
     exit_status,
     open_run,
     selection_score,
-    stores,
     train,
 )
 from stampede.files import delete_folder, refuse_links, write_file
@@ -57,6 +56,7 @@ from stampede.lab.search_space import (
     training_rows,
     value_of,
 )
+from stampede.lease import continued
 from stampede.settings import SettingsError, parse_yaml, read_yaml
 
 # More trials than fit into any time.
@@ -454,7 +454,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = given.out or f"runs/{given.config.stem}-tuned"
 
     def search() -> None:
-        with stores.continued(out) as (folder, _):
+        with continued(out) as (folder, _):
             tuned = tune(
                 given.config, given.overrides, folder, given.minutes, given.metric,
                 trials=given.trials, workers=given.workers, rows=given.rows or None,

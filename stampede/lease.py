@@ -8,14 +8,52 @@ import json
 import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from uuid import uuid4
 
 from tqdm.auto import tqdm
 
-from stampede.stores import StoreError, delete_object, read_object, write_object
+from stampede.stores import (
+    StoreError,
+    delete_object,
+    is_url,
+    local,
+    published,
+    read_object,
+    taken_up,
+    working,
+    write_object,
+)
+
+
+@contextmanager
+def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Yield a folder to go on in, and what copies it to the URL that it may stand for.
+
+    That is called at the end, too, also of work that failed. Raises a `StoreError` if another
+    process goes on there.
+    """
+    if not is_url(path):
+        yield local(path), lambda: None
+        return
+    lease, here = Lease(str(path)), working(str(path))
+    publish = partial(published, path, here, lease.check)
+    try:
+        taken_up(str(path), here)
+        try:
+            yield here, publish
+        except BaseException:
+            # The failure is what the user must see.
+            with suppress(StoreError):
+                publish()
+            raise
+        publish()
+    finally:
+        lease.release()
 
 
 class Lease:
@@ -33,18 +71,19 @@ class Lease:
         parent, _, name = url.rstrip("/").rpartition("/")
         self._url, self._of = f"{parent}/.{name}.lease", url
         self._ended, self._beats, self._key = Event(), 0, uuid4().hex
-        holder = read_object(self._url)
-        if holder is not None:
-            self._wait_for(holder)
         try:
+            holder = read_object(self._url)
+            if holder is not None:
+                self._wait_for(holder)
             self._write(is_new=holder is None)
             # Two processes may have taken it over at once; the last to write has it.
             time.sleep(0.0 if holder is None else self.SECONDS / 10)
             self.check()
         except StoreError as failure:
-            if failure.errno != errno.EEXIST:
-                raise
-            raise self._taken() from None
+            if failure.errno == errno.EEXIST:
+                raise self._taken() from None
+            # Of what the user has named.
+            raise StoreError(failure.errno, failure.strerror, url) from None
         self._thread = Thread(target=self._keep, daemon=True)
         self._thread.start()
 
@@ -54,7 +93,7 @@ class Lease:
             raise self._taken()
 
     def _taken(self) -> StoreError:
-        reason = "was taken over by another run; end one of the two, or choose another run.name"
+        reason = "was taken over by another run; end one of the two, or write to another place"
         return StoreError(errno.EBUSY, reason, self._of)
 
     def _wait_for(self, holder: bytes) -> None:
@@ -72,7 +111,7 @@ class Lease:
             if now is None:
                 return
             if now != holder:
-                reason = f"is being written by {who}; end it first, or choose another run.name"
+                reason = f"is being written by {who}; end it first, or write to another place"
                 raise StoreError(errno.EBUSY, reason, self._of)
 
     def _write(self, is_new: bool = False) -> None:

@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -73,6 +74,10 @@ def prepare(
             files = f"{glob.escape(str(log))}/*.parquet"
             source = open_source("table", files, checked, schema=str(schema))
             prepare_on(source, checked, folder, partial(OnSpark, dataframe.sparkSession))
+        except DataError as failure:
+            # The user knows nothing of its files.
+            told = re.sub(rf"{re.escape(str(log))}/[^/: ]+", "the table", str(failure))
+            raise DataError(told) from None
         finally:
             shutil.rmtree(log, ignore_errors=True)
     return folder
@@ -94,7 +99,6 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
     Raises:
         DataError: it is not a package, or the table lacks a column, or has one of these names.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DoubleType, StructField
 
     place = str(package) if stores.is_url(package) else str(stores.local(package).absolute())
@@ -106,7 +110,7 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
     model, schema = _model(place, version), dataframe.schema
     names = [f"score_{goal}" for goal in model.goals] or ["score"]
     try:
-        model.score(pl.from_arrow(to_arrow_schema(schema).empty_table()))
+        model.score(pl.from_arrow(dataframe.limit(0).toArrow()))
     except ValueError as failure:
         raise DataError(f"the table to score: {failure}") from None
     for name in names:

@@ -13,8 +13,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ __all__ = [
     "StoreError",
     "asking",
     "at",
-    "continued",
     "delete_object",
     "exists",
     "fetched",
@@ -243,27 +241,6 @@ def forgotten(url: str, here: Path) -> None:
         remove(here)
         shared.record.clear()
         shared.record.update({name: {"id": content_id(one)} for name, one in there.items()})
-
-
-@contextmanager
-def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """Yield a folder to go on in, and what copies it to the URL that it may stand for.
-
-    That is called at the end, too, also of work that failed.
-    """
-    here = local(path)
-    if is_url(path):
-        here = working(str(path))
-        taken_up(str(path), here)
-    publish = partial(published, path, here)
-    try:
-        yield here, publish
-    except BaseException:
-        # The failure is what the user must see.
-        with suppress(StoreError):
-            publish()
-        raise
-    publish()
 
 
 @contextmanager

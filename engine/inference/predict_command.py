@@ -22,7 +22,6 @@ from stampede.engine.inference.prediction import (
     predict,
 )
 from stampede.engine.inference.trained import add_checkpoint_arguments, open_trained
-from stampede.engine.start_up import same_products
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(given: argparse.Namespace) -> None:
-    same_products()
     trained = open_trained(given.checkpoint, given.epoch, allow_import=given.allow_import)
     options = PredictionOptions(
         **{field.name: getattr(given, field.name) for field in fields(PredictionOptions)}

@@ -207,6 +207,13 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     assert_same(prepared(tmp_path / "here", f"{tmp_path}/one.parquet", **options), found)
     with pytest.raises(DataError, match="already exists"):
         spark.prepare(table, tmp_path / "schema.yaml", place)
+    paper = {**options, "features": "paper", "min_count": 2}
+    assert_same(
+        prepared(tmp_path / "paper", f"{tmp_path}/one.parquet", **paper),
+        spark.prepare(table, tmp_path / "schema.yaml", tmp_path / "paper on spark", paper),
+    )
+    with pytest.raises(DataError, match=r"^the table: .*age"):
+        spark.prepare(table.drop("age"), tmp_path / "schema.yaml", tmp_path / "none")
     with pytest.raises(DataError, match="the table has no rows"):
         spark.prepare(table.limit(0), tmp_path / "schema.yaml", tmp_path / "none")
     with object_store(tmp_path / "copies"):
@@ -219,7 +226,9 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     for seed in (1, 2):
         run = train_on_movies(tmp_path, f"run.name=seed_{seed}", f"run.seed={seed}")
         open_run(run).export(tmp_path / "package", overwrite=True)
-        found = pl.from_arrow(spark.scores(table.repartition(3), tmp_path / "package").toArrow())
+        # Columns that the model does not use may have any type.
+        more = table.repartition(3).selectExpr("*", "current_timestamp() AS now", "array(1) AS few")
+        found = pl.from_arrow(spark.scores(more, tmp_path / "package").toArrow())
         # In batches of another size.
         expected = loaded(tmp_path / "package").score(found.drop("score"))
         np.testing.assert_array_equal(found["score"].to_numpy(), expected)

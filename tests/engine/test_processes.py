@@ -150,8 +150,6 @@ PAGES = (1 << 26) // 4096
 # Ways in which one product ends, by where its factors lie.
 PRODUCTS = """
 import torch
-from stampede.engine.start_up import same_products
-same_products()
 torch.set_num_threads(1)
 rows, weight = torch.randn(21, 33), torch.randn(7, 33)
 found = set()
@@ -164,11 +162,24 @@ print(len(found))
 """
 
 
+# A command that has imported all that it needs, before it fails.
+BEFORE = {
+    "train": ["{empty}", "data.kind=prepared", "data.path={folder}", "train.reproducible=true"],
+    "incremental": ["{empty}", "data.kind=criteo_kaggle", "data.path=x", "train.reproducible=true"],
+    "predict": ["{folder}", "clicks.csv", "scores.csv"],
+}
+
+
 @pytest.mark.slow
-def test_products_have_the_same_bits_wherever_their_factors_lie():
+@pytest.mark.parametrize("command", BEFORE)
+def test_products_have_the_same_bits_wherever_their_factors_lie(tmp_path, command):
+    (tmp_path / "empty.yaml").write_text("")
+    given = [one.format(empty=tmp_path / "empty.yaml", folder=tmp_path) for one in BEFORE[command]]
+    begun = f"import sys; from stampede.engine.cli import stampede; stampede({[command, *given]})"
+    program = f"{begun}; assert 'torchrec' in sys.modules\n{PRODUCTS}"
     kept = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
-    command = [sys.executable, "-c", PRODUCTS]
-    assert int(subprocess.check_output(command, cwd=ROOT, env=kept)) == 1
+    said = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, env=kept)
+    assert int(said.split()[-1]) == 1
 
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")

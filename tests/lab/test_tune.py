@@ -18,6 +18,7 @@ from stampede import DataError, SettingsError, TrainingStoppedError, configurati
 from stampede.lab import tune as module
 from stampede.lab.search_space import Parameter, open_parameters
 from stampede.lab.tune import _alone, _configured, _Limits, _Search, _work, main, tune
+from stampede.lease import Lease, continued
 from support.forked import START_METHOD
 from support.movie_runs import job, prepare_movies
 from support.object_store import BUCKET, object_store
@@ -58,6 +59,10 @@ def test_a_search_in_a_store_goes_on_elsewhere(folder, monkeypatch, capsys):
         assert capsys.readouterr().out.count("trials: 1, of which 0 cut short and 0 failed") == 2
         (here,) = (folder / "elsewhere").rglob("tuned.yaml")
         assert here.read_bytes() == written
+        monkeypatch.setattr(Lease, "SECONDS", 0.2)
+        with continued(f"{BUCKET}/tuned"):
+            assert main(given) != 0
+        assert f"{BUCKET}/tuned: is being written by process" in capsys.readouterr().err
 
 
 @pytest.mark.slow
