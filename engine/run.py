@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -115,7 +116,8 @@ def run_here(
         # It is too late to set it, see `same_products`.
         print(
             "train.reproducible: the bits of products may depend on where a batch lies in memory; "
-            "start Python with MKL_CBWR=AUTO,STRICT in the environment"
+            "start Python with MKL_CBWR=AUTO,STRICT in the environment",
+            file=sys.stderr,
         )
     folder = RunFolder(os.path.join(config.run.dir, config.run.name))
     with folder:

@@ -90,7 +90,8 @@ def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
         usual = value_of(run.config, "train.batch_size")
         sizes = {usual, *(max(1, usual // 2) * factor for factor in _BATCHES)}
         parameters["train.batch_size"] = Parameter(choices=sorted(sizes))
-        if _leaves_counts_open(run.config.data):
+        is_whole = training_rows(run) != getattr(run.config.data, "train_rows", None)
+        if is_whole and _leaves_counts_open(run.config.data):
             others = _MIN_COUNTS - {usual_min_count(training_rows(run))}
             parameters["data.min_count"] = Parameter(choices=[None, *sorted(others)])
     used = value_of(run.config, "model.name")
@@ -103,12 +104,10 @@ def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
 
 def _leaves_counts_open(data: Any) -> bool:
     """Whether `data.min_count` would change a field."""
-    if data.kind != "table":
+    if data.kind != "table" or data.features != "auto":
         return getattr(data, "features", None) == "auto"
     fields = load_schema(stores.fetched(data.schema_file)).ids.values()
-    return data.features == "auto" and any(
-        isinstance(field, Vocabulary) and field.min_count is None for field in fields
-    )
+    return any(isinstance(field, Vocabulary) and field.min_count is None for field in fields)
 
 
 def changes_of_one(

@@ -40,7 +40,8 @@ def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[],
     if not is_url(path):
         yield local(path), lambda: None
         return
-    lease, here = Lease(str(path)), working(str(path))
+    here = working(str(path))
+    lease = Lease(str(path))
     publish = partial(published, path, here, lease.check)
     try:
         taken_up(str(path), here)
@@ -48,7 +49,7 @@ def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[],
             yield here, publish
         except BaseException:
             # The failure is what the user must see.
-            with suppress(StoreError):
+            with suppress(OSError):
                 publish()
             raise
         publish()
@@ -69,7 +70,9 @@ class Lease:
     def __init__(self, url: str) -> None:
         """Take the lease. Raises a `StoreError` if another process holds it."""
         parent, _, name = url.rstrip("/").rpartition("/")
-        self._url, self._of = f"{parent}/.{name}.lease", url
+        is_bucket = parent.endswith(":/")
+        self._url = f"{url.rstrip('/')}/.lease" if is_bucket else f"{parent}/.{name}.lease"
+        self._of = url
         self._ended, self._beats, self._key = Event(), 0, uuid4().hex
         try:
             holder = read_object(self._url)
@@ -82,6 +85,8 @@ class Lease:
         except StoreError as failure:
             if failure.errno == errno.EEXIST:
                 raise self._taken() from None
+            if failure.filename != self._url:
+                raise
             # Of what the user has named.
             raise StoreError(failure.errno, failure.strerror, url) from None
         self._thread = Thread(target=self._keep, daemon=True)

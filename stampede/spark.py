@@ -56,7 +56,7 @@ def prepare(
         The folder on this machine.
 
     Raises:
-        DataError, SettingsError: what is wrong, and what to write instead.
+        DataError, SettingsError, StoreError: what is wrong, and what to write instead.
     """
     load_schema(stores.fetched(schema))
     given = [f"{key}={json.dumps(value)}" for key, value in (options or {}).items()]
@@ -76,8 +76,8 @@ def prepare(
             prepare_on(source, checked, folder, partial(OnSpark, dataframe.sparkSession))
         except DataError as failure:
             # The user knows nothing of its files.
-            told = re.sub(rf"{re.escape(str(log))}/[^/: ]+", "the table", str(failure))
-            raise DataError(told) from None
+            told = re.sub(rf"{re.escape(str(log))}/[^/:, ]+", "the table", str(failure))
+            raise DataError(told) from failure.__cause__
         finally:
             shutil.rmtree(log, ignore_errors=True)
     return folder
@@ -110,7 +110,7 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
     model, schema = _model(place, version), dataframe.schema
     names = [f"score_{goal}" for goal in model.goals] or ["score"]
     try:
-        model.score(pl.from_arrow(dataframe.limit(0).toArrow()))
+        model.score(pl.from_arrow(dataframe.sparkSession.createDataFrame([], schema).toArrow()))
     except ValueError as failure:
         raise DataError(f"the table to score: {failure}") from None
     for name in names:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 _DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "hdfs": "pyarrow"}
 
 # Loggers that print tracebacks and pages of advice on what is raised as well.
-_LOGS = ("gcsfs", "google", "azure")
+_LOGS = {"gs": ("gcsfs", "google"), "abfs": ("azure",)}
 
 # Where the local folders are; else `stampede/stores` in the user's cache.
 _PLACE = "STAMPEDE_STORES"
@@ -93,8 +93,10 @@ def _connected(url: str) -> tuple[Any, str]:
     if scheme not in _DRIVERS:
         known = ", ".join(f"{one}://" for one in _DRIVERS)
         raise StoreError(errno.EINVAL, f"an unknown kind of store; write one of {known}", url)
-    for name in _LOGS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for logger in map(logging.getLogger, _LOGS.get(scheme, ())):
+        # The user may want to see more.
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.CRITICAL)
     try:
         import fsspec
 

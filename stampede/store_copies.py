@@ -145,8 +145,12 @@ class SharedFolder:
 
         def drop(name: str) -> None:
             check()
-            with suppress(FileNotFoundError), asking(self._url) as (fs, key):
-                fs.rm_file(f"{key}/{name}" if name else key)
+            try:
+                with asking(self._url) as (fs, key):
+                    fs.rm_file(f"{key}/{name}" if name else key)
+            except StoreError as failure:
+                if failure.errno != errno.ENOENT:
+                    raise
             self.record.pop(name, None)
 
         def put(name: str) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from stampede import stores
 from stampede.data import DataError
 from stampede.data.errors import NoSuchFileError
 from stampede.data.raw.files import expand, read_blocks
-from stampede.lease import Lease
+from stampede.lease import Lease, continued
 from support.object_store import BUCKET, between, object_store
 
 
@@ -517,3 +518,12 @@ def test_an_output_that_is_there_is_not_replaced_unasked(store):
         1 / 0  # noqa: B018
     assert store.cat_file(url) == b"2"
     assert os.path.exists(path)
+
+
+@pytest.mark.parametrize("url", ["s3://somebody:secret@clicks/x", "s3://clicks/../x"])
+def test_a_url_that_is_refused_leaves_no_lease_and_shows_no_password(url):
+    with pytest.raises(stores.StoreError) as failure, continued(url):
+        pass
+    assert "secret" not in str(failure.value) and not any(
+        "_keep" in thread.name for thread in threading.enumerate()
+    )

@@ -96,11 +96,11 @@ def test_a_folder_of_something_else_or_of_another_process_is_never_deleted(tmp_p
 
 def test_reproducible_runs_say_where_products_may_differ(tmp_path, monkeypatch, capsys):
     run_small(tmp_path, ["train.reproducible=true"])
-    assert "MKL_CBWR" not in capsys.readouterr().out
+    assert "MKL_CBWR" not in capsys.readouterr().err
     # Of all tests' processes, see conftest.py.
     monkeypatch.delenv("MKL_CBWR")
     run_small(tmp_path, ["train.reproducible=true", "run.overwrite=true"])
-    assert "start Python with MKL_CBWR=AUTO,STRICT in the environment" in capsys.readouterr().out
+    assert "start Python with MKL_CBWR=AUTO,STRICT in the environment" in capsys.readouterr().err
 
 
 def test_links_in_place_of_our_files_are_not_followed(tmp_path):
