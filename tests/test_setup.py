@@ -163,6 +163,7 @@ def _imports():
                 yield from ((file, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+@pytest.mark.slow
 def test_folders_are_imported_as_parts_of_stampede_and_lower_ones_import_only_themselves():
     allowed = {
         "data": ("data", "files", "settings", "stores"),

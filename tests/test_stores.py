@@ -45,6 +45,7 @@ def test_a_log_is_read_where_it_lies(store, tmp_path):
     assert not (tmp_path / "stores").exists()
 
 
+@pytest.mark.slow
 def test_an_identity_changes_with_the_content(store):
     put(store, day="c\n1\n")
     before = stores.identity(f"{BUCKET}/logs/day.csv")
@@ -53,6 +54,7 @@ def test_an_identity_changes_with_the_content(store):
     assert stores.identity(f"{BUCKET}/logs/day.csv") != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -153,6 +155,7 @@ def test_a_reader_does_not_change_the_folder_of_a_run(store):
     assert (here / "a.json").read_text() == "2" and (here / "b.json").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_copy_deletes_nothing_there(store, tmp_path, monkeypatch):
     url = f"{BUCKET}/runs/a"
     here = stores.working(url)
@@ -283,6 +286,7 @@ def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
     assert failure.value.errno == errno.ENOSPC
 
 
+@pytest.mark.slow
 def test_the_manifest_comes_last_and_goes_first(store):
     """Whenever it is there, all that it lists is, too: seen from the requests themselves."""
     url = f"{BUCKET}/runs/a"
@@ -322,6 +326,7 @@ def test_killed_while_it_is_copied(store):
     assert len(seen) > 1
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_for_a_while_is_asked_again(store):
     put(store, day="c\n1\n")
     left = {"GET": 2}
@@ -352,6 +357,7 @@ def test_a_connection_that_is_cut_is_opened_again(store):
     assert left == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "said"), [(403, "access is refused"), (404, "is not there")])
 def test_a_key_that_goes_or_is_closed_ends_with_its_url(store, status, said):
     put(store, day="c\n1\n")
@@ -413,6 +419,7 @@ def holder(url):
     return process
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_write_one_url(store, monkeypatch):
     monkeypatch.setattr(Lease, "SECONDS", 1.0)
     with holder(f"{BUCKET}/runs/a") as process:

@@ -350,6 +350,7 @@ def test_a_leak_is_told_where_enough_clicks_prove_it(tmp_path, capsys, share, cl
     assert ("known only after the click" in printed) == said
 
 
+@pytest.mark.slow
 def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
     draw = np.random.default_rng(2)
     aucs = []
@@ -361,6 +362,7 @@ def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
     assert describe._error_of(1.0, 20, 1000) > 0.01
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough(log, tmp_path):
     command = [sys.executable, "-m", "stampede.data.describe", str(log[0] / "log_0.csv")]
     command += ["--out", str(tmp_path / "out")]

@@ -84,6 +84,7 @@ def room(place):
     return sum(512 * file.stat().st_blocks for file in place.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [4, 7])
 def test_the_room_is_used_and_bounded(store, tmp_path, windows):
     rows, window = 1 << 17, 1 << 14
@@ -107,6 +108,7 @@ def test_the_room_is_used_and_bounded(store, tmp_path, windows):
     assert (windows - 2) * size < most < 1.1 * windows * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("single, multi", [(26, 0), (2, 6)])
 def test_the_room_is_bounded_in_later_evaluations(store, tmp_path, single, multi):
     rows, window, windows = 1 << 17, 1 << 14, 5
@@ -188,6 +190,7 @@ def test_a_store_that_fails_is_named(store, tmp_path):
         assert len(part.read(torch.arange(500)).ids) == 500
 
 
+@pytest.mark.slow
 def test_rows_that_were_not_fetched_after_a_failure_are_fetched_again(store, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_CHUNK", 8)
     monkeypatch.setattr(streaming, "_MOST_CHUNKS", 1)

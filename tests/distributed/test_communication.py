@@ -24,6 +24,7 @@ def results(request):
     return run_ranks(request.param, run_cases, CASES, ranks_per_node=2)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index", range(len(CASES)), ids=lambda i: f"{CASES[i].plan}-{CASES[i].communication}-{i}"
 )

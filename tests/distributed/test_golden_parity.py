@@ -23,6 +23,7 @@ def test_two_processes(name, sharding_type):
     assert all(trajectory.touched > 0 for trajectory in trajectories)
 
 
+@pytest.mark.slow
 def test_torchrecs_golden_training_follows_the_equations():
     """Its examples/golden_training, with the two lines changed."""
     (exact, without_clip), _ = run_ranks(GOLDEN_RANKS, train_golden, ("fp32", "fp32"))

@@ -170,6 +170,7 @@ def test_a_last_epoch_that_still_gains():
     assert "train.epochs=6" in found
 
 
+@pytest.mark.slow
 def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):
     untrained = ["optim.embedding.lr=0", "optim.dense.lr=0", "train.epochs=2"]
     run_small(tmp_path, [COMPARED, "evaluate.compare_with_trees=false", *untrained])

@@ -166,6 +166,7 @@ def frames_alike(frame):
     yield pyarrow.Table.from_pandas(frame.astype({"movie": "float64"}))
 
 
+@pytest.mark.slow
 def test_frames_of_other_types_give_the_same_scores(movie_run):
     frame = rows_of_test_part().reset_index(drop=True)
     frame = frame.drop(columns=["rating", "importance"])
@@ -225,6 +226,7 @@ def test_embeddings_are_those_of_the_selected_epoch(movie_run):
         movie_run.embeddings("users")
 
 
+@pytest.mark.slow
 def test_report_and_export(movie_run, tmp_path):
     assert movie_run.report() == movie_run.path / "report/report.html"
     page = movie_run.report(tmp_path / "there").read_text(encoding="utf-8")

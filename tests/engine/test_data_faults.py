@@ -18,6 +18,7 @@ from support.permissions import read_only
 from support.reading import OVERRIDES, prepared, run_prepared
 
 
+@pytest.mark.slow
 def test_data_that_vanish_during_training_are_still_there_for_this_run(tmp_path, monkeypatch):
     """Memory-mapped files keep their content; the next run is told which file is absent."""
     data = prepared(tmp_path / "data", train=1000)

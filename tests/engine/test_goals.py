@@ -107,6 +107,7 @@ def by_user(frame, scores, label, weight):
     return np.average(aucs, weights=sums)
 
 
+@pytest.mark.slow
 def test_metrics_of_each_goal(tmp_path):
     """Of the initial model on the training part, against scikit-learn."""
     config = goal_config(write_goals(tmp_path), "evaluate.group_by=user")
@@ -199,6 +200,7 @@ def test_a_single_label_has_no_goals(tmp_path):
             check_files(goal_config(tmp_path, *overrides))
 
 
+@pytest.mark.slow
 def test_scores_of_files_frames_and_packages(trained, tmp_path):
     frame = goal_log()
     frame.to_csv(tmp_path / "log.csv", index=False)

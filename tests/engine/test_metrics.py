@@ -42,6 +42,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.booleans(), st.integers(1, 60), st.integers(1, 5), st.integers(0, 60))
 def test_few_samples_with_many_ties_in_any_pieces(rows, weighted, chunk, pieces, announced):

@@ -45,6 +45,7 @@ def runs(tmp_path_factory):
     return plain, train_on_movies(folder, "run.name=sampled", "train.epochs=2", *SAMPLED)
 
 
+@pytest.mark.slow
 def test_only_scores_differ(runs, tmp_path):
     plain, sampled = map(open_run, runs)
     assert plain.metrics == sampled.metrics
@@ -139,6 +140,7 @@ def test_the_mean_score_is_the_click_rate_of_all_rows(tmp_path):
     assert not any("share of clicks" in text for text in run.summary["advice"])
 
 
+@pytest.mark.slow
 def test_a_warm_start_moves_the_bias(tmp_path):
     trained = train_on_movies(movie_folder(tmp_path / "old"), *SAMPLED)
     saved = tensors_of(newest(trained / "checkpoints"))["model.bias"].item()

@@ -76,6 +76,7 @@ def item_table(path, prefix="model."):
     return tensors_of(path)[name]
 
 
+@pytest.mark.slow
 def test_a_frozen_table_stays_and_has_no_moments(folder, tmp_path):
     began, told, _ = begun(folder, frozen_options(folder), "frozen")
     before = item_table(began)

@@ -28,6 +28,7 @@ FEW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", ["alike", "of several kinds"])
 def test_a_run_is_that_of_the_cpu(tmp_path, fields):
     """Also with tables of several widths, and a frozen one, which does not stop the others."""
@@ -70,6 +71,7 @@ def _poison_gradient(batch, patch):
     patch.setattr(step_module, "_dense_pass", poisoned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["kernels", "queued"])
 @pytest.mark.parametrize(
     "poison, says",

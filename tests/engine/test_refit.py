@@ -52,6 +52,7 @@ def same_bits(one, other):
     return all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["sequential", "files", "by_column"])
 def test_it_is_the_run_without_a_validation_part_and_with_the_epochs_it_chose(
     trained, split, capsys
@@ -88,6 +89,7 @@ def test_it_is_the_run_without_a_validation_part_and_with_the_epochs_it_chose(
     assert [line["part"] for line in lines if line["kind"] == "evaluation"] == ["test"]
 
 
+@pytest.mark.slow
 def test_the_settings_are_those_that_were_chosen_for_the_first_run(trained):
     refitted = trained("refit", "train.refit=true", "train.epochs=2")
     chose = open_run(f"{refitted.path}-selection")
@@ -96,6 +98,7 @@ def test_the_settings_are_those_that_were_chosen_for_the_first_run(trained):
     assert chose.config.optim.embedding.l2 == pytest.approx(4 / 324)
 
 
+@pytest.mark.slow
 def test_an_interrupted_refit_continues_with_the_same_bits(trained, monkeypatch):
     expected = trained("whole", *GIVEN, "train.refit=true")
     steps, original = 0, trainer.train_step
@@ -137,6 +140,7 @@ def test_mistakes_are_told_in_a_sentence(trained, given, said):
         trained("wrong", "train.refit=true", *given)
 
 
+@pytest.mark.slow
 def test_a_run_in_the_way_is_told_before_anything_is_trained(trained):
     trained("taken", *GIVEN)
     with pytest.raises(Exception, match=r"taken exists; write run\.overwrite=true"):

@@ -19,6 +19,7 @@ from support.jobs import lines, run_small, small_config
 from support.paths import ROOT, shared
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawing")
 def test_a_run_leaves_its_files(tmp_path, capsys):
     run_small(tmp_path, ["train.epochs=2", "evaluate.every=4"])
@@ -62,6 +63,7 @@ def test_training_time_includes_all_steps_and_those_that_rows_had_missed(tmp_pat
     assert least <= summary["train_seconds"] < least + 1e3
 
 
+@pytest.mark.slow
 def test_an_existing_run_is_not_overwritten_silently(tmp_path, monkeypatch):
     run_small(tmp_path, [])
     metrics = tmp_path / "small/metrics.jsonl"
@@ -103,6 +105,7 @@ def test_reproducible_runs_say_where_products_may_differ(tmp_path, monkeypatch, 
     assert "start Python with MKL_CBWR=AUTO,STRICT in the environment" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_links_in_place_of_our_files_are_not_followed(tmp_path):
     victim = tmp_path / "theirs"
     victim.write_text("precious")
@@ -173,6 +176,7 @@ def test_shipped_configurations_beside_scikit_learn(
     assert ours > theirs + margin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_run_prints_what_reads_well_in_a_file_or_nothing(tmp_path, capfd, quiet):
     run_small(tmp_path, [f"run.quiet={str(quiet).lower()}", "train.batch_size=64"])

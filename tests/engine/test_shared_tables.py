@@ -56,6 +56,7 @@ def test_a_run_has_each_table_once(trained):
     assert sorted(kept) == ["item.parquet", "user.parquet"]
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_no_json_list_is_refused_in_scoring(trained, rows_to_score, tmp_path):
     frame = rows_to_score.assign(towns="a|b")
     with pytest.raises(DataError, match=r"column towns: .*write a JSON list"):

@@ -55,6 +55,7 @@ def test_all_fields_with_their_first_order_weights_are_looked_up_at_once(tmp_pat
     assert len(calls) == 1 and rows.shape == (25, 26 * array.weights.shape[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan, is_local", [("table_wise", True), ("column_wise", False)])
 def test_rows_of_this_rank_alone_are_those_that_torchrec_looks_up(tmp_path, plan, is_local):
     found = []
@@ -108,6 +109,7 @@ def trained_in_tiles(folder, monkeypatch, rows):
 
 
 # Of one size, and with a rest.
+@pytest.mark.slow
 @pytest.mark.parametrize("rows, sizes", [(64, [64] * 4), (100, [100, 100, 56])])
 def test_tiles_make_one_step_of_the_whole_batch(tmp_path, monkeypatch, rows, sizes):
     """Rows are clipped from the start: by counts, and by the norm of the gradient, of the batch."""

@@ -93,6 +93,7 @@ def by_hand(run, frame):
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_weights_multiply_and_means_divide_by_the_number_of_ids(trained, rows_to_score):
     """Of all rows that differ in nothing else, and with the missing value's weight 1."""
     scores = open_run(trained).score(rows_to_score)
@@ -109,6 +110,7 @@ def test_weights_multiply_and_means_divide_by_the_number_of_ids(trained, rows_to
     assert np.abs(expected).std() > 0.05
 
 
+@pytest.mark.slow
 def test_packages_score_as_the_run(trained, rows_to_score, tmp_path):
     expected = open_run(trained).score(rows_to_score)
     assert export.main([str(trained), str(tmp_path / "package")]) == 0

@@ -141,6 +141,7 @@ def test_trials_are_not_reused_if_the_networks_file_has_changed(tmp_path):
         swept(tmp_path, text)
 
 
+@pytest.mark.slow
 def test_if_every_trial_fails(tmp_path):
     with pytest.raises(TrainingStoppedError, match=r"all trials failed, the first with: .*--retry"):
         swept(tmp_path, "grid: {optim.dense.lr: [1e38]}\n", "optim.dense.schedule.warmup=0")

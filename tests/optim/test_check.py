@@ -77,6 +77,7 @@ def only_steps(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_right_kernels_are_trusted(setting):
     assert found_by(setting) is None
@@ -87,6 +88,7 @@ def test_of_other_lookups(pooled, mean):
     assert found_by(SETTINGS[0], pooled, mean, columns=20) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", WRONG)
 def test_a_wrong_kernel_is_named(kernel, make_wrong):
     make_wrong(kernel)
@@ -99,6 +101,7 @@ class Raising:
         raise NotImplementedError("at 3:7:\n  no such instruction")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("only_steps")
 def test_a_kernel_that_raises_is_named(monkeypatch):
     monkeypatch.setattr(steps, "_replay", Raising())
@@ -110,6 +113,7 @@ def test_a_kernel_that_raises_is_named(monkeypatch):
         found_by(SETTINGS[0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("only_steps")
 def test_what_was_right_is_not_tried_again(monkeypatch):
     assert found_by(SETTINGS[1]) is None
@@ -125,6 +129,7 @@ def test_what_was_right_is_not_tried_again(monkeypatch):
     assert "_update_rows fails" in found_by(SETTINGS[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["auto", "torch", "triton"])
 def test_plain_torch_takes_the_place_of_a_wrong_kernel(kernels, make_wrong, caplog):
     make_wrong("_update_rows")

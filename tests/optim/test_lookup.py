@@ -79,6 +79,7 @@ def assert_equal_to_sort(lookup):
         assert one is None or torch.equal(one, other.to(one.dtype)), name
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(lookup=lookups(device="cpu"))
 def test_what_fbgemm_packs_is_unpacked(lookup):

@@ -124,6 +124,7 @@ def test_a_grad_scaler_changes_nothing():
     assert torch.equal(plain.weight, scaled.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @EVERY_CLASS
 def test_states_copies_and_pickles_go_on_as_the_original(optimizer_class, dtype):

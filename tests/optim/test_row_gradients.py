@@ -100,6 +100,7 @@ def test_lookups_in_a_checkpointed_part_count_once():
         assert sorted(ids_behind(table.weight).tolist()) == [1, 1, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [("model", "optimizer"), ("optimizer", "model")])
 def test_copies_count_too_and_nothing_is_kept_alive(order):
     made = {"model": nn.Embedding(ROWS, DIM, sparse=True)}

@@ -187,6 +187,7 @@ def assert_follows(setting, tables, cuts, spread, draw, occurrences):
         assert_same(parts.gathered(lambda array, n=name: array.states[n]), target)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     setting=all_settings,

@@ -37,6 +37,7 @@ def test_expand(tmp_path):
         expand([str(tmp_path / "day_1"), str(tmp_path / "day_1*")])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.sampled_from(["a", "bc", "", "\r", "x" * 40]), max_size=12),

@@ -33,6 +33,7 @@ def log(times):
     return pd.DataFrame({"y": np.arange(n) % 2, "user": np.arange(n) % 7, "t": times})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_epochs(tmp_path, unit, form):

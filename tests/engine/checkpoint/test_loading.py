@@ -134,6 +134,7 @@ def test_a_checkpoint_is_read_without_a_model(tmp_path):
         read_field(tmp_path, "C1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_an_edited_file(tmp_path):
     given = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)

@@ -60,6 +60,7 @@ def test_random_numbers_decay_plateaus_and_norms_continue(tmp_path, ranks, norma
     same_end(tmp_path / "parts", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_no_checkpoint_before_its_lines_are_synced(tmp_path, monkeypatch):
     full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patch:

@@ -60,6 +60,7 @@ def fields_of(report):
     return {one["field"]: one for one in report["fields"]}
 
 
+@pytest.mark.slow
 def test_rows_go_by_their_ids(trained, tmp_path):
     """The log has grown: ids come in another order, some are new, some are gone."""
     folder = movie_folder(tmp_path / "new", 900)
@@ -247,6 +248,7 @@ def test_only_the_checkpoint_and_the_vocabularies_are_read(source, tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.slow
 def test_fields_in_another_order(trained, tmp_path):
     """Each table is that of its field; what layers make of them cannot be known."""
     user, movie = (next(line for line in MOVIES.splitlines() if f" {name}:" in line)

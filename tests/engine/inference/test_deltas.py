@@ -70,6 +70,7 @@ def files_of(folder):
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_a_chain_of_deltas_is_a_full_export_byte_for_byte(days, full, deltas, tmp_path):
     assert_a_chain_is_whole(days, full, deltas, tmp_path)
 
@@ -152,6 +153,7 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path):
         assert words in refused(export.main, tmp_path, *given)
 
 
+@pytest.mark.slow
 def test_a_server_takes_the_package_that_is_published(days, full, deltas, tmp_path):
     models = tmp_path / "models"
     first = shutil.copytree(full[1], models / "day_1")

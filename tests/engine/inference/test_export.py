@@ -86,6 +86,7 @@ def test_ids_that_are_floats_are_whole_numbers(packages, trainers):
         assert [ids.tolist() for ids in found.ids] == [ids.tolist() for ids in again.ids]
 
 
+@pytest.mark.slow
 def test_ids_that_were_floats_in_training(tmp_path):
     prepare_movies(tmp_path)
     frame = movies(ROWS).astype({"user": "float64"})
@@ -166,6 +167,7 @@ def exported(*arguments):
     return run_command(command.main, *arguments)
 
 
+@pytest.mark.slow
 def test_an_existing_folder_is_replaced_only_where_it_is_a_package(trained_run, tmp_path):
     out = tmp_path / "package"
     status, said = exported(trained_run, out, "--rows", "int8")

@@ -93,6 +93,7 @@ def test_every_network_is_exported_for_any_number_of_samples(name, numbers, opti
         np.testing.assert_allclose(in_onnx(rows, given), expected, atol=2e-6 * largest, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

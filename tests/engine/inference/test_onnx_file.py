@@ -101,6 +101,7 @@ def session(trained_run, tmp_path_factory):
     return written(trained_run, tmp_path_factory.mktemp("onnx"))[0]
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_predict(session, model, trainers):
     columns, expected = trainers
     inputs = as_of_log(columns, model, session)
@@ -186,6 +187,7 @@ LAST_SECOND_OF_A_DAY = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(samples=SAMPLES)
 @example(samples=[LAST_SECOND_OF_A_DAY])
@@ -320,6 +322,7 @@ def test_columns_named_as_outputs_and_many_buckets(field, key, expected):
     assert described[key] == expected
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_in_a_sentence(trained_run, tmp_path):
     path, new = tmp_path / "model.onnx", tmp_path / "new.onnx"
     path.write_text("mine")

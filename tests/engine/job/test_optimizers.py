@@ -10,6 +10,7 @@ from support.checkpoints import small_job
 from support.jobs import lines, run_small, small_config
 
 
+@pytest.mark.slow
 def test_both_schedules_are_followed_and_may_change_on_resume(tmp_path):
     overrides = ["train.log_every=1", "evaluate.select_on=test", "train.epochs=3"]
     run_small(tmp_path, [

@@ -20,6 +20,7 @@ from support.waiting import HANG, wait_for
 ROW = "1,u1,a1,s1,0.5\n"
 
 
+@pytest.mark.slow
 def test_a_damaged_file_stops_or_is_left_out(tmp_path, capsys):
     folder = tmp_path / "damaged"
     path = write_logs(folder, [0, 30])
@@ -96,6 +97,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path, monkeypatch,
     assert "waiting for files" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_files_may_come_in_the_order_of_their_times(tmp_path):
     folder = tmp_path / "timed"
     path = write_job(folder)

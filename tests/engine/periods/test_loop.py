@@ -84,6 +84,7 @@ def anew(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawing")
 def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "grown"
@@ -115,6 +116,7 @@ def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, mo
     assert kept == [2, 3] and (period(folder, 1) / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_the_recipe_looks_at_all_rows_so_far(tmp_path):
     """The strength of a prior does not grow with every file."""
     folder = tmp_path / "recipe"
@@ -125,6 +127,7 @@ def test_the_recipe_looks_at_all_rows_so_far(tmp_path):
     assert second.optim.embedding.schedule.decay == "constant"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["three", "anew"])
 def test_a_period_is_scored_by_the_model_before_it(how, request):
     """Compared with scoring the file by the run of the previous period."""
@@ -145,6 +148,7 @@ def test_a_period_is_scored_by_the_model_before_it(how, request):
     assert len(before.embeddings("site")) == 8 and len(before.embeddings("user")) > 60
 
 
+@pytest.mark.slow
 def test_a_period_of_a_small_log_is_a_new_model_of_all_files(anew, tmp_path, capsys):
     """The same bits as a first period of all files, or of the newest ones."""
     two = tmp_path / "two"
@@ -166,6 +170,7 @@ def test_a_period_of_a_small_log_is_a_new_model_of_all_files(anew, tmp_path, cap
     assert lines(anew)[2]["new_ids_samples"] > 100
 
 
+@pytest.mark.slow
 def test_a_large_log_or_one_whose_files_are_gone_goes_on(tmp_path, monkeypatch, capsys):
     """From the new model of the first two files."""
     folder, other = tmp_path / "large", tmp_path / "gone"
@@ -187,6 +192,7 @@ def test_a_large_log_or_one_whose_files_are_gone_goes_on(tmp_path, monkeypatch, 
     assert_same_end(folder, other)
 
 
+@pytest.mark.slow
 def test_a_file_that_goes_after_its_period_was_noted(tmp_path, monkeypatch, capsys):
     """A period that was killed before its first checkpoint is planned anew."""
     path = write_logs(tmp_path / "killed", [0, 30])
@@ -225,6 +231,7 @@ def test_rows_and_moments_follow_their_ids(tmp_path):
     assert steps and all(float(step) == 14 for step in steps)
 
 
+@pytest.mark.slow
 def test_a_new_row_depends_only_on_its_id(tmp_path):
     """Also one that takes the place of an older id, whose moments it does not inherit."""
     capped, free, early = (tmp_path / name for name in ("capped", "free", "early"))
@@ -271,6 +278,7 @@ def test_each_period_may_have_another_number_of_ranks(how, given, request, tmp_p
         assert one["new_ids_samples"] == other["new_ids_samples"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "given"), [("three", KEEP_ALL), ("anew", ANEW)])
 def test_an_interrupted_period_continues_with_the_same_bits(
     how, given, request, tmp_path, monkeypatch
@@ -335,6 +343,7 @@ def test_mistakes_are_told_in_a_sentence(three, tmp_path, capsys):
             train(three / "ads.yaml", [f"run.dir={runs}"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_use_is_kept_with_its_vocabularies(tmp_path):
     folder = tmp_path / "read"
     path = write_logs(folder, [0])
@@ -382,6 +391,7 @@ def test_ids_that_became_floats_are_the_same_ids(tmp_path, capsys):
     assert (other["auc"], other["ids"]) == (one["auc"], one["ids"])
 
 
+@pytest.mark.slow
 def test_a_period_with_many_new_ids_is_warned_of(tmp_path, capsys):
     write_days(tmp_path / "log", lambda frame: frame.assign(user="user-" + frame["user"].map(str)))
     said = capsys.readouterr()
@@ -396,6 +406,7 @@ def test_a_period_with_many_new_ids_is_warned_of(tmp_path, capsys):
     assert lines(tmp_path / "log")[2]["new_ids_samples"] >= 100
 
 
+@pytest.mark.slow
 def test_keys_that_may_change_are_taken_and_others_refused(tmp_path, monkeypatch):
     folder, cache = tmp_path / "keys", tmp_path / "cache"
     path = write_logs(folder, [0], users=20)

@@ -108,6 +108,7 @@ def test_what_is_enough_fits_or_is_proposed(config, too_small, proposal, enough)
     assert enough is None or dry_run(config, enough).fits
 
 
+@pytest.mark.slow
 def test_synthetic_clicks_are_planned_without_drawing_them():
     config = load_config(ROOT / "configs/quickstart.yaml", ["data.scale=1.0"], 8)
     done = dry_run(config, gpus(8, 80))

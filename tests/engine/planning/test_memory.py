@@ -89,6 +89,7 @@ def planned_and_real(folder, overrides, here):
     return planned, [weights + dense[0], mean, states + dense[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -16,6 +16,7 @@ def weights(checkpoint):
     return {n: t for n, t in tensors_of(checkpoint).items() if n.startswith("model.")}
 
 
+@pytest.mark.slow
 def test_weights_become_the_mean_of_those_at_evenly_spaced_steps(tmp_path):
     each_step = ["checkpoint.every_steps=1", "run.name=each"]
     run_small(tmp_path, [*AVERAGED, "train.averaging=0", *each_step])
@@ -29,6 +30,7 @@ def test_weights_become_the_mean_of_those_at_evenly_spaced_steps(tmp_path):
         torch.testing.assert_close(mean.double(), expected, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_fewer_than_two_steps_change_nothing(tmp_path):
     for averaging in (0, 1):
         run_small(tmp_path, [f"train.averaging={averaging}", f"run.name=of_{averaging}"])

@@ -130,6 +130,7 @@ def test_means_of_batches_that_are_not_finite_are_not_saved(tmp_path, monkeypatc
     assert read_manifest(newest(tmp_path / "small/checkpoints")).progress.step == 2
 
 
+@pytest.mark.slow
 def test_ten_skipped_batches_in_a_row_are_a_divergence(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         poisoned(patch, range(2, 11))

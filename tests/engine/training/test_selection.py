@@ -66,6 +66,7 @@ def test_a_plateau_matches_torchs(scores, factor, patience, threshold):
         assert ours.fraction == pytest.approx(optimizer.param_groups[0]["lr"])
 
 
+@pytest.mark.slow
 def test_training_stops_when_epochs_are_no_better(tmp_path, scripted, capsys):
     scripted(0.7, 0.69, 0.71, 0.71, 0.7)
     run_small(tmp_path, ["train.epochs=10", "evaluate.patience=2", "checkpoint.keep=1"])
@@ -127,6 +128,7 @@ def test_the_metric_chooses_the_epoch(tmp_path, scripted, capsys, metric, epoch,
     assert f"epoch {epoch}: best {said} on the validation part" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):
     run_small(tmp_path, ["train.epochs=5", "evaluate.every_epochs=2", "checkpoint.keep=9"])
     assert [line["step"] for line in evaluations(tmp_path, "test")] == [16, 32, 40]
@@ -137,6 +139,7 @@ def test_evaluation_every_other_epoch_and_after_the_last(tmp_path):
     assert summary["best_epoch"] in (2, 4, 5) and summary["last"]["epoch"] == 5
 
 
+@pytest.mark.slow
 def test_rates_fall_on_a_plateau_by_factors_of_their_own(tmp_path, scripted, capsys):
     scripted(0.6, 0.7, 0.705, 0.7, 0.72, 0.72, 0.72, 0.72)
     run_small(tmp_path, [
@@ -154,6 +157,7 @@ def test_rates_fall_on_a_plateau_by_factors_of_their_own(tmp_path, scripted, cap
     assert "the tables continue with 0.05 of their scheduled rate" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_metrics_reach_the_files(tmp_path):
     run_small(tmp_path, ["evaluate.group_by=C6"])
     names = {"pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc",

@@ -131,6 +131,7 @@ def without(values, key):
     return {name: value for name, value in values.items() if name != key}
 
 
+@pytest.mark.slow
 def test_one_bad_run_does_not_cost_the_report_of_the_others(run_folders, tmp_path, capsys):
     bad = tmp_path / "bad"
     shutil.copytree(run_folders / "b256", bad, ignore=shutil.ignore_patterns("checkpoints"))
@@ -175,6 +176,7 @@ def test_wrong_folders_get_a_sentence(run_folders, tmp_path, capsys):
         assert status == 2 and sentence in said
 
 
+@pytest.mark.slow
 def test_periods_of_a_log_have_a_table_and_a_picture(run_folders, tmp_path, capsys):
     run, out = tmp_path / "ads", tmp_path / "report"
     run.mkdir()

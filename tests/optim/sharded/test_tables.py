@@ -57,6 +57,7 @@ def test_follows_the_equations(rows, dim, shared, kind, weighted, batch, keep, r
         assert_follows(tables, reference)
 
 
+@pytest.mark.slow
 @settings(max_examples=45, deadline=None)
 @given(
     order=st.permutations([("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)]),
