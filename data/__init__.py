@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from stampede.data.order import Order
     from stampede.data.prepared.reader import open_prepared
     from stampede.data.samples import Bag, Batch, Dataset, Part, Samples, click_shares, only_labels
+    from stampede.data.schema.features import usual_min_count
+    from stampede.data.schema.schema import Vocabulary, load_schema
     from stampede.data.synthetic import SyntheticClicks
 
 # Imported lazily: preparing and describing data needs no torch, which takes seconds to import.
@@ -24,9 +26,12 @@ _MODULES = {
     "Part": "samples",
     "Samples": "samples",
     "SyntheticClicks": "synthetic",
+    "Vocabulary": "schema.schema",
     "click_shares": "samples",
+    "load_schema": "schema.schema",
     "only_labels": "samples",
     "open_prepared": "prepared.reader",
+    "usual_min_count": "schema.features",
 }
 __all__ = sorted(_MODULES)
 

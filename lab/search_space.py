@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stampede import Run, stores
-from stampede.data.schema.features import usual_min_count
-from stampede.data.schema.schema import Vocabulary, load_schema
+from stampede.data import Vocabulary, load_schema, usual_min_count
 
 if TYPE_CHECKING:
     import optuna
