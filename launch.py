@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from stampede.engine.cli import main
+from stampede.engine.start_up import as_process
 
 if __name__ == "__main__":
-    sys.exit(main())
+    as_process(main)

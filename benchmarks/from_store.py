@@ -22,7 +22,6 @@ from report import ROOT, Report, command_line, markdown
 from support.object_store import BUCKET, between, object_store
 
 LATENCY, RATE = 0.02, 100e6
-_COMMAND = "import sys; from stampede.engine.cli import stampede; sys.exit(stampede())"
 _FETCH = """
 import sys, time
 from stampede import stores
@@ -43,7 +42,7 @@ def from_store(options: argparse.Namespace, report: Report) -> str:
     clicks = write_clicks(options.folder, rows, ids)
     with tempfile.TemporaryDirectory() as scratch, object_store(Path(scratch) / "stores") as files:
         folder = Path(scratch)
-        run_program(["-c", _COMMAND, "synthetic", folder / "log", "--files", "1", "--rows", rows])
+        run_program(["-m", "stampede", "synthetic", folder / "log", "--files", "1", "--rows", rows])
         (log,) = (folder / "log").glob("*.tsv")
         files.put(str(clicks), f"{BUCKET}/prepared", recursive=True)
         files.put_file(str(log), f"{BUCKET}/log.tsv")
@@ -86,7 +85,7 @@ def measured(folder: Path, prepared: Path | str, log: Path | str | None, memory:
     }
     if log is not None:
         out = folder / "made"
-        command = ["-c", _COMMAND, "prepare", "criteo_kaggle", log, "--out", out]
+        command = ["-m", "stampede", "prepare", "criteo_kaggle", log, "--out", out]
         found["preparation"] = run_program(command).seconds
         shutil.rmtree(out)
     return found

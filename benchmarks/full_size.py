@@ -41,8 +41,6 @@ types = {n: pl.Int8 if n == "label" else pl.Float64 if n[0] == "I" else pl.Strin
 pl.read_csv(sys.argv[1], has_header=False, separator="\\t", schema=types, quote_char=None)
 """
 
-_COMMAND = "import sys; from stampede.engine.cli import stampede; sys.exit(stampede())"
-
 
 def full_size(options: argparse.Namespace, report: Report) -> str:
     """All stages at each part of Criteo Kaggle's size."""
@@ -83,13 +81,13 @@ def measured(fraction: float, options: argparse.Namespace, folder: Path) -> dict
         }
         return done
 
-    synthetic = ["-c", _COMMAND, "synthetic", folder, "--criteo", str(fraction)]
+    synthetic = ["-m", "stampede", "synthetic", folder, "--criteo", str(fraction)]
     done = stage("synthetic", 0, log, *synthetic)
     rows = int(done.said.partition(" of ")[2].split()[0].replace(",", ""))
     stage("polars", rows, None, "-c", POLARS, log)
     prepare = ["prepare", "criteo_kaggle", log, "--out", prepared]
     prepare += ["--set", f"features={options.features}"]
-    stage("prepare", rows, prepared, "-c", _COMMAND, *prepare)
+    stage("prepare", rows, prepared, "-m", "stampede", *prepare)
     given = [
         "data.kind=prepared", f"data.path={prepared}", f"run.dir={runs}", "run.name=full",
         f"train.batch_size={options.batch_size}", f"train.epochs={options.epochs}",
@@ -103,9 +101,9 @@ def measured(fraction: float, options: argparse.Namespace, folder: Path) -> dict
             if number >= rows - test:
                 sink.write(line)
     predict = ["predict", runs / "full", scored, folder / "scores.parquet"]
-    stage("predict", test, folder / "scores.parquet", "-c", _COMMAND, *predict)
+    stage("predict", test, folder / "scores.parquet", "-m", "stampede", *predict)
     export = ["export", runs / "full", folder / "model"]
-    stage("export", 0, folder / "model", "-c", _COMMAND, *export)
+    stage("export", 0, folder / "model", "-m", "stampede", *export)
     fields = read_manifest(prepared).fields
     return {
         "rows": rows,

@@ -100,7 +100,7 @@ def compared(files: list[Path], folder: Path) -> dict[str, Any]:
         os.link(file, given / file.name)
         # On from the model before: anew is a way of its own.
         place = (f"data.path={given}/*.tsv", f"run.dir={folder}", "train.replay=0")
-        done = run_program(["-m", "stampede.engine.incremental", CONFIG, *place])
+        done = run_program(["-m", "stampede", "incremental", CONFIG, *place])
         seconds["incremental"] += done.seconds if number > FIRST_HALF else 0.0
     mean = {
         way: {m: statistics.fmean(p[way][m] for p in periods) for m in ("auc", "logloss")}

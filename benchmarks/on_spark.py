@@ -19,7 +19,6 @@ from launched import run_program
 from machine import OtherProcesses
 from report import Report, command_line, markdown
 
-_COMMAND = "import sys; from stampede.engine.cli import stampede; sys.exit(stampede())"
 _ENGINES = {"one process": [], "spark local[2]": ["--spark", "local[2]"]}
 
 
@@ -31,14 +30,14 @@ def on_spark(options: argparse.Namespace, report: Report) -> str:
         with tempfile.TemporaryDirectory() as folder:
             logs = Path(folder) / "logs"
             sizes = ["--files", str(options.files), "--rows", str(rows // options.files)]
-            run_program(["-c", _COMMAND, "synthetic", logs, *sizes])
+            run_program(["-m", "stampede", "synthetic", logs, *sizes])
             taken = {name: [] for name in _ENGINES}
             for _ in range(options.repeats):
                 for name, given in _ENGINES.items():
                     print(f"{rows:,} rows, {name}", file=sys.stderr, flush=True)
                     out = Path(folder) / f"{len(taken[name])}-{len(given)}"
                     command = ["prepare", "criteo_kaggle", f"{logs}/*.tsv", "--out", out, *given]
-                    done = run_program(["-c", _COMMAND, *command, "--set", "split=random"])
+                    done = run_program(["-m", "stampede", *command, "--set", "split=random"])
                     taken[name].append(done.seconds)
                     shutil.rmtree(out)
         found[rows] = {name: median(each) for name, each in taken.items()}

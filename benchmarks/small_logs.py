@@ -59,7 +59,7 @@ def measured(options: argparse.Namespace, rows: int, repeats: int, bar: tqdm) ->
     log = written(options.folder, rows)
     prepared = options.folder / f"small-{rows}"
     if not prepared.exists():
-        command = ["-m", "stampede.data.prepare_command", "criteo_kaggle", log, "--out", prepared]
+        command = ["-m", "stampede", "prepare", "criteo_kaggle", log, "--out", prepared]
         run_program(command)
     scratch = options.folder / "small-runs"
     each: dict[str, list[float]] = defaultdict(list)
@@ -91,9 +91,8 @@ def measured(options: argparse.Namespace, rows: int, repeats: int, bar: tqdm) ->
 def written(folder: Path, rows: int) -> Path:
     """The raw log, written once."""
     target = folder / f"small-log-{rows}"
-    run_program(
-        ["-m", "stampede.data.synthetic", target, "--files", "1", "--rows", rows, "--scale", "0.01"]
-    )
+    options = ["--files", "1", "--rows", rows, "--scale", "0.01"]
+    run_program(["-m", "stampede", "synthetic", target, *options])
     return target / "day_1.tsv"
 
 

@@ -37,8 +37,6 @@ CONTENDERS = {"stampede": "#0f766e", "plain PyTorch": "#c2410c"}
 BATCHES, QUICK_BATCHES = (1024, 8192, 131_072), (256, 1024)
 PLAIN_PROGRAM, RATE = ROOT / "benchmarks/peers/plain_pytorch.py", 1e-3
 
-_COMMAND = "import sys; from stampede.engine.cli import stampede; sys.exit(stampede())"
-
 
 def time_and_auc(options: argparse.Namespace, report: Report) -> str:
     """Seconds and AUC of all contenders."""
@@ -77,9 +75,9 @@ def time_and_auc(options: argparse.Namespace, report: Report) -> str:
 def _prepared(share: float, folder: Path) -> Path:
     """A part of the log, prepared."""
     log, prepared = folder / "log/train.txt", folder / "prepared"
-    run_program(["-c", _COMMAND, "synthetic", log.parent, "--criteo", str(share)])
+    run_program(["-m", "stampede", "synthetic", log.parent, "--criteo", str(share)])
     split = [word for setting in SPLIT for word in ("--set", setting)]
-    run_program(["-c", _COMMAND, "prepare", "criteo_kaggle", log, "--out", prepared, *split])
+    run_program(["-m", "stampede", "prepare", "criteo_kaggle", log, "--out", prepared, *split])
     shutil.rmtree(log.parent)
     return prepared
 

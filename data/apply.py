@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -103,7 +102,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(prepared_summary(folder, given.out))
 
     return exit_status(run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

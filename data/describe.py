@@ -7,7 +7,6 @@ import math
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -421,7 +420,3 @@ def _columns_table(columns: Sequence[Column]) -> Iterator[str]:
     yield "  unseen: share of the test part's ids that the training part lacks"
     yield "  alone: test AUC of the click rates that the column's ids or sizes have in training"
     yield "  range: minimum, median and maximum of a number"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

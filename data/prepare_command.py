@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import get_args
 
@@ -80,7 +79,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(prepared_summary(out, given.out))
 
     return exit_status(run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,15 +26,13 @@ from stampede.data.errors import DataError
 from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run, set_key
 from stampede.engine.errors import RunFolderError
-from stampede.engine.processes import choose_device
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.start_up import launched_world_size, libraries_quiet
 from stampede.settings import SettingsError, read_yaml, reading
 
 if TYPE_CHECKING:
     from stampede.data.prepared.manifest import PartName
-    from stampede.engine.inference.packaging import RowType
-    from stampede.engine.inference.prediction import OnBadValue
+    from stampede.engine.inference.options import OnBadValue, RowType
     from stampede.engine.inference.trained import Trained
 
 # Keys of an evaluation's line that are not metrics.
@@ -276,7 +274,8 @@ class Run:
             RunFolderError: the run has no checkpoint, or it is damaged.
             ValueError: there is no such `on_bad_value`.
         """
-        from stampede.engine.inference.prediction import OnBadValue, score
+        from stampede.engine.inference.options import OnBadValue
+        from stampede.engine.inference.prediction import score
 
         if batch_size < 1:
             raise SettingsError(f"batch_size: found {batch_size}; write a number of at least 1")
@@ -406,5 +405,6 @@ class Run:
     @cached_property
     def _model(self) -> Any:
         from stampede.engine.inference.trained import whole_model
+        from stampede.engine.processes import choose_device
 
         return whole_model(self._trained, choose_device("auto", "run.device"))

@@ -13,6 +13,7 @@ import torch
 from stampede.data import Dataset, Part
 from stampede.engine.logistic_regression import features
 from stampede.engine.metrics import PartMetrics
+from stampede.engine.start_up import importing
 
 # Leaves of a tree, of which the validation part chooses.
 _LEAVES = (15, 63)
@@ -49,7 +50,8 @@ def boosted_trees(
         ValueError: LightGBM cannot be fitted.
     """
     try:
-        import lightgbm
+        with importing(for_good=False):
+            import lightgbm
     # OSError: a library of the system is missing, such as libgomp.
     except (ImportError, OSError):
         return None

@@ -12,10 +12,12 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stampede import stores
 from stampede.data.exit_status import exit_status as command_status
 from stampede.engine.exit_status import exit_status
 from stampede.engine.start_up import (
     before_torch,
+    importing,
     launched_rank,
     launched_world_size,
     same_products,
@@ -35,7 +37,7 @@ _COMMANDS = {
         "train on each new file of a log, after scoring it",
     ),
     "synthetic": (
-        "stampede.data.synthetic",
+        "stampede.data.synthetic_command",
         "write synthetic clicks as a log in files whose ids drift",
     ),
     "describe": ("stampede.data.describe", "show what is in a click log"),
@@ -53,7 +55,7 @@ _COMMANDS = {
         "stampede.lab.importance",
         "show what a trained model loses without each column",
     ),
-    "report": ("stampede.lab.report.__main__", "write a page with tables and pictures of runs"),
+    "report": ("stampede.lab.report.command", "write a page with tables and pictures of runs"),
     "sweep": (
         "stampede.lab.sweep",
         "run a grid or a search, write tables and pictures",
@@ -99,7 +101,9 @@ def stampede(arguments: Sequence[str] | None = None) -> int:
     if name == "predict":
         # A score is the same in any batch.
         same_products()
-    return importlib.import_module(_COMMANDS[name][0]).main(rest)
+    with importing():
+        command = importlib.import_module(_COMMANDS[name][0])
+    return command.main(rest)
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> int:
@@ -112,9 +116,11 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
             return
         config, cluster, plan_out = parsed
         if cluster is None:
+            _check_log(config)
             if config.train.reproducible:
                 same_products()
-            from stampede.engine.run import run
+            with importing():
+                from stampede.engine.run import run
 
             run(config)
         elif launched_rank() == 0:
@@ -169,6 +175,18 @@ def parse_command_line(
             _show(to_yaml(config))
         return None
     return config, cluster, parsed.plan_out
+
+
+def _check_log(config: Config) -> None:
+    """Refuse a log that cannot be opened now: torch takes seconds to import."""
+    from stampede.engine.config.data import RawSection
+
+    section = config.data
+    # Other ranks would say the same, and a store would be asked twice.
+    if isinstance(section, RawSection) and launched_world_size() == 1:
+        paths = [section.path] if isinstance(section.path, str) else section.path
+        if not any(map(stores.is_url, [*paths, getattr(section, "schema_file", "")])):
+            section.source()
 
 
 def _cluster(parsed: argparse.Namespace) -> Cluster:
@@ -227,7 +245,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
         description="Train a click-through-rate model. Several processes: torchrun\n"
-        "--nproc_per_node N launch.py CONFIG.yaml (or -m stampede.engine.cli CONFIG.yaml).",
+        "--nproc_per_node N launch.py CONFIG.yaml (or -m stampede train CONFIG.yaml).",
         usage=f"{called} CONFIG.yaml [section.key=value ...] [--print-config]\n"
         f"       {called} --plan --world-size N --device-memory SIZE CONFIG.yaml ...\n"
         f"       {called} --help [KEY | SECTION | all]",
@@ -282,7 +300,3 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--plan-out", type=Path, metavar="FILE.json", help="file for the costs of every rank"
     )
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main(program="stampede train"))

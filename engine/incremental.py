@@ -7,12 +7,11 @@ new files.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from stampede.engine.exit_status import exit_status
-from stampede.engine.start_up import before_torch, same_products
+from stampede.engine.start_up import before_torch, importing, same_products
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if load_config(Path(given.config), given.overrides).train.reproducible:
             same_products()
-        from stampede.engine.periods.loop import train_incrementally
+        with importing():
+            from stampede.engine.periods.loop import train_incrementally
 
         train_incrementally(Path(given.config), given.overrides, given.on_bad_file, given.follow)
 
@@ -58,7 +58,3 @@ def _parser() -> argparse.ArgumentParser:
     bad = "an unreadable or late file: error (default) stops, skip leaves it out"
     add("--on-bad-file", choices=["error", "skip"], default="error", help=bad)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

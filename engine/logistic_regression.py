@@ -12,6 +12,7 @@ import torch
 
 from stampede.data import Dataset, Part
 from stampede.engine.metrics import PartMetrics, without_soft
+from stampede.engine.start_up import importing
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -56,10 +57,10 @@ def logistic_regression(
     Raises:
         ValueError: the training part has one class only.
     """
-    # Slow to import.
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
+    with importing(for_good=False):
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
+        from threadpoolctl import threadpool_limits
 
     start = time.perf_counter()
     inputs, label, weight = features(dataset, dataset.train)

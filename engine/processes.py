@@ -126,18 +126,6 @@ def _result(result: T, failure: Exception | None) -> T:
     return result
 
 
-def launched_by() -> str | None:
-    """An identifier of the torchrun that started this process, kept in restarts, or None."""
-    # Each torchrun makes a folder with a new name: FOLDER/attempt_1/0/error.json.
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    return str(Path(file).parents[2]) if file else None
-
-
-def restarts() -> int:
-    """How often torchrun has restarted the processes."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 def choose_device(asked: str, key: str) -> torch.device:
     """The device that `key` asks for: `auto`, `cpu` or `cuda`; a GPU is made the current one."""
     if asked == "cuda" and not torch.cuda.is_available():

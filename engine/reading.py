@@ -28,9 +28,10 @@ from stampede.data.prepared.streaming import (
 )
 from stampede.data.prepared.verify import check_unchanged
 from stampede.data.residence import Readahead, choose_residence, make_order, place
-from stampede.data.sources import Source, fingerprint, open_source
+from stampede.data.sources import Source, fingerprint
 from stampede.engine.config import Config, check_goals, goal_weights
 from stampede.engine.config.data import (
+    NO_PATH,
     PreparedSection,
     RawSection,
     ReadingSection,
@@ -298,7 +299,7 @@ def check_files(config: Config) -> None:
     if isinstance(config.data, RawSection | PreparedSection):
         _check_path(config.data)
     if isinstance(config.data, RawSection):
-        _check_source(config, _source(config.data))
+        _check_source(config, config.data.source())
 
 
 def data_folder(config: Config, with_rows: bool = False) -> Path:
@@ -328,7 +329,7 @@ def data_folder(config: Config, with_rows: bool = False) -> Path:
 
 def first_time(section: RawSection, file: Path) -> int | None:
     """The smallest time among the first rows of a file of a log, seconds since 1970."""
-    source = _source(section.model_copy(update={"path": str(file)}))
+    source = section.model_copy(update={"path": str(file)}).source()
     if source.log.schema.time is None:
         raise SettingsError(
             "data.order_by: found 'time', but the schema names no time; write `time: {column: "
@@ -339,7 +340,7 @@ def first_time(section: RawSection, file: Path) -> int | None:
 
 def _check_path(section: RawSection | PreparedSection) -> None:
     if not section.path:
-        raise SettingsError("data.path is not given; write data.path=FILE after the config file")
+        raise SettingsError(NO_PATH)
     if getattr(section, "cache_gb", None) is not None and not stores.is_url(section.path):
         raise SettingsError(
             f"data.cache_gb: data.path={section.path} is on this machine already; delete the key"
@@ -392,7 +393,7 @@ def _log(config: Config) -> tuple[RawSection, Source, str]:
     section = config.data
     if not _selects_on_validation(config):
         section = section.model_copy(update={"validation_fraction": 0.0})
-    source = _source(section)
+    source = section.source()
     described = {
         "format": FORMAT,
         "on_bad_row": section.on_bad_row,
@@ -403,13 +404,3 @@ def _log(config: Config) -> tuple[RawSection, Source, str]:
     stem = source.log.files[0].name.split(".")[0] or "log"
     hashed = fingerprint(source.log.files, described)
     return section, source, os.path.join(section.cache, f"{stem}-{hashed}")
-
-
-def _source(section: RawSection) -> Source:
-    return open_source(
-        section.kind,
-        section.path,
-        section,
-        schema=getattr(section, "schema_file", ""),
-        split_hour=getattr(section, "split_hour", None),
-    )

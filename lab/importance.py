@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -108,7 +107,3 @@ def _parser() -> argparse.ArgumentParser:
     help = "execute the Python file of the network, if the run was trained with your own"
     add("--allow-import", action="store_true", help=help)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

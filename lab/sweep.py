@@ -12,7 +12,6 @@ import itertools
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -391,7 +390,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", metavar="FOLDER", help=out)
     add("--retry-failed", action="store_true", help="run failed trials again")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,6 @@ import multiprocessing.connection
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -489,7 +488,3 @@ def _parser() -> argparse.ArgumentParser:
     out = "folder or URL of the trials and of tuned.yaml; default runs/CONFIG-tuned"
     add("--out", metavar="FOLDER", help=out)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,12 +9,16 @@ from pydantic import BeforeValidator, Field
 
 from stampede.data.options import PreparationOptions
 from stampede.data.prepared.manifest import MOST_ROWS, FieldName
-from stampede.settings import Section, Seed
+from stampede.settings import Section, Seed, SettingsError
 
 if TYPE_CHECKING:
     # A configuration is checked without importing torch.
+    from stampede.data.sources import Source
     from stampede.data.synthetic import SyntheticClicks
     from stampede.data.synthetic_histories import SyntheticHistories
+
+
+NO_PATH = "data.path is not given; write data.path=FILE after the config file"
 
 
 class ReadingSection(Section):
@@ -109,6 +113,25 @@ class RawSection(ReadingSection, PreparationOptions):
         description="split: periods. Which file comes first: by name, day_2 before day_10; by the "
         "smallest value of the schema's time among a file's first rows",
     )
+
+    def source(self) -> Source:
+        """The log, opened.
+
+        Raises:
+            DataError, SettingsError: as `open_source`; or no path is given.
+        """
+        if not self.path:
+            raise SettingsError(NO_PATH)
+        # Polars takes a second to import.
+        from stampede.data.sources import open_source
+
+        return open_source(
+            self.kind,
+            self.path,
+            self,
+            schema=getattr(self, "schema_file", ""),
+            split_hour=getattr(self, "split_hour", None),
+        )
 
 
 class CriteoKaggleSection(RawSection):

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from stampede import stores
 from stampede.data.exit_status import exit_status
 from stampede.engine.console import readable_bytes, table
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.deltas import export_delta
-from stampede.engine.inference.packaging import RowType, export
-from stampede.engine.inference.trained import (
-    Trained,
-    add_checkpoint_arguments,
-    open_trained,
-)
+from stampede.engine.inference.options import RowType, add_checkpoint_arguments
+from stampede.engine.start_up import importing
+
+# torch, which takes seconds to import, is needed by functions only.
+if TYPE_CHECKING:
+    from stampede.engine.inference.trained import Trained
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _export(given: argparse.Namespace) -> None:
+    with importing():
+        from stampede.engine.inference.trained import open_trained
+
     trained = open_trained(given.checkpoint, given.epoch, allow_import=given.allow_import)
     with stores.outgoing(given.out, given.overwrite) as out:
         # Absolute, as the working folder itself may be replaced.
@@ -50,6 +51,8 @@ def _export_to(folder: Path, given: argparse.Namespace, trained: Trained) -> Non
 
 
 def _export_package(given: argparse.Namespace, trained: Trained, folder: Path) -> None:
+    from stampede.engine.inference.packaging import export
+
     rows = given.rows or "fp32"
     export(trained, folder, rows, given.overwrite)
     _tell(
@@ -62,6 +65,8 @@ def _export_package(given: argparse.Namespace, trained: Trained, folder: Path) -
 
 
 def _export_delta(given: argparse.Namespace, trained: Trained, folder: Path) -> None:
+    from stampede.engine.inference.deltas import export_delta
+
     if given.format == "onnx":
         raise RunFolderError("--since needs a package; leave out --since or --format onnx")
     for name in ("rows", "most_ids", "overwrite"):
@@ -169,7 +174,3 @@ def _parser() -> argparse.ArgumentParser:
         help="with --since: leave out rows whose values changed by at most this; default 0",
     )
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -29,8 +29,9 @@ from stampede.data.learning.rows_of_ids import FIRST_ROW
 from stampede.data.schema.schema import HISTORIES
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.dense_part import SAMPLES, DensePart, exported
+from stampede.engine.inference.options import RowType
 from stampede.engine.inference.package.load import together
-from stampede.engine.inference.packaging import RowType, described_model, stored_rows
+from stampede.engine.inference.packaging import described_model, stored_rows
 from stampede.engine.inference.prediction import names_by_goal
 from stampede.engine.inference.trained import Trained, dense_model, new_output
 from stampede.engine.tables import read_stored_field

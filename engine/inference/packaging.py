@@ -6,7 +6,7 @@ import errno
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 import torch
@@ -29,12 +29,11 @@ from stampede.engine.inference.kept import (
     meanings_of_rows,
     remedy,
 )
+from stampede.engine.inference.options import RowType
 from stampede.engine.inference.package.update import PACKAGE, sealed
 from stampede.engine.inference.trained import Trained, dense_model
 from stampede.engine.tables import FieldWeights, read_stored_field
 from stampede.files import hidden, make_folder, publish_folder, remove, to_json
-
-RowType = Literal["fp32", "fp16", "int8"]
 
 _LOADER = Path(__file__).parent / "package"
 _FORMAT = 4

@@ -15,13 +15,13 @@ from stampede.data.options import OnBadRow
 from stampede.data.prepared.manifest import PARTS
 from stampede.engine.console import readable_metric, table
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.prediction import (
+from stampede.engine.inference.options import (
     OWN_DATA,
     OnBadValue,
     PredictionOptions,
-    predict,
+    add_checkpoint_arguments,
 )
-from stampede.engine.inference.trained import add_checkpoint_arguments, open_trained
+from stampede.engine.start_up import importing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(given: argparse.Namespace) -> None:
+    with importing():
+        from stampede.engine.inference.prediction import predict
+        from stampede.engine.inference.trained import open_trained
+
     trained = open_trained(given.checkpoint, given.epoch, allow_import=given.allow_import)
     options = PredictionOptions(
         **{field.name: getattr(given, field.name) for field in fields(PredictionOptions)}
@@ -113,7 +117,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default auto")
     add("--overwrite", action="store_true", help="replace an existing OUTPUT")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

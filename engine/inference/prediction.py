@@ -6,10 +6,9 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -21,7 +20,6 @@ from stampede import stores
 from stampede.data import DataError, Part
 from stampede.data.learning.learned import Learned, load
 from stampede.data.learning.unknown_shares import Compared, Shares, UnknownIds, compared
-from stampede.data.options import OnBadRow
 from stampede.data.parallel import computed_ahead
 from stampede.data.prepared.manifest import LEARNED_FOLDER, MANIFEST, Manifest, PartName
 from stampede.data.prepared.reader import Shard, ShardedPart, open_part
@@ -35,6 +33,7 @@ from stampede.engine.config import goal_weights
 from stampede.engine.config.data import SyntheticSection
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_trained_with, inputs_folder, own_folder, remedy
+from stampede.engine.inference.options import OWN_DATA, OnBadValue, PredictionOptions
 from stampede.engine.inference.trained import Scored, Trained, new_output, scored, whole_model
 from stampede.engine.metrics import PartMetrics, over_goals, probability
 from stampede.engine.processes import choose_device
@@ -46,26 +45,8 @@ from stampede.models.negative_sampling import corrected
 if TYPE_CHECKING:
     from stampede.engine.inference.frames import Frame
 
-OnBadValue = Literal["error", "missing"]
-
-# Means the data that the run was trained and tested on.
-OWN_DATA = "@run"
-
 # Rows of a piece of prepared data.
 _PIECE = 1 << 18
-
-
-@dataclass(frozen=True)
-class PredictionOptions:
-    """How rows are scored; see `stampede predict --help`."""
-
-    part: PartName | None = None
-    on_bad_row: OnBadRow = "error"
-    on_bad_value: OnBadValue = "error"
-    ignore_label: bool = False
-    batch_size: int = 8192
-    device: str = "auto"
-    overwrite: bool = False
 
 
 class Prediction(NamedTuple):

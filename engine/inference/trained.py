@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,22 +46,6 @@ class Trained:
     config: Config
     data: DataEntry
     held: BinaryIO | None = field(default=None, repr=False, compare=False)
-
-
-def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a command that `open_trained` takes."""
-    add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a run folder, or a checkpoint in it")
-    add(
-        "--epoch",
-        metavar="EPOCH",
-        help="checkpoint of a run folder: best (default), newest, or a number",
-    )
-    add(
-        "--allow-import",
-        action="store_true",
-        help="execute the Python file of the network, if the run was trained with your own",
-    )
 
 
 def open_trained(

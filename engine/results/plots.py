@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from stampede.engine.start_up import importing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -46,7 +48,9 @@ def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> boo
 
 def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
     """The learning curve of a run as PNG: losses and AUC over steps, from `metrics.jsonl`."""
-    from matplotlib.figure import Figure
+    with importing(for_good=False):
+        from matplotlib.backends import backend_agg  # noqa: F401
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4))
     # Given margins: to find them, matplotlib would draw everything two more times.

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
 from tqdm.auto import tqdm
@@ -16,9 +16,9 @@ from tqdm.auto import tqdm
 from stampede import stores
 from stampede.engine.config import Config, to_yaml
 from stampede.engine.errors import NotPublishedError, RunFolderError, TrainingStoppedError
-from stampede.engine.processes import Processes, launched_by, together
 from stampede.engine.results.plots import draw_curve
 from stampede.engine.results.tensorboard import Events
+from stampede.engine.start_up import launched_by
 from stampede.files import (
     MOST_MANIFEST,
     append,
@@ -36,6 +36,10 @@ from stampede.files import (
 )
 from stampede.lease import Lease
 from stampede.settings import reason_of
+
+# torch takes seconds to import, and reading a run's results needs none.
+if TYPE_CHECKING:
+    from stampede.engine.processes import Processes
 
 # File of a run folder of `stampede incremental`, which holds a run folder for each period.
 PERIODS = "periods.json"
@@ -203,6 +207,7 @@ class RunFolder:
         """
         if processes.world_size == processes.local_world_size:
             return
+        from stampede.engine.processes import together
 
         def make() -> None:
             try:

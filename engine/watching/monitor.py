@@ -26,7 +26,8 @@ from stampede.engine.checkpoint.manifest import versions
 from stampede.engine.config import Config, ProfileSection
 from stampede.engine.console import readable_bytes
 from stampede.engine.errors import InterruptedRunError
-from stampede.engine.processes import Processes, peak_memory_bytes, restarts
+from stampede.engine.processes import Processes, peak_memory_bytes
+from stampede.engine.start_up import restarts
 from stampede.engine.watching.heartbeat import EXCHANGES, PHASES, READING
 from stampede.files import append, to_json
 

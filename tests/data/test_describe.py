@@ -1,4 +1,4 @@
-"""`python -m stampede.data.describe`: guesses, statistics against pandas, and what is printed."""
+"""`stampede describe`: guesses, statistics against pandas, and what is printed."""
 
 import gzip
 import json
@@ -364,7 +364,7 @@ def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
 
 @pytest.mark.slow
 def test_a_reader_that_has_enough(log, tmp_path):
-    command = [sys.executable, "-m", "stampede.data.describe", str(log[0] / "log_0.csv")]
+    command = [sys.executable, "-m", "stampede", "describe", str(log[0] / "log_0.csv")]
     command += ["--out", str(tmp_path / "out")]
     reading, writing = os.pipe()
     os.close(reading)

@@ -29,7 +29,7 @@ from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare
 from stampede.data.prepare_command import main
 from stampede.data.sources import open_source
-from stampede.data.synthetic import main as write_criteo
+from stampede.data.synthetic_command import main as write_criteo
 from stampede.engine.checkpoint.retention import newest
 from stampede.settings import SettingsError
 from support import periods
@@ -272,7 +272,7 @@ def test_the_command_on_a_cluster(tmp_path):
         worker += ["--work-dir", str(tmp_path / "worker"), address]
         processes += [subprocess.Popen(worker, **kept) for _ in range(2)]
         files = write_logs(tmp_path, movies(300), (100, 200))
-        command = [sys.executable, "-m", "stampede.data.prepare_command", "table", files]
+        command = [sys.executable, "-m", "stampede", "prepare", "table", files]
         command += ["--schema", str(tmp_path / "schema.yaml"), "--set", "split=random"]
         command += ["--out", str(tmp_path / "there"), "--spark", address]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -523,7 +523,7 @@ def test_a_killed_preparation_is_never_taken_for_complete(log):
     """Killed at several moments: the result is absent or complete, and leftovers are removed."""
     rows = log.read_text().splitlines()
     log.write_text("\n".join([rows[0], *rows[1:] * 200]) + "\n")
-    program = [sys.executable, "-m", "stampede.data.prepare_command"]
+    program = [sys.executable, "-m", "stampede", "prepare"]
     for attempt in range(6):
         process = subprocess.Popen(
             [*program, *command(log)],

@@ -9,11 +9,12 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from stampede.data import SyntheticClicks, open_prepared, synthetic
+from stampede.data import SyntheticClicks, open_prepared
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare
 from stampede.data.sources import open_source
-from stampede.data.synthetic import CRITEO_CARDINALITIES, CRITEO_ROWS, CriteoClicks, main
+from stampede.data.synthetic import CRITEO_CARDINALITIES, CRITEO_ROWS, CriteoClicks
+from stampede.data.synthetic_command import main
 from stampede.engine.config.load import load_config
 from stampede.engine.reading import open_dataset
 from support.paths import ROOT
@@ -82,9 +83,9 @@ def test_quickstart_needs_ids_and_their_interactions():
 def test_a_log_whose_ids_drift(tmp_path, capsys):
     """Some ids of large fields are new each day; what the others mean does not change."""
     command = [str(tmp_path), "--rows", "3000", "--drift", "0.1", "--scale", "0.0005"]
-    assert synthetic.main([*command, "--files", "1"]) == 0
+    assert main([*command, "--files", "1"]) == 0
     before = (tmp_path / "day_1.tsv").stat().st_mtime_ns
-    assert synthetic.main([*command, "--files", "3"]) == 0
+    assert main([*command, "--files", "3"]) == 0
     assert "3 files of 3,000 rows in" in capsys.readouterr().out
     assert (tmp_path / "day_1.tsv").stat().st_mtime_ns == before
     days = [
@@ -99,12 +100,12 @@ def test_a_log_whose_ids_drift(tmp_path, capsys):
     assert small[0] == small[1] == small[2]
     # The same rows without any drift: what differs was replaced.
     still = tmp_path / "still"
-    assert synthetic.main([str(still), *command[1:3], "--drift", "0", *command[5:]]) == 0
+    assert main([str(still), *command[1:3], "--drift", "0", *command[5:]]) == 0
     plain = pl.read_csv(still / "day_3.tsv", separator="\t", has_header=False, infer_schema=False)
     assert plain["column_2"].equals(days[2]["column_2"])
     replaced = set(plain["column_17"].drop_nulls()) - large[2]
     assert 0.1 < len(replaced) / plain["column_17"].n_unique() < 0.3
-    assert synthetic.main([str(tmp_path / "none"), "--files", "0"]) == 2
+    assert main([str(tmp_path / "none"), "--files", "0"]) == 2
     said = capsys.readouterr().err
     assert "found --files 0 --rows 20000" in said and "write --files and --rows of 1" in said
 

@@ -145,7 +145,7 @@ def test_mistakes_get_a_sentence_and_status_2(arguments, words, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", [["launch.py"], ["-m", "stampede.engine.cli"]], ids=["launcher", "module"]
+    "command", [["launch.py"], ["-m", "stampede", "train"]], ids=["launcher", "module"]
 )
 def test_a_mistake_is_one_sentence_and_nothing_else(command):
     wrong = [sys.executable, *command, "configs/quickstart.yaml", "train.epoch=2"]
@@ -154,8 +154,75 @@ def test_a_mistake_is_one_sentence_and_nothing_else(command):
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
 
 
+def test_a_help_or_a_wrong_path_does_not_import_torch(tmp_path):
+    (tmp_path / "schema.yaml").write_text("{label: click, numbers: [price], ids: [shop]}")
+    paths = f"data.path={tmp_path}/no.csv data.schema_file={tmp_path}/schema.yaml"
+    wrong = [
+        "train configs/criteo_kaggle.yaml data.path=no.txt",
+        f"train configs/table.yaml {paths.replace('schema.yaml', 'no.yaml')}",
+        f"train configs/table.yaml {paths}",
+    ]
+    program = f"""
+import sys
+from contextlib import suppress
+from stampede.engine.cli import stampede
+for command in {COMMANDS}:
+    with suppress(SystemExit):
+        stampede([command, "--help"])
+for arguments in {wrong}:
+    assert stampede(arguments.split()) == 2
+assert not {{"torch", "matplotlib"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert [line.rpartition(": no such")[0] for line in done.stderr.splitlines()] == [
+        "error: no.txt", f"error: {tmp_path}/no.yaml", f"error: {tmp_path}/no.csv"
+    ]  # fmt: skip
+
+
+ENDS = """
+import atexit, sys, threading, time
+from stampede.engine.start_up import as_process
+class Long:
+    def __del__(self): print("freed")
+def command():
+    kept.append(Long())
+    atexit.register(print, "at exit")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    {what}
+kept = []
+as_process(command)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "words"),
+    [
+        ("return 3", 3, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(2)", 2, ""),
+        ("sys.exit('a sentence')", 1, "a sentence"),
+        ("raise KeyError('traced')", 1, "traced"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ],
+)
+def test_a_process_ends_as_others_do_but_frees_nothing(what, status, words):
+    program = [sys.executable, "-c", ENDS.format(what=what)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=HANG)
+    assert (done.returncode, done.stdout) == (status, "thread\nat exit\n")
+    assert words in done.stderr
+
+
+def test_output_that_is_lost_is_an_error():
+    program = [sys.executable, "-c", ENDS.format(what="return 0")]
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(program, stdout=full, env=buffered, timeout=HANG)
+    assert done.returncode == 120
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["run", "inference.predict_command"])
+@pytest.mark.parametrize("module", ["run", "inference.prediction"])
 def test_what_draws_and_makes_frames_is_imported_when_needed(module):
     program = (
         f"import sys, stampede.engine.{module}\n"

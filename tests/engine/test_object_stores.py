@@ -19,7 +19,7 @@ from stampede.data.prepare_command import main as prepare
 from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run
-from stampede.lab.report.__main__ import main as report
+from stampede.lab.report.command import main as report
 from stampede.lease import Lease
 from support import periods, reading
 from support.jobs import tensors_of, without_times

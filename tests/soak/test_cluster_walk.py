@@ -21,8 +21,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.slow]
 ROWS, EPOCHS = 6000, 12
 SPARK = "local-cluster[2,1,1024]"
 SMALL = [one for one in JOB if not one.startswith(("data.", "train.epochs"))]
-STAMPEDE = [sys.executable, "-c", "import sys; from stampede.engine.cli import stampede as main; "
-            "sys.exit(main())"]  # fmt: skip
+STAMPEDE = [sys.executable, "-m", "stampede"]
 
 PUT = """
 import socket, sys, time, fsspec

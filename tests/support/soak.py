@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from stampede.engine.checkpoint.retention import readable
 from stampede.engine.checkpoint.saving import Checkpoints
-from stampede.engine.processes import rank_environment, restarts
+from stampede.engine.processes import rank_environment
+from stampede.engine.start_up import restarts
 from stampede.engine.training import trainer
 from stampede.engine.watching.heartbeat import Heartbeat
 from support.forked import START_METHOD, torchrun

@@ -470,7 +470,7 @@ def test_a_process_of_many_periods_keeps_no_files_of_each(tmp_path):
 def test_kills_at_any_time_end_with_the_same_bits(how, given, request, tmp_path):
     folder, three = tmp_path / "killed", request.getfixturevalue(how)
     path, overrides = write_logs(folder, [0, 30, 60]), [*given, "checkpoint.every_steps=2"]
-    command = [sys.executable, "-m", "stampede.engine.incremental", str(path), *overrides]
+    command = [sys.executable, "-m", "stampede", "incremental", str(path), *overrides]
     drawn = random.Random(5)
     for _ in range(6):
         # From the import of torch to the third period, however slow the machine is.

@@ -12,7 +12,7 @@ import pytest
 
 from stampede import RunFolderError, open_run
 from stampede.engine.metrics import PARTS
-from stampede.lab.report.__main__ import main
+from stampede.lab.report.command import main
 from stampede.lab.report.page import best
 from stampede.lab.report.records import baseline_of, open_runs
 from support.jobs import run_small

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from stampede import exit_status, stores
-from stampede.lab.report.page import PAGE, write_report
-from stampede.lab.report.records import baseline_of, open_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,6 +13,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
 
     def report() -> None:
+        # matplotlib takes seconds to import.
+        from stampede.lab.report.page import PAGE, write_report
+        from stampede.lab.report.records import baseline_of, open_runs
+
         runs = open_runs([stores.fetched(path) for path in given.runs])
         named = given.baseline and str(stores.local(given.baseline))
         baseline = baseline_of(runs, named) if named else None
@@ -50,7 +51,3 @@ def _parser() -> argparse.ArgumentParser:
     out = "folder of the page and the pictures; replaces an earlier report; default: report"
     add("--out", default="report", metavar="FOLDER", help=out)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
