@@ -2,24 +2,30 @@
 
 python benchmarks/from_store.py
 
-The store is moto's S3 server, in this process, behind a proxy. Both take processor time from the
-training on the same cores, which a store elsewhere does not. It is measured, too.
+The store (file_store.py) takes processor time from the training on the same cores, which a store
+elsewhere does not. It is measured, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from clicks import IDS, write_clicks
+from file_store import FileStore
 from launched import launch, run_program
 from report import ROOT, Report, command_line, markdown
 
-from support.object_store import BUCKET, between, object_store
+from support.object_store import BUCKET, at_port
 
 LATENCY, RATE = 0.02, 100e6
 _FETCH = """
@@ -40,15 +46,15 @@ def from_store(options: argparse.Namespace, report: Report) -> str:
     """Seconds and rates of each."""
     rows, ids = (20_000, 10_000) if options.quick else (options.rows, IDS)
     clicks = write_clicks(options.folder, rows, ids)
-    with tempfile.TemporaryDirectory() as scratch, object_store(Path(scratch) / "stores") as files:
-        folder = Path(scratch)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, served = Path(scratch), Path(scratch) / "served" / BUCKET.removeprefix("s3://")
         run_program(["-m", "stampede", "synthetic", folder / "log", "--files", "1", "--rows", rows])
         (log,) = (folder / "log").glob("*.tsv")
-        files.put(str(clicks), f"{BUCKET}/prepared", recursive=True)
-        files.put_file(str(log), f"{BUCKET}/log.tsv")
+        shutil.copytree(clicks, served / "prepared")
+        shutil.copy(log, served / "log.tsv")
         megabytes = sum(one.stat().st_size for one in clicks.rglob("*") if one.is_file()) / 1e6
         report.add(rows=rows, megabytes={"prepared": megabytes, "log": log.stat().st_size / 1e6})
-        with between(seconds=LATENCY, bytes_per_second=RATE):
+        with _store(folder, served.parent):
             url, memory = f"{BUCKET}/prepared", megabytes / 1e3 / 4
             places = {
                 "a disk": (clicks, log, f"data.memory_gb={memory}"),
@@ -67,6 +73,17 @@ def from_store(options: argparse.Namespace, report: Report) -> str:
         for name, one in found.items()
     ]
     return markdown(heads, table)
+
+
+@contextmanager
+def _store(folder: Path, served: Path) -> Iterator[None]:
+    """Serve a folder from this process, to which local copies in another one belong."""
+    with FileStore(served, LATENCY, RATE) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stores = {"STAMPEDE_STORES": str(folder / "stores")}
+        with at_port(server.server_address[1]), patch.dict(os.environ, stores):
+            yield
+        server.shutdown()
 
 
 def measured(folder: Path, prepared: Path | str, log: Path | str | None, memory: str) -> dict:
