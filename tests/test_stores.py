@@ -342,6 +342,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(store):
     assert not left["GET"]
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_cut_is_opened_again(store):
     put(store, day="c\n" + "1\n" * 5000)
     left = [2]
@@ -434,12 +435,14 @@ def test_two_processes_cannot_write_one_url(store, monkeypatch):
     assert not store.exists(f"{BUCKET}/runs/.a.lease")
 
 
+@pytest.mark.slow
 def test_the_lease_of_a_lost_host_is_taken_over(store, monkeypatch):
     monkeypatch.setattr(Lease, "SECONDS", 0.2)
     store.pipe_file(f"{BUCKET}/runs/.a.lease", b'{"host": "gone", "process": 7, "beat": 3}')
     Lease(f"{BUCKET}/runs/a").release()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_cut_off_notices(store, monkeypatch):
     monkeypatch.setattr(Lease, "SECONDS", 600.0)
     first = Lease(f"{BUCKET}/runs/a")

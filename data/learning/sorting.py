@@ -16,6 +16,9 @@ from stampede.data.learning import COUNT, VALUE
 # Values that are sorted in memory; of more, sorted files are merged.
 _MOST_IN_MEMORY = 4_000_000
 
+# Of all files together, read at a time while they are merged.
+_MERGED_ROWS = 1 << 21
+
 # Of a file that is written or read piece by piece.
 _ROWS_OF_A_PIECE = 1 << 18
 
@@ -58,8 +61,9 @@ class Sorting:
         if not self._files:
             yield self._tables[0]
             return
-        of_files = (read_pieces(file, empty=self._empty) for file in self._files)
-        sources = [self._tables[0].iter_slices(_ROWS_OF_A_PIECE), *of_files]
+        rows = min(_ROWS_OF_A_PIECE, _MERGED_ROWS // len(self._files))
+        of_files = (read_pieces(file, rows, self._empty) for file in self._files)
+        sources = [self._tables[0].iter_slices(rows), *of_files]
         waiting = [self._empty] * len(sources)
         while True:
             both = zip(waiting, sources, strict=True)

@@ -361,6 +361,7 @@ def test_errors_of_reading_reach_the_consumer_as_they_are(ahead):
     assert not readers_running()
 
 
+@pytest.mark.slow
 def test_no_thread_outlives_its_use():
     loader = reader(numbered(80), ahead=2)
     for _ in loader:

@@ -51,6 +51,7 @@ def test_columns_counted_together(tmp_path_factory, chunks, others, budget):
     assert sorted(rows) == sorted(expected.items())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     chunks=CHUNKS,

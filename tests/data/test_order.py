@@ -34,6 +34,7 @@ def test_an_epoch_visits_every_row_once_however_it_is_cut(order, epoch, cut):
     assert torch.cat(pieces).tolist() == whole.tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(orders("global", "block", "none"), st.integers(0, 3))
 def test_the_ranges_of_the_windows_are_what_their_positions_read(order, epoch):

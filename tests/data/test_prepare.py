@@ -167,6 +167,7 @@ def test_a_cell_that_is_no_json_list_is_a_bad_value(tmp_path, cell):
     assert "\n" not in str(raised.value).strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"counts_gb": 1e-9, "spool": False}])
 def test_fields_that_share_a_vocabulary(tmp_path, options, monkeypatch):
     """Against pandas' counts over all columns of the training part together."""
@@ -243,6 +244,7 @@ def test_real_avazu_rows(tmp_path, split_hour):
         assert found["numbers"].shape == (sum(parts == number), 0)
 
 
+@pytest.mark.slow
 def test_criteo_1tb_is_tested_on_its_last_file(made_up, tmp_path):
     # Natural order: day_10 is after day_2.
     for day, rows in ((1, slice(0, 700)), (2, slice(700, 2000)), (10, slice(2000, 3000))):
@@ -509,6 +511,7 @@ def test_cells_that_are_missing_because_of_their_text_are_reported(log, capsys):
     assert "user" not in manifest_of(log.parent / "ids")["source"]["missing_marks"]
 
 
+@pytest.mark.slow
 def test_no_torch_for_preparing(log):
     program = (
         "import sys; from stampede.data.prepare_command import main; "
@@ -519,6 +522,7 @@ def test_no_torch_for_preparing(log):
     assert said.splitlines()[-1] == "False False"
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_is_never_taken_for_complete(log):
     """Killed at several moments: the result is absent or complete, and leftovers are removed."""
     rows = log.read_text().splitlines()

@@ -133,6 +133,7 @@ def test_the_room_is_bounded_in_later_evaluations(store, tmp_path, single, multi
         assert (windows - 2) * size < most < 1.05 * windows * size
 
 
+@pytest.mark.slow
 def test_what_was_dropped_too_early_is_fetched_again(store, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_CHUNK", 1024)
     arrays = drawn_rows(5000, single=26, multi=0)
@@ -173,6 +174,7 @@ def test_processes_of_a_host_fetch_a_row_once(store, tmp_path):
     assert len(asked) == len(set(asked)) == 4 * 4
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_is_named(store, tmp_path):
     put(store, tmp_path / "here", drawn_rows(500), 150)
     refuse = []

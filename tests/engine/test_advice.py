@@ -42,6 +42,7 @@ def test_few_steps(batch_size, rows, ranks, said):
     assert on_batch_size(batch_size, rows, ranks) == expected
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):
     words = r"train\.batch_size: found 1,901, but the .* has 1,900 rows; write train.batch_size=32,"
     with pytest.raises(SettingsError, match=words):

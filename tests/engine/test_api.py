@@ -99,6 +99,7 @@ def test_a_configuration_from_a_file_with_other_values(tmp_path):
         api.configuration(data={"path": "log.csv"})
 
 
+@pytest.mark.slow
 def test_history_has_a_row_for_each_evaluation(movie_run):
     found = movie_run.history
     logged = lines(movie_run.path)

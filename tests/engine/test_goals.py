@@ -53,6 +53,7 @@ def reference_of_a_step(model, batch, rows, weighting):
     return loss.item(), rows.grad, dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", ["fixed", "uncertainty"])
 @pytest.mark.parametrize("tile_rows", [8192, 24])
 def test_a_step_against_float64(tmp_path, monkeypatch, weighting, tile_rows):
@@ -136,6 +137,7 @@ def test_metrics_of_each_goal(tmp_path):
         assert found[name] == pytest.approx(mean)
 
 
+@pytest.mark.slow
 def test_what_a_run_records(trained):
     summary = json.loads((trained / "summary.json").read_text())
     for line in (line for line in lines(trained) if line["kind"] == "evaluation"):
@@ -297,6 +299,7 @@ def test_a_goal_that_cannot_be_learned(tmp_path, paid, words):
         run(goal_config(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_part_without_labels_of_the_goal_that_selects(tmp_path):
     frame = goal_log()
     frame.loc[800:, "price_paid"] = np.nan

@@ -68,6 +68,7 @@ def rows_to_score():
     return frame
 
 
+@pytest.mark.slow
 def test_a_run_has_each_table_once(trained):
     manifest = read_manifest(newest(trained / "checkpoints"))
     assert [table.field for table in manifest.tables.values()] == ["user", "item", "town", "towns"]

@@ -40,6 +40,7 @@ def test_a_part_of_one_class_begins_with_zero(tmp_path, clicked):
     assert bias_of(path) == 0 and not told
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_or_takes_weights_keeps_its_bias(tmp_path):
     trained = train_on_movies(movie_folder(tmp_path / "old"), *LOG_ODDS)
     saved = bias_of(newest(trained / "checkpoints"))

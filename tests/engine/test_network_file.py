@@ -125,6 +125,7 @@ def test_a_run_trains_it_says_so_and_goes_on(tmp_path, job):
 
 
 # In one tile, and in several.
+@pytest.mark.slow
 @pytest.mark.parametrize("tile_rows", [8192, 100])
 def test_unused_embeddings_are_not_trained(tmp_path, monkeypatch, tile_rows):
     monkeypatch.setattr("stampede.engine.step.TILE_ROWS", tile_rows)

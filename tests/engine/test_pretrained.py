@@ -109,6 +109,7 @@ def test_a_frozen_table_stays_and_has_no_moments(folder, tmp_path):
     begun(folder, [*frozen_options(folder), *everything], "as before")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 def test_weights_of_another_run_and_vectors(folder, tmp_path, frozen):
     """Learned rows win in a table that is trained, vectors and zeros in a frozen one."""
@@ -162,6 +163,7 @@ def test_new_ids_of_a_period_get_their_vectors(tmp_path):
     assert known[1] > known[0]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used(folder):
     for field, said in (
         ("itm", "'itm' is no id field; write one of"),

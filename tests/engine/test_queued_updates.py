@@ -127,6 +127,7 @@ def _values(held):
     return whole.detach().clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 4])
 def test_an_evaluation_waits_for_the_queued_steps(tmp_path, monkeypatch, step):
     """Within an epoch and at its end."""

@@ -81,6 +81,7 @@ def test_an_existing_run_is_not_overwritten_silently(tmp_path, monkeypatch):
     assert metrics.read_bytes() != before
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_or_of_another_process_is_never_deleted(tmp_path):
     thesis = tmp_path / "other/thesis.txt"
     thesis.parent.mkdir()
@@ -129,6 +130,7 @@ def test_links_in_place_of_our_files_are_not_followed(tmp_path):
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_chosen_on_the_asked_part(tmp_path, capsys):
     run_small(tmp_path, ["train.epochs=3", "evaluate.select_on=test", "optim.embedding.lr=0.05"])
     summary = json.loads((tmp_path / "small/summary.json").read_text())

@@ -185,6 +185,7 @@ ids:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encode", ["encode: integer, size: 9", "min_count: 1"])
 def test_ids_with_a_fraction_keep_their_weights(tmp_path, encode):
     """In logs, frames and packages, with missing ids and bad ones; scores by hand."""

@@ -13,6 +13,7 @@ def folder(tmp_path_factory):
     return train_on_movies(prepare_movies(tmp_path_factory.mktemp("movies")))
 
 
+@pytest.mark.slow
 def test_a_table_a_picture_and_a_file(folder, capsys):
     assert main([str(folder), "--repeats", "2", "--rows", "50"]) == 0
     printed = capsys.readouterr().out

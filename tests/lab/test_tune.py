@@ -165,6 +165,7 @@ def test_a_mistake_that_is_corrected_does_not_bind_the_folder(folder):
         tuned(folder, "train.epochs=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["before it is told", "while it is told"])
 def test_a_search_that_was_killed_after_its_first_trial_goes_on(folder, at):
     expected = tuned(folder)

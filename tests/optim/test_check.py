@@ -83,6 +83,7 @@ def test_right_kernels_are_trusted(setting):
     assert found_by(setting) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooled, mean", [(True, True), (False, False)])
 def test_of_other_lookups(pooled, mean):
     assert found_by(SETTINGS[0], pooled, mean, columns=20) is None

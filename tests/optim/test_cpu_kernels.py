@@ -73,6 +73,7 @@ def test_pools_rows(lookup, dim, threads):
     assert (whole[:, [0, -2, -1]] == 7.0).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(lookup=LARGE, dim=WIDTHS, threads=SOME_THREADS, offsets_are_long=st.booleans())
 def test_sums_by_row(lookup, dim, threads, offsets_are_long):

@@ -75,6 +75,7 @@ def assert_sums(lookup, dim, clipped, l2, grad=None):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(lookup=lookups(), dim=st.sampled_from([4, 12, 20, 64]), data=st.data())
 def test_sums_of_any_lookup(lookup, dim, data):

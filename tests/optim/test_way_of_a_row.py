@@ -43,6 +43,7 @@ def calls_of_a_step(folder, *overrides):
         return calls, len(tables.arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides, beside",
     [

@@ -30,6 +30,7 @@ def read(path, policy="error"):
 CELLS = st.text('a,"\n\r 0', max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(users=st.lists(CELLS, min_size=1, max_size=12), end=st.sampled_from(["\n", "\r\n"]))
 @pytest.mark.parametrize("size", [7, 40, 1 << 20])

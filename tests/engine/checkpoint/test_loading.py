@@ -49,6 +49,7 @@ def changed(saved):
     sign(saved, before)
 
 
+@pytest.mark.slow
 def test_a_key_that_came_later_had_its_default(changed):
     keys = ("first_order_scale", "dropout", "normalization", "initial_bias")
     later = [f"model.{key}" for key in keys] + ["optim.dense.weight_decay", "train.precision"]

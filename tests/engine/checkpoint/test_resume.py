@@ -71,6 +71,7 @@ def test_no_checkpoint_before_its_lines_are_synced(tmp_path, monkeypatch):
     run_small(tmp_path, ["checkpoint.resume=auto"])
 
 
+@pytest.mark.slow
 def test_an_undefined_auc_is_shown_and_survives_a_resume(tmp_path, capsys):
     # The only validation row is of one class.
     overrides = ["data.rows=100", "data.validation_fraction=0.01", "train.epochs=2",

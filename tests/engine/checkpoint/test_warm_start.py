@@ -164,6 +164,7 @@ def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(source, tmp_pa
         train_on_movies(folder, given, "run.name=parts", "checkpoint.resume=auto")
 
 
+@pytest.mark.slow
 def test_synthetic_clicks_of_more_ids(tmp_path):
     run_small(tmp_path, [])
     start = tmp_path / "small"

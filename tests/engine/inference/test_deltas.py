@@ -102,6 +102,7 @@ def assert_a_chain_is_whole(days, full, deltas, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_rows_that_hardly_moved_may_stay(days, full, tmp_path):
     then, now = (load_file(full[number] / "tables/ad.safetensors") for number in (1, 2))
     moved = torch.maximum(
@@ -227,6 +228,7 @@ def test_nothing_outside_of_a_delta_is_read(full, deltas, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_delta_that_would_give_something_else_is_not_written(days, full, tmp_path, monkeypatch):
     base = shutil.copytree(full[1], tmp_path / "full1")
     # As if a bug left a row out.

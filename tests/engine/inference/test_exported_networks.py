@@ -202,6 +202,7 @@ class Deciding(nn.Module):
         return embeddings.sum((1, 2)) if embeddings.sum() > 0 else dense.sum(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network, use, words",
     [

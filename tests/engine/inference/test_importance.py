@@ -50,6 +50,7 @@ def test_each_column_against_shuffled_frames(run):
     assert found["auc_lost"].abs().max() > 0.01 and found["auc_lost"].is_monotonic_decreasing
 
 
+@pytest.mark.slow
 def test_bounded_rows_seeds_and_parts(run):
     found = run.importance(rows=40, repeats=2)
     assert (found.attrs["rows"], found.attrs["of_rows"]) == (40, len(rows_of_test_part()))

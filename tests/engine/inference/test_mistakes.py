@@ -38,6 +38,7 @@ def refused_by_both(folder, run, inputs, *options):
     return said, predicting.refused(export.main, folder, run, folder / "package", *options)
 
 
+@pytest.mark.slow
 def test_runs_that_are_not_there(trained_run, tmp_path, log):
     out, empty = tmp_path / "s.parquet", tmp_path / "empty"
     empty.mkdir()
@@ -120,6 +121,7 @@ def test_what_a_run_kept_is_damaged(run, tmp_path, log, name, told):
     assert len(scores(run, [log], tmp_path))
 
 
+@pytest.mark.slow
 def test_own_data_whose_paths_are_relative(tmp_path, monkeypatch):
     prepare_movies(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -258,6 +260,7 @@ def test_a_run_keeps_its_networks_file_and_refuses_another(tmp_path):
     assert len(scores(run, ["@run"], tmp_path, ALLOWED))
 
 
+@pytest.mark.slow
 def test_the_executed_file_is_kept_even_if_it_changes_meanwhile(tmp_path):
     network = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
     config = small_config(tmp_path, *network)

@@ -352,6 +352,7 @@ def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most
     assert f"have more than {most:,} bytes, the limit of an ONNX file" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_without_a_package(trained_run, tmp_path, monkeypatch, package):
     monkeypatch.delitem(sys.modules, "stampede.engine.inference.onnx_file")

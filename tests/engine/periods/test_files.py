@@ -68,6 +68,7 @@ def append_before(patch, owner, name, file):
     patch.setattr(owner, name, appending)
 
 
+@pytest.mark.slow
 def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "growing"
     path, log = write_logs(folder, [0]), folder / "log1.csv"

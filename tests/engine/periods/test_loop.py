@@ -211,6 +211,7 @@ def test_a_file_that_goes_after_its_period_was_noted(tmp_path, monkeypatch, caps
     assert len(lines(tmp_path / "killed")) == 3
 
 
+@pytest.mark.slow
 def test_rows_and_moments_follow_their_ids(tmp_path):
     """Rows that a period does not touch stay as they were; the steps of others continue."""
     folder = tmp_path / "kept"

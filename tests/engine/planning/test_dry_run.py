@@ -115,6 +115,7 @@ def test_synthetic_clicks_are_planned_without_drawing_them():
     assert sum(table.rows for table in done.work.tables.values()) == 33_762_577
 
 
+@pytest.mark.slow
 def test_prepared_data_tell_their_sizes(tmp_path):
     log, folder = str(shared("data/avazu_20k.csv.gz")), str(tmp_path / "folder")
     config = load_config(

@@ -122,6 +122,7 @@ def test_a_batch_that_is_skipped_leaves_the_means_of_batches(
         assert torch.equal(buffer, third[name]) and not torch.equal(buffer, first[name])
 
 
+@pytest.mark.slow
 def test_means_of_batches_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, with_batch_norm):
     mean = "network.norm.running_mean"
     after_step(monkeypatch, 4, lambda job: job.dense_buffers[mean].fill_(math.nan))

@@ -116,6 +116,7 @@ def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, s
     assert summary_of(tmp_path)["validation"] == summary["validation"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "epoch", "said"),
     [("auc", 3, "AUC"), ("logloss", 1, "logloss"), ("both", 2, "AUC minus logloss")],

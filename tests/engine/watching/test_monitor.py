@@ -179,6 +179,7 @@ def timed_run(tmp_path_factory):
     return folder / "small"
 
 
+@pytest.mark.slow
 def test_times_are_logged_at_fixed_steps_and_at_an_epochs_end(timed_run):
     found = [line for line in lines(timed_run) if line["kind"] == "timing"]
     by_rank = [line for line in logged(timed_run) if line["event"] == "timing"]

@@ -77,6 +77,7 @@ def test_the_page_of_another_run_is_not_overwritten(run_folders, tmp_path, capsy
             assert (tmp_path / "report.html").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_page_of_one_run_replaces_one_of_several(run_folders, tmp_path, capsys):
     (tmp_path / "auc_batch_size.png").write_text("of an earlier report")
     (tmp_path / "mine.txt").write_text("mine")

@@ -199,6 +199,7 @@ def test_a_first_step_before_all_announced_passes_is_told(caplog):
     assert "before all 3 announced" in told and "model.fused_optimizer" in told
 
 
+@pytest.mark.slow
 def test_a_model_that_is_gone_leaves_no_hook_behind():
     from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
@@ -239,6 +240,7 @@ def test_two_lookups_of_one_forward_add_their_counts():
     assert steps_of(model) == [5]
 
 
+@pytest.mark.slow
 def test_ids_of_every_kind_are_accepted():
     model, wanted = shard_two_alike()
     ids, lengths = torch.tensor([1, 2, 2, 3, 4, 4]), torch.tensor([2, 1, 1, 2])

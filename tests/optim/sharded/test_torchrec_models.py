@@ -37,6 +37,7 @@ def test_models_follow_the_equations(name):
     assert reference.largest_count > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", [torch.optim.Adam, torch.optim.Adagrad])
 def test_state_dicts_of_keyed_and_combined_optimizers_continue_exactly(dense):
     build_dlrm, bags, _ = MODELS["DLRM"]
