@@ -16,6 +16,11 @@ from launched import run_program
 from report import Report, command_line, markdown
 
 ROWS = 20_000
+# Its status is that of a mistake, which the benchmark takes for a failure.
+_WRONG = """
+from stampede.engine.cli import stampede
+assert stampede(["train", "configs/criteo_kaggle.yaml", "data.path=absent.txt"]) == 2
+"""
 REPEATS = 5
 
 
@@ -35,6 +40,7 @@ def commands(options: argparse.Namespace, report: Report) -> str:
         "import torch": ["-c", "import torch"],
         "import torch, torchrec": ["-c", "import torch, torchrec"],
         "predict --help": ["-m", "stampede", "predict", "--help"],
+        "train, a wrong path": ["-c", _WRONG],
         "predict, 10 rows": ["-m", "stampede", "predict", run, few, scores, "--overwrite"],
     }
     seconds = defaultdict(list)

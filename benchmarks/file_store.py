@@ -24,7 +24,7 @@ class FileStore(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, latency: float, bytes_per_second: float) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.latency, self._rate = folder, latency, bytes_per_second
         self._free, self._lock = 0.0, threading.Lock()
 
@@ -36,7 +36,7 @@ class FileStore(ThreadingHTTPServer):
         time.sleep(max(0.0, until - time.monotonic()))
 
 
-class _Answers(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: FileStore
 
@@ -62,6 +62,9 @@ class _Answers(BaseHTTPRequestHandler):
         given = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if given:
             start, end = int(given[1]), min(int(given[2] or end - 1) + 1, end)
+        if start > end:
+            self.send_error(416)
+            return
         self.send_response(206 if given else 200)
         self.send_header("Content-Length", str(end - start))
         self.send_header("ETag", f'"{about.st_mtime_ns:x}-{about.st_size:x}"')
@@ -78,7 +81,7 @@ class _Answers(BaseHTTPRequestHandler):
                 self.server.carry(count)
                 start += os.sendfile(self.connection.fileno(), opened.fileno(), start, count)
 
-    def _list(self, bucket: str, prefix: str, is_flat: bool) -> None:
+    def _list(self, bucket: str, prefix: str, has_delimiter: bool) -> None:
         root = self.server.folder / bucket
         files = {str(file.relative_to(root)): file for file in root.rglob("*") if file.is_file()}
         keys, folders = [], set()
@@ -86,7 +89,7 @@ class _Answers(BaseHTTPRequestHandler):
             if not key.startswith(prefix):
                 continue
             inside, is_deeper, _ = key[len(prefix) :].partition("/")
-            if is_flat and is_deeper:
+            if has_delimiter and is_deeper:
                 folders.add(f"{prefix}{inside}/")
                 continue
             about = file.stat()

@@ -81,9 +81,11 @@ def _store(folder: Path, served: Path) -> Iterator[None]:
     with FileStore(served, LATENCY, RATE) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         stores = {"STAMPEDE_STORES": str(folder / "stores")}
-        with at_port(server.server_address[1]), patch.dict(os.environ, stores):
-            yield
-        server.shutdown()
+        try:
+            with at_port(server.server_address[1]), patch.dict(os.environ, stores):
+                yield
+        finally:
+            server.shutdown()
 
 
 def measured(folder: Path, prepared: Path | str, log: Path | str | None, memory: str) -> dict:

@@ -50,7 +50,7 @@ def boosted_trees(
         ValueError: LightGBM cannot be fitted.
     """
     try:
-        with importing(for_good=False):
+        with importing():
             import lightgbm
     # OSError: a library of the system is missing, such as libgomp.
     except (ImportError, OSError):

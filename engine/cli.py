@@ -12,7 +12,6 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stampede import stores
 from stampede.data.exit_status import exit_status as command_status
 from stampede.engine.exit_status import exit_status
 from stampede.engine.start_up import (
@@ -89,6 +88,7 @@ def stampede(arguments: Sequence[str] | None = None) -> int:
         return 0
     if name not in _COMMANDS:
         near = difflib.get_close_matches(name, _COMMANDS, 1)
+        near = [f"train {name}"] if name.endswith((".yaml", ".yml")) else near
         meant = f"did you mean {near[0]!r}? " if near else ""
         print(
             f"error: there is no command {name!r}; {meant}write one of {', '.join(_COMMANDS)}",
@@ -111,12 +111,16 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
     before_torch()
 
     def train() -> None:
+        from stampede.engine.config.log_check import check_log
+
         parsed = parse_command_line(sys.argv[1:] if arguments is None else arguments, program)
         if parsed is None:
             return
         config, cluster, plan_out = parsed
         if cluster is None:
-            _check_log(config)
+            # Other ranks would say the same.
+            if launched_world_size() == 1:
+                check_log(config)
             if config.train.reproducible:
                 same_products()
             with importing():
@@ -124,7 +128,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
 
             run(config)
         elif launched_rank() == 0:
-            from stampede.engine.planning.dry_run import print_dry_run
+            with importing():
+                from stampede.engine.planning.dry_run import print_dry_run
 
             print_dry_run(config, cluster, plan_out)
 
@@ -175,18 +180,6 @@ def parse_command_line(
             _show(to_yaml(config))
         return None
     return config, cluster, parsed.plan_out
-
-
-def _check_log(config: Config) -> None:
-    """Refuse a log that cannot be opened now: torch takes seconds to import."""
-    from stampede.engine.config.data import RawSection
-
-    section = config.data
-    # Other ranks would say the same, and a store would be asked twice.
-    if isinstance(section, RawSection) and launched_world_size() == 1:
-        paths = [section.path] if isinstance(section.path, str) else section.path
-        if not any(map(stores.is_url, [*paths, getattr(section, "schema_file", "")])):
-            section.source()
 
 
 def _cluster(parsed: argparse.Namespace) -> Cluster:
@@ -300,3 +293,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--plan-out", type=Path, metavar="FILE.json", help="file for the costs of every rank"
     )
     return parser
+
+
+if __name__ == "__main__":
+    # It trained, before there was `python -m stampede`.
+    sys.exit("error: write -m stampede train CONFIG.yaml")

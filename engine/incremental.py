@@ -7,6 +7,7 @@ new files.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,3 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     bad = "an unreadable or late file: error (default) stops, skip leaves it out"
     add("--on-bad-file", choices=["error", "skip"], default="error", help=bad)
     return parser
+
+
+if __name__ == "__main__":
+    # It trained, before there was `python -m stampede`.
+    sys.exit("error: write -m stampede incremental CONFIG.yaml")

@@ -57,7 +57,7 @@ def logistic_regression(
     Raises:
         ValueError: the training part has one class only.
     """
-    with importing(for_good=False):
+    with importing():
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
         from threadpoolctl import threadpool_limits

@@ -31,13 +31,13 @@ from stampede.data.residence import Readahead, choose_residence, make_order, pla
 from stampede.data.sources import Source, fingerprint
 from stampede.engine.config import Config, check_goals, goal_weights
 from stampede.engine.config.data import (
-    NO_PATH,
     PreparedSection,
     RawSection,
     ReadingSection,
     SizesSection,
     SyntheticSection,
 )
+from stampede.engine.config.log_check import check_columns, check_groups
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes, together
 from stampede.files import remove, sha256
@@ -184,7 +184,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         validation = int(section.rows * section.validation_fraction) if selects else 0
         dataset = section.clicks().dataset(section.rows, section.test_rows, validation)
     else:
-        _check_path(section)
+        section.check_path()
         place = processes.on_main(lambda: _prepared(config))
         processes.on_each_machine(lambda: _fetched(section, place))
         folder = stores.local(place)
@@ -205,7 +205,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
             "larger data.validation_fraction, or evaluate.select_on=test"
         )
     multi = {name: name in dataset.multi for name in dataset.vocabulary_sizes}
-    _check_groups(config.evaluate.group_by, multi)
+    check_groups(config.evaluate.group_by, multi)
     check_goals(config, dataset.goals)
     return dataset
 
@@ -294,14 +294,6 @@ def _check_same_folder(folder: Path, processes: Processes) -> None:
     processes.on_each_machine(compare)
 
 
-def check_files(config: Config) -> None:
-    """Check that the files of raw logs exist, without preparing them."""
-    if isinstance(config.data, RawSection | PreparedSection):
-        _check_path(config.data)
-    if isinstance(config.data, RawSection):
-        _check_source(config, config.data.source())
-
-
 def data_folder(config: Config, with_rows: bool = False) -> Path:
     """The folder with the prepared data; prepares nothing.
 
@@ -309,7 +301,7 @@ def data_folder(config: Config, with_rows: bool = False) -> Path:
         with_rows: also those of `data.cache_gb`.
     """
     section = config.data
-    _check_path(section)
+    section.check_path()
     if isinstance(section, PreparedSection):
         return stores.fetched(section.path) if with_rows else _fetched(section, section.path)
     *_, place = _log(config)
@@ -338,33 +330,6 @@ def first_time(section: RawSection, file: Path) -> int | None:
     return source.log.first_time()
 
 
-def _check_path(section: RawSection | PreparedSection) -> None:
-    if not section.path:
-        raise SettingsError(NO_PATH)
-    if getattr(section, "cache_gb", None) is not None and not stores.is_url(section.path):
-        raise SettingsError(
-            f"data.cache_gb: data.path={section.path} is on this machine already; delete the key"
-        )
-
-
-def _check_groups(group_by: str, multi: Mapping[str, bool]) -> None:
-    """`multi` says of each id field whether a sample may have several ids."""
-    single = [name for name, has_several in multi.items() if not has_several]
-    if group_by and group_by not in single:
-        found = "a field of several ids" if group_by in multi else "not an id field"
-        raise SettingsError(
-            f"evaluate.group_by: {group_by!r} is {found}; write one of {', '.join(single)}"
-        )
-
-
-def _check_source(config: Config, source: Source) -> None:
-    """Check what is said of the columns of a log, before it is prepared."""
-    schema = source.log.schema
-    multi = {name: field.separator is not None for name, field in schema.ids.items()}
-    _check_groups(config.evaluate.group_by, multi)
-    check_goals(config, schema.goals)
-
-
 def _selects_on_validation(config: Config) -> bool:
     """Whether a validation part is needed; a period needs none."""
     in_periods = getattr(config.data, "split", "") == "periods"
@@ -377,7 +342,7 @@ def _prepared(config: Config) -> str:
         return config.data.path
     section, source, folder = _log(config)
     # Preparing may take hours; mistakes in the configuration are reported first.
-    _check_source(config, source)
+    check_columns(config, source)
     if not (stores.is_url(folder) and stores.exists(os.path.join(folder, MANIFEST))):
         with engine_of(section.spark, "data.spark") as engine:
             prepare(source, section, stores.local(folder), engine)

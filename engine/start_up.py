@@ -1,4 +1,4 @@
-"""Settings made before torch is imported: logging, malloc, loopback only; torchrun's ranks."""
+"""What a command sets before torch is imported, how its process ends, and torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import ctypes
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,26 +34,29 @@ _LIBRARIES = (
     "torch.fx._symbolic_trace",
     "torch.onnx._internal.exporter",
 )
+# Whether this process runs one command, and nothing else.
+_is_command = False
+
 _LEVELS = {**dict.fromkeys((None, *_LIBRARIES), logging.ERROR), "stampede": logging.WARNING}
 
 
 def as_process(command: Callable[[], int]) -> NoReturn:
     """Run a command as all that this process does, and end with the exit status that it returns.
 
-    Threads are waited for, exit functions run and output is flushed as usual. But what libraries
-    made is not freed object by object at the end, which takes longer than to import torch.
+    Threads are waited for, exit functions of what the command imports run, and output is flushed.
+    But objects are not freed one by one, which takes libraries longer than to import torch. A file
+    that was never closed may so lose its last lines.
     """
-    status = 1
+    global _is_command
+    _is_command, status = True, 1
 
     def end() -> None:
-        flushed = True
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError:
-                flushed = False
-        # 120: as Python itself says that output is lost.
-        os._exit(status if flushed else 120)
+        logging.shutdown()
+        lost = _flushed()
+        if status == -signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(lost or status)
 
     # Exit functions run in reverse order, so this one comes last.
     atexit.register(end)
@@ -62,25 +66,43 @@ def as_process(command: Callable[[], int]) -> NoReturn:
         status = 0 if asked.code is None else asked.code if isinstance(asked.code, int) else 1
         raise
     except KeyboardInterrupt:
-        status = 130
+        # The shell is to see that the process was interrupted.
+        status = -signal.SIGINT
         raise
     sys.exit(status)
 
 
+def _flushed() -> int:
+    """Write what is left of the output; returns 0, or the exit status if it is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:
+            continue
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            # As after SIGPIPE: the reader, such as `head`, has closed the pipe.
+            return 141
+        except OSError as failure:
+            with suppress(OSError):
+                print(f"error: output is lost ({failure.strerror})", file=sys.stderr, flush=True)
+            # Python's own.
+            return 120
+    return 0
+
+
 @contextmanager
-def importing(for_good: bool = True) -> Iterator[None]:
+def importing() -> Iterator[None]:
     """Import libraries without garbage collections, which take a fifth of the time and find none.
 
-    Args:
-        for_good: whether later collections skip all that is there then; for commands, since a
-            user's objects would stay too.
+    In a process of a command, later collections skip all that is there then.
     """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if for_good:
+        # In a user's process, the user's objects would stay, too.
+        if _is_command:
             gc.freeze()
         if was_on:
             gc.enable()

@@ -16,10 +16,10 @@ from stampede.data.learning import COUNT, VALUE
 # Values that are sorted in memory; of more, sorted files are merged.
 _MOST_IN_MEMORY = 4_000_000
 
-# Of all files together, read at a time while they are merged.
-_MERGED_ROWS = 1 << 21
+# Rows of all files together that are in memory while they are merged, and half as many again.
+_MERGED_ROWS = 1 << 20
 
-# Of a file that is written or read piece by piece.
+# Rows of a file that are written or read together.
 _ROWS_OF_A_PIECE = 1 << 18
 
 # What Polars, PyArrow and damage that they do not detect raise; a panic is not an Exception.
@@ -67,7 +67,11 @@ class Sorting:
         waiting = [self._empty] * len(sources)
         while True:
             both = zip(waiting, sources, strict=True)
-            waiting = [table if len(table) else next(source, table) for table, source in both]
+            # Before a piece is empty: what may come next would wait for its few last rows.
+            waiting = [
+                table if len(table) > rows // 2 else pl.concat([table, next(source, self._empty)])
+                for table, source in both
+            ]
             begun = [table for table in waiting if len(table)]
             if not begun:
                 return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from stampede import stores
 from stampede.data.options import PreparationOptions
 from stampede.data.prepared.manifest import MOST_ROWS, FieldName
 from stampede.settings import Section, Seed, SettingsError
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from stampede.data.sources import Source
     from stampede.data.synthetic import SyntheticClicks
     from stampede.data.synthetic_histories import SyntheticHistories
-
-
-NO_PATH = "data.path is not given; write data.path=FILE after the config file"
 
 
 class ReadingSection(Section):
@@ -114,14 +112,22 @@ class RawSection(ReadingSection, PreparationOptions):
         "smallest value of the schema's time among a file's first rows",
     )
 
+    def check_path(self) -> None:
+        """Refuse a missing path."""
+        _check_given(self.path)
+
+    def paths(self) -> list[str]:
+        """All files, globs and URLs that are named."""
+        named = [self.path, self.validation_path, self.test_path, getattr(self, "schema_file", "")]
+        return [one for each in named for one in ([each] if isinstance(each, str) else each) if one]
+
     def source(self) -> Source:
         """The log, opened.
 
         Raises:
             DataError, SettingsError: as `open_source`; or no path is given.
         """
-        if not self.path:
-            raise SettingsError(NO_PATH)
+        self.check_path()
         # Polars takes a second to import.
         from stampede.data.sources import open_source
 
@@ -179,6 +185,19 @@ class PreparedSection(ReadingSection):
         "row, such as labels; half of it takes the place of a larger memory_gb in the order of the "
         "rows. null: the folder is copied before training",
     )
+
+    def check_path(self) -> None:
+        """Refuse a missing path, and a local folder of which parts would be fetched."""
+        _check_given(self.path)
+        if self.cache_gb is not None and not stores.is_url(self.path):
+            raise SettingsError(
+                f"data.cache_gb: data.path={self.path} is on this machine already; delete the key"
+            )
+
+
+def _check_given(path: str | list[str]) -> None:
+    if not path:
+        raise SettingsError("data.path is not given; write data.path=FILE after the config file")
 
 
 def _whole(value: Any) -> Any:

@@ -13,7 +13,7 @@ from stampede import stores
 from stampede.data.exit_status import exit_status
 from stampede.engine.console import readable_bytes, table
 from stampede.engine.errors import RunFolderError
-from stampede.engine.inference.options import RowType, add_checkpoint_arguments
+from stampede.engine.inference.options import RowType, add_checkpoint_arguments, check_exists
 from stampede.engine.start_up import importing
 
 # torch, which takes seconds to import, is needed by functions only.
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _export(given: argparse.Namespace) -> None:
+    check_exists(given.checkpoint)
     with importing():
         from stampede.engine.inference.trained import open_trained
 

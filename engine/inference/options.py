@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from stampede import stores
 from stampede.data.options import OnBadRow
 from stampede.data.prepared.manifest import PartName
+from stampede.engine.errors import RunFolderError
 
 OnBadValue = Literal["error", "missing"]
 
@@ -28,6 +31,14 @@ class PredictionOptions:
     batch_size: int = 8192
     device: str = "auto"
     overwrite: bool = False
+
+
+def check_exists(path: str | Path) -> None:
+    """Refuse a run folder or checkpoint that is not there, before torch is imported."""
+    if not stores.is_url(path) and not Path(path).exists():
+        raise RunFolderError(
+            f"{path}: no such run folder or checkpoint; write a run folder such as runs/quickstart"
+        )
 
 
 def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from stampede.engine.inference.options import (
     OnBadValue,
     PredictionOptions,
     add_checkpoint_arguments,
+    check_exists,
 )
 from stampede.engine.start_up import importing
 
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(given: argparse.Namespace) -> None:
+    check_exists(given.checkpoint)
     with importing():
         from stampede.engine.inference.prediction import predict
         from stampede.engine.inference.trained import open_trained

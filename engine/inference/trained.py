@@ -21,6 +21,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_unexecuted
+from stampede.engine.inference.options import check_exists
 from stampede.engine.inference.package.load import filled_up
 from stampede.engine.job import build_model, move_dense
 from stampede.engine.processes import denormals_as_zero
@@ -64,10 +65,7 @@ def open_trained(
         SettingsError: the configuration of the run cannot be used.
     """
     path = stores.fetched(path)
-    if not path.exists():
-        raise RunFolderError(
-            f"{path}: no such run folder or checkpoint; write a run folder such as runs/quickstart"
-        )
+    check_exists(path)
     checkpoint, held = being_read(lambda: choose_checkpoint(path.absolute(), epoch))
     run = RunFolder(checkpoint.parent.parent)
     if not run.config_file.is_file():

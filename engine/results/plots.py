@@ -48,7 +48,8 @@ def show_small_differences(axes: Axes, curves: Sequence[Sequence[float]]) -> boo
 
 def draw_curve(lines: Sequence[dict[str, Any]], title: str) -> bytes:
     """The learning curve of a run as PNG: losses and AUC over steps, from `metrics.jsonl`."""
-    with importing(for_good=False):
+    with importing():
+        # savefig would import it later.
         from matplotlib.backends import backend_agg  # noqa: F401
         from matplotlib.figure import Figure
 

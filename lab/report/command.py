@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
 
     def report() -> None:
-        # matplotlib takes seconds to import.
+        # pandas and matplotlib take seconds to import.
         from stampede.lab.report.page import PAGE, write_report
         from stampede.lab.report.records import baseline_of, open_runs
 

@@ -1,6 +1,7 @@
 """The command `stampede` and the launcher."""
 
 import os
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -203,7 +204,7 @@ as_process(command)
         ("sys.exit(2)", 2, ""),
         ("sys.exit('a sentence')", 1, "a sentence"),
         ("raise KeyError('traced')", 1, "traced"),
-        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
     ],
 )
 def test_a_process_ends_as_others_do_but_frees_nothing(what, status, words):
@@ -219,6 +220,15 @@ def test_output_that_is_lost_is_an_error():
     with open("/dev/full", "w") as full:
         done = subprocess.run(program, stdout=full, env=buffered, timeout=HANG)
     assert done.returncode == 120
+    # A reader such as `head` has enough.
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run(program, stdout=writer, env=buffered, timeout=HANG).returncode == 141
+    os.close(writer)
+    # Some daemons close it.
+    closed = [sys.executable, "-c", "import sys; sys.stdout = None\n" + program[-1].replace(
+        "print, ", "list, ").replace("print(\"thread\")", "0")]  # fmt: skip
+    assert subprocess.run(closed, timeout=HANG).returncode == 0
 
 
 @pytest.mark.slow

@@ -2,12 +2,10 @@
 
 import http.client
 import logging
-import math
 import os
-import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Thread
 from unittest.mock import patch
 from urllib.request import urlopen
 
@@ -20,9 +18,6 @@ USER = {
     "AWS_SECRET_ACCESS_KEY": "a-secret",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
-
-# Sent at a time by a slow proxy.
-_PIECE = 256 << 10
 
 _ERRORS = {
     status: f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
@@ -61,22 +56,19 @@ def at_port(port):
 
 
 @contextmanager
-def between(answer=lambda method, path: None, seconds=0.0, bytes_per_second=math.inf):
-    """Put a proxy before the store, which spoils some of its answers, or is slow.
+def between(answer):
+    """Put a proxy before the store, which spoils some of its answers.
 
     `answer(method, path)` returns a status and how many bytes of the body are sent before the
-    connection is cut (None: all); or None, which spoils nothing. Each answer begins after some
-    `seconds`; all bodies share the rate.
+    connection is cut (None: all); or None, which spoils nothing.
     """
-    link, store = _Link(bytes_per_second), os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    store = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _forward(self):
             given = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            link.carry(len(given))
-            time.sleep(seconds)
             connection = http.client.HTTPConnection(store)
             connection.request(self.command, self.path, given, dict(self.headers))
             found = connection.getresponse()
@@ -92,13 +84,9 @@ def between(answer=lambda method, path: None, seconds=0.0, bytes_per_second=math
             self.send_header("Content-Length", str(length))
             self.end_headers()
             if self.command != "HEAD":
-                body = memoryview(body)[:cut]
-                for start in range(0, len(body), _PIECE):
-                    piece = body[start : start + _PIECE]
-                    link.carry(len(piece))
-                    # Who reads ahead may end before all of it came.
-                    with suppress(ConnectionError):
-                        self.wfile.write(piece)
+                # Who reads ahead may end before all of it came.
+                with suppress(ConnectionError):
+                    self.wfile.write(memoryview(body)[:cut])
             if cut is not None:
                 self.close_connection = True
 
@@ -118,17 +106,3 @@ def between(answer=lambda method, path: None, seconds=0.0, bytes_per_second=math
         proxy.shutdown()
         proxy.server_close()
         thread.join()
-
-
-class _Link:
-    """A cable of a rate."""
-
-    def __init__(self, bytes_per_second):
-        self._rate, self._free, self._lock = bytes_per_second, 0.0, Lock()
-
-    def carry(self, count):
-        """Wait until so many bytes have passed, behind those before them."""
-        with self._lock:
-            self._free = max(self._free, time.monotonic()) + count / self._rate
-            until = self._free
-        time.sleep(max(0.0, until - time.monotonic()))
