@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "launch.py") -> 
     before_torch()
 
     def train() -> None:
-        from stampede.engine.config.log_check import check_log
+        from stampede.engine.config import check_log
 
         parsed = parse_command_line(sys.argv[1:] if arguments is None else arguments, program)
         if parsed is None:

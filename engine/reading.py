@@ -29,7 +29,13 @@ from stampede.data.prepared.streaming import (
 from stampede.data.prepared.verify import check_unchanged
 from stampede.data.residence import Readahead, choose_residence, make_order, place
 from stampede.data.sources import Source, fingerprint
-from stampede.engine.config import Config, check_goals, goal_weights
+from stampede.engine.config import (
+    Config,
+    check_columns,
+    check_goals,
+    check_groups,
+    goal_weights,
+)
 from stampede.engine.config.data import (
     PreparedSection,
     RawSection,
@@ -37,7 +43,6 @@ from stampede.engine.config.data import (
     SizesSection,
     SyntheticSection,
 )
-from stampede.engine.config.log_check import check_columns, check_groups
 from stampede.engine.errors import RunFolderError
 from stampede.engine.processes import Processes, together
 from stampede.files import remove, sha256

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from stampede.engine.config.data import DataSection, RawSection, SyntheticSection
+from stampede import stores
+from stampede.engine.config.data import (
+    DataSection,
+    PreparedSection,
+    RawSection,
+    SyntheticSection,
+)
 from stampede.engine.config.model import ModelSection, registered_networks, section_of
 from stampede.engine.config.optim import (
     IN_ORDER_SHARDING_TYPES,
@@ -21,6 +27,9 @@ from stampede.engine.config.presets import Preset
 from stampede.models import GoalWeighting, Network, network
 from stampede.optim.registry import CLIPS, RULES
 from stampede.settings import Section, Seed, SettingsError
+
+if TYPE_CHECKING:
+    from stampede.data.sources import Source
 
 _Metric = Literal[
     "auc", "logloss", "pr_auc", "normalized_entropy", "calibration", "calibration_buckets", "gauc"
@@ -446,6 +455,39 @@ def _config_type(networks: tuple[Network, ...], rules: Any, clips: Any) -> type[
 def to_yaml(config: Config) -> str:
     """The whole configuration with defaults, as YAML for `load_config`."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def check_log(config: Config) -> None:
+    """Check that the files of a log are there, and what is said of its columns.
+
+    Files in a store are not asked for twice.
+
+    Raises:
+        DataError, SettingsError: what is wrong.
+    """
+    section = config.data
+    if isinstance(section, RawSection | PreparedSection):
+        section.check_path()
+    if isinstance(section, RawSection) and not any(map(stores.is_url, section.paths())):
+        check_columns(config, section.source())
+
+
+def check_columns(config: Config, source: Source) -> None:
+    """Check what is said of the columns of a log."""
+    schema = source.log.schema
+    multi = {name: field.separator is not None for name, field in schema.ids.items()}
+    check_groups(config.evaluate.group_by, multi)
+    check_goals(config, schema.goals)
+
+
+def check_groups(group_by: str, multi: Mapping[str, bool]) -> None:
+    """`multi` says of each id field whether a sample may have several ids."""
+    single = [name for name, has_several in multi.items() if not has_several]
+    if group_by and group_by not in single:
+        found = "a field of several ids" if group_by in multi else "not an id field"
+        raise SettingsError(
+            f"evaluate.group_by: {group_by!r} is {found}; write one of {', '.join(single)}"
+        )
 
 
 def check_goals(config: Config, goals: Collection[str]) -> None:
