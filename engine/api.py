@@ -27,7 +27,7 @@ from stampede.engine.config import Config
 from stampede.engine.config.load import check_config, load_config_of_run, set_key
 from stampede.engine.errors import RunFolderError
 from stampede.engine.results.run_folder import RunFolder
-from stampede.engine.start_up import launched_world_size, libraries_quiet
+from stampede.engine.start_up import importing, launched_world_size, libraries_quiet
 from stampede.settings import SettingsError, read_yaml, reading
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def train(
         SettingsError, DataError, RunFolderError: what is wrong, and what to write instead.
         TrainingStoppedError: training failed.
     """
-    from stampede.engine.run import run
+    with importing():
+        from stampede.engine.run import run
 
     checked = configuration(config, **sections)
     with libraries_quiet():
@@ -397,7 +398,8 @@ class Run:
 
     @cached_property
     def _trained(self) -> Trained:
-        from stampede.engine.inference.trained import open_trained
+        with importing():
+            from stampede.engine.inference.trained import open_trained
 
         with libraries_quiet():
             return open_trained(self.path, allow_import=self._allow_import)
