@@ -224,6 +224,23 @@ def on_calibration(
     return [f"the mean prediction on the test part is {told} times the share of clicks: {remedy}"]
 
 
+def on_memory(cached: float, free: float) -> list[str]:
+    """Advice if rows are read from the disk again and again, as their cache has too little room.
+
+    Args:
+        cached: bytes of `data.memory_gb` that the data take.
+        free: bytes of main memory that are free, or cache files.
+    """
+    if free >= cached:
+        return []
+    fits = max(math.floor(free / 1e8) / 10, 0.1)
+    return [
+        f"data.memory_gb: {cached / 1e9:.2g} GB of rows are to stay in memory, but "
+        f"{free / 1e9:.2g} GB are left, so training waits for the disk: write "
+        f"data.memory_gb={fits:g}, or a smaller train.batch_size"
+    ]
+
+
 def on_last_epoch(config: Config, folder: RunFolder) -> list[str]:
     """Advice if the last evaluation still improved what chooses the best epoch."""
     part, metric, scores = config.evaluate.select_on, config.evaluate.metric, []

@@ -27,7 +27,7 @@ from stampede.data.prepared.streaming import (
     open_streamed,
 )
 from stampede.data.prepared.verify import check_unchanged
-from stampede.data.residence import Readahead, choose_residence, make_order, place
+from stampede.data.residence import Readahead, choose_residence, make_order, part_bytes, place
 from stampede.data.sources import Source, fingerprint
 from stampede.engine.config import (
     Config,
@@ -90,6 +90,14 @@ class Reader:
                 "data.residence: found 'device', but the data do not fit into the free memory of "
                 f"{processes.device}; write data.residence=memory or disk"
             ) from None
+
+    @property
+    def cached_bytes(self) -> float:
+        """Bytes of the system's cache that the data are to stay in while they are used."""
+        if self.residence == "device":
+            return 0.0
+        size = sum(map(part_bytes, self.dataset.parts().values()))
+        return min(size, self._section.memory_gb * 1e9)
 
     def training(self) -> GlobalBatches:
         """Batches of the training part, in a new order in each epoch."""

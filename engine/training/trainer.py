@@ -11,11 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from stampede.engine.advice import on_memory, tell
 from stampede.engine.checkpoint.due import CheckpointDue
 from stampede.engine.checkpoint.saving import Checkpoints
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingStoppedError
 from stampede.engine.job.optimizers import LearningRates
+from stampede.engine.memory import free_memory
 from stampede.engine.reading import Reader
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.training.averaging import EpochMean
@@ -26,6 +28,9 @@ from stampede.engine.training.plateau import Plateau, stops_early
 from stampede.engine.training.training_run import TrainingRun
 from stampede.engine.watching.monitor import Monitor
 from stampede.engine.watching.stop import Agreement, StopRequestedError
+
+# Until then, blocks of memory that a step frees become blocks of the next.
+_STEPS_UNTIL_SETTLED = 30
 
 
 class Trainer:
@@ -45,6 +50,7 @@ class Trainer:
             total_steps=len(self._batches) * config.train.epochs,
         )
         self._clock = _TrainingClock(run)
+        self._settled = progress.step + _STEPS_UNTIL_SETTLED
         self._mean = EpochMean(run.job, len(self._batches), config.train.averaging or 0)
         self._agreement = Agreement(processes)
         self._due = CheckpointDue(config.checkpoint, self._agreement)
@@ -152,6 +158,8 @@ class Trainer:
         progress.samples += sent.batch.global_samples
         progress.reader = sent.position
         self._monitor.after_step(step)
+        if step == self._settled:
+            self._advise_on_memory()
         if run.job.skips_nonfinite and count_if_skipped(loss, progress):
             run.log({"kind": "skipped_batch", "step": step, "loss": loss.item()})
         ended = progress.has_ended(epoch)
@@ -174,6 +182,12 @@ class Trainer:
         if timing is not None:
             run.log(timing)
         return loss
+
+    def _advise_on_memory(self) -> None:
+        here, cached = self._run.processes, self._reader.cached_bytes
+        if cached:
+            sentences = here.on_main(lambda: on_memory(cached, free_memory()))
+            tell(sentences, self._progress.step, self._run.folder, here)
 
     def _step_of_epoch(self, epoch: int) -> int:
         """The number of steps that an epoch has had."""

@@ -16,12 +16,13 @@ from stampede.engine.advice import (
     on_data,
     on_first_epoch,
     on_last_epoch,
+    on_memory,
 )
 from stampede.lab.report.page import write_report
 from stampede.lab.report.records import open_runs
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small
-from support.movie_runs import summary_of, train_on_movies
+from support.movie_runs import prepare_movies, summary_of, train_on_movies
 from support.movies import movies
 from support.prepared import drawn_fields, drawn_rows, write_prepared
 from support.warm_starts import movie_folder
@@ -169,6 +170,24 @@ def test_a_last_epoch_that_still_gains():
     (found,) = said(0.69, 0.7, 0.7123)
     assert "improved the best validation AUC from 0.7000 to 0.7123" in found
     assert "train.epochs=6" in found
+
+
+def test_memory_that_rows_are_read_into_again_and_again():
+    assert on_memory(4e9, 4e9) == []
+    (said,) = on_memory(4e9, 1.76e9)
+    assert "4 GB of rows are to stay in memory, but 1.8 GB are left" in said
+    assert "data.memory_gb=1.7, or" in said
+    assert "data.memory_gb=0.1, or" in on_memory(4e9, 0.0)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_a_run_looks_at_the_memory_once_it_has_settled(tmp_path, monkeypatch, free):
+    monkeypatch.setattr("stampede.engine.training.trainer._STEPS_UNTIL_SETTLED", 2)
+    monkeypatch.setattr("stampede.engine.training.trainer.free_memory", lambda: free)
+    run = train_on_movies(prepare_movies(tmp_path / "log"))
+    said = [one["step"] for one in lines(run) if "data.memory_gb" in one.get("text", "")]
+    assert said == [2] * (free == 0)
 
 
 @pytest.mark.slow
