@@ -69,6 +69,7 @@ def ended_after_two(folder):
     given = {"epochs": 5, "batch_size": 256}
     run = train(
         data=SECTIONS["data"], model=SECTIONS["model"], train=given,
+        evaluate={"compare_with_lr": False}, sharding={"plan": "table_wise"},
         run={"dir": folder, "name": "ended", "quiet": True, "seed": 2}, after_epoch=after_epoch,
     )  # fmt: skip
     return called, list(run.history["validation_auc"]), run.metrics

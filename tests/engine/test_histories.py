@@ -29,7 +29,7 @@ ATTENDS = SHOP.replace("pooling: mean", "pooling: attention, query: item").repla
     "{separator: json, share: town}", "{separator: json, pooling: attention, query: town}"
 )
 # Read one by one by the network.
-ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
+ONE_BY_ONE = SHOP.replace("pooling: mean", "pooling: none, query: item")
 OPTIONS = ["model.hidden=[16]", "model.attention.hidden=[6]", "train.epochs=2"]
 # And batch norm: scores take what training has noted of its batches.
 DICE = ["model.name=din", "model.options.activation=dice", "model.attention.activation=dice",

@@ -29,15 +29,13 @@ FEW = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", ["alike", "of several kinds"])
-def test_a_run_is_that_of_the_cpu(tmp_path, fields):
-    """Also with tables of several widths, and a frozen one, which does not stop the others."""
-    end_step, more = UpdateQueue.end_step, []
-    if fields == "of several kinds":
-        vectors = {"id": [0, 1, 2], "vector": torch.ones(3, 10).tolist()}
-        pl.DataFrame(vectors).write_parquet(tmp_path / "vectors.parquet")
-        frozen = f"{{path: {tmp_path}/vectors.parquet, train: false}}"
-        more = ["model.dims={C1: 3, C2: 17}", f"model.pretrained={{C3: {frozen}}}"]
+def test_a_run_is_that_of_the_cpu(tmp_path):
+    """With tables of several widths, and a frozen one, which does not stop the others."""
+    end_step = UpdateQueue.end_step
+    vectors = {"id": [0, 1, 2], "vector": torch.ones(3, 10).tolist()}
+    pl.DataFrame(vectors).write_parquet(tmp_path / "vectors.parquet")
+    frozen = f"{{path: {tmp_path}/vectors.parquet, train: false}}"
+    more = ["model.dims={C1: 3, C2: 17}", f"model.pretrained={{C3: {frozen}}}"]
     for way in ("kernels", "queued"):
         with computed(way), mock.patch.object(UpdateQueue, "end_step", autospec=True) as queued:
             queued.side_effect = end_step
