@@ -254,8 +254,8 @@ def test_rows_that_are_fetched_while_they_are_read(store, tmp_path):
     def trained(name, data, *overrides, ranks=1):
         (tmp_path / name).mkdir(exist_ok=True)
         if ranks > 1:
-            arguments = tmp_path / name, data, [*overrides, "train.epochs=2"], ranks
-            run_ranks(ranks, run_prepared_with, ours, *arguments)
+            given = [*overrides, "train.epochs=2", "sharding.plan=row_wise"]
+            run_ranks(ranks, run_prepared_with, ours, tmp_path / name, data, given, ranks)
             return without_times(tmp_path / name / "small")
         for epochs in (1, 2):
             given = [*overrides, f"train.epochs={epochs}", "checkpoint.resume=auto"]

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_registry")
 # of `wide_deep`, which `din` is without histories. Few layers take less long to export.
 WITH_NUMBERS = {
     "autoint": {"layers": 1, "deep": True},
-    "dcn": {},
-    "dcnv2": {},
+    "dcn": {"layers": 2},
+    "dcnv2": {"layers": 2},
     "deepfm": {},
     "destine": {"layers": 1},
     "dlrm": {},
@@ -36,7 +36,7 @@ WITH_NUMBERS = {
     "finalmlp": {},
     "fm": {},
     "lr": {},
-    "masknet": {},
+    "masknet": {"blocks": 2},
     "ple": {},
     "wukong": {"layers": 2},
     "xdeepfm": {"cin": [4]},

@@ -253,8 +253,9 @@ def test_every_kind_of_field(tmp_path):
     )
     frame.to_csv(tmp_path / "log.csv", index=False)
     (tmp_path / "movies.yaml").write_text("")
-    options = ["model.name=dcnv2", "data.numbers_dtype=float16", "model.init_std=0.3"]
-    run = train_on_movies(tmp_path, *options, "optim.dense.lr=0.02")
+    options = ["model.name=dcnv2", "model.options.layers=2", "model.init_std=0.3"]
+    options += ["data.numbers_dtype=float16", "optim.dense.lr=0.02"]
+    run = train_on_movies(tmp_path, *options)
     frame = frame[::3].reset_index(drop=True)
     frame.loc[0, ["user", "tags", "site", "x", "z"]] = ["new", "t0|new|t1", "", "", "NA"]
     frame.to_csv(tmp_path / "new.csv", index=False)

@@ -458,7 +458,7 @@ def _open_files(path):
         return done
 
     loop._Periods._is_trained = counting
-    train(path)
+    train(path, ["sharding.plan=row_wise"])
     return counts
 
 
