@@ -23,8 +23,8 @@ from support.predicting import run_command, scores
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 
-# Those with layers of their own; `ple` has those of `mmoe` and `shared_bottom`, and all have those
-# of `wide_deep`, which `din` is without histories. Few layers take less long to export.
+# Those with layers of their own: `ple` has those of `mmoe` and `shared_bottom`, `deepfm` those of
+# `wide_deep`, and of `din` without histories. Few layers take less long to export.
 WITH_NUMBERS = {
     "autoint": {"layers": 1, "deep": True},
     "dcn": {"layers": 2},
