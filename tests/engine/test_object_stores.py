@@ -107,6 +107,11 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     for arguments in ([], ["--overwrite"]):
         assert export_command.main([run_url, f"{BUCKET}/package", *arguments]) == 0
     assert "load.py" in names(store, f"{BUCKET}/package")
+    package, given = stampede.open_run(run_url).export(tmp_path / "package"), rows_of_test_part()
+    there = loaded(package, f"{BUCKET}/package")
+    np.testing.assert_array_equal(there.score(given), loaded(package).score(given))
+    with pytest.raises(ValueError, match=r"^s3://clicks/other: cannot be fetched"):
+        loaded(package, f"{BUCKET}/other")
     # A folder that is no package is left alone.
     assert export_command.main([run_url, f"{BUCKET}/given", "--overwrite"]) == 2
     assert names(store, f"{BUCKET}/given") == {"log.csv", "schema.yaml"}
@@ -131,16 +136,6 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     assert f"  report of 1 run: {BUCKET}/report/report.html" in capsys.readouterr().out
     page = store.cat_file(f"{BUCKET}/report/report.html").decode()
     assert "movies" in page and "test AUC" in page
-
-
-def test_a_package_is_loaded_from_its_url(store, here, tmp_path):
-    package = stampede.open_run(here).export(tmp_path / "package")
-    store.put(str(package), f"{BUCKET}/package", recursive=True)
-    rows = rows_of_test_part()
-    there = loaded(package, f"{BUCKET}/package")
-    np.testing.assert_array_equal(there.score(rows), loaded(package).score(rows))
-    with pytest.raises(ValueError, match=r"^s3://clicks/other: cannot be fetched"):
-        loaded(package, f"{BUCKET}/other")
 
 
 def train_as_ranks(folder, overrides, world_size, environment):
