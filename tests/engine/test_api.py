@@ -27,6 +27,7 @@ SECTIONS = {
     "data": {"scale": 0.0005, "rows": 2000, "test_rows": 300},
     "model": {"hidden": [16, 16]},
     "train": {"batch_size": 256, "log_every": 2, "epochs": 1},
+    "evaluate": {"compare_with_lr": False},
 }
 
 
@@ -69,6 +70,7 @@ def ended_after_two(folder):
     given = {"epochs": 5, "batch_size": 256}
     run = train(
         data=SECTIONS["data"], model=SECTIONS["model"], train=given,
+        evaluate=SECTIONS["evaluate"], sharding={"plan": "table_wise"},
         run={"dir": folder, "name": "ended", "quiet": True, "seed": 2}, after_epoch=after_epoch,
     )  # fmt: skip
     return called, list(run.history["validation_auc"]), run.metrics

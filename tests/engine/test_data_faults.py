@@ -112,12 +112,12 @@ def test_a_refused_run_leaves_nothing_and_prepares_nothing(raw_log, override, wo
     assert sorted(folder.rglob("*")) == before
 
 
-LONG = ["train.epochs=2", "checkpoint.every_steps=3"]
+SAVED = ["checkpoint.every_steps=3"]
 
 
 @pytest.mark.slow
 def test_a_run_whose_checkpoints_are_lost_begins_anew_unless_it_has_ended(tmp_path, capsys):
-    run_small(tmp_path, LONG)
+    run_small(tmp_path, SAVED)
     run = tmp_path / "small"
     # The lock is gone with its run.
     assert {path.name for path in tmp_path.iterdir()} == {"small", "small.yaml"}
@@ -125,11 +125,11 @@ def test_a_run_whose_checkpoints_are_lost_begins_anew_unless_it_has_ended(tmp_pa
     shutil.rmtree(run / "checkpoints")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(RunFolderError, match=r"that has ended, and no checkpoint .*overwrite=true"):
-        run_small(tmp_path, [*LONG, "checkpoint.resume=auto", "train.epochs=3"])
+        run_small(tmp_path, [*SAVED, "checkpoint.resume=auto", "train.epochs=2"])
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     (run / "summary.json").unlink()
     assert "starts from scratch" not in capsys.readouterr().out
-    run_small(tmp_path, [*LONG, "checkpoint.resume=auto"])
+    run_small(tmp_path, [*SAVED, "checkpoint.resume=auto"])
     said = capsys.readouterr().out
     assert f"the run starts from scratch; {len(whole)} lines of metrics.jsonl are dropped" in said
     assert without_times(run) == whole

@@ -66,7 +66,7 @@ def odd_logs():
 
 
 LOGS = odd_logs()
-REAL = ("adult.csv.gz", "avazu_20k.csv.gz", "criteo_1tb_day0_10k.tsv.gz", "movielens_100k.csv.gz")
+REAL = ("adult.csv.gz", "avazu_20k.csv.gz", "criteo_1tb_day0_10k.tsv.gz")
 
 
 @pytest.mark.slow

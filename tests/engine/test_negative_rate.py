@@ -82,7 +82,8 @@ def test_metrics_of_raw_rows_are_those_of_the_scores(runs, tmp_path):
 def test_several_goals(tmp_path):
     folder = write_goals(tmp_path)
     for name, settings in (("plain", []), ("sampled", SAMPLED)):
-        run_config(goal_config(folder, f"run.name={name}", "train.epochs=2", *settings))
+        given = [f"run.name={name}", "train.epochs=2", "model.options.experts=2", *settings]
+        run_config(goal_config(folder, *given))
     frame = goal_log(50, seed=3)
     plain, found = (open_run(tmp_path / name).score(frame) for name in ("plain", "sampled"))
     expected = plain / (plain[:, :1] + (1 - plain[:, :1]) / RATE)

@@ -76,7 +76,7 @@ def here(tmp_path_factory):
 
 
 def test_the_result_is_that_of_local_files(store, here, tmp_path, monkeypatch):
-    there = train(tmp_path / "there", put_movies(store, tmp_path / "there"))
+    there = train(tmp_path / "there", put_movies(store, tmp_path / "there", "csv.zst"))
     for name, values in weights(here).items():
         np.testing.assert_array_equal(weights(there)[name], values)
     assert {"manifest.json", "summary.json", "metrics.jsonl"} <= names(
@@ -107,6 +107,11 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     for arguments in ([], ["--overwrite"]):
         assert export_command.main([run_url, f"{BUCKET}/package", *arguments]) == 0
     assert "load.py" in names(store, f"{BUCKET}/package")
+    package, given = stampede.open_run(run_url).export(tmp_path / "package"), rows_of_test_part()
+    there = loaded(package, f"{BUCKET}/package")
+    np.testing.assert_array_equal(there.score(given), loaded(package).score(given))
+    with pytest.raises(ValueError, match=r"^s3://clicks/other: cannot be fetched"):
+        loaded(package, f"{BUCKET}/other")
     # A folder that is no package is left alone.
     assert export_command.main([run_url, f"{BUCKET}/given", "--overwrite"]) == 2
     assert names(store, f"{BUCKET}/given") == {"log.csv", "schema.yaml"}
@@ -131,23 +136,6 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     assert f"  report of 1 run: {BUCKET}/report/report.html" in capsys.readouterr().out
     page = store.cat_file(f"{BUCKET}/report/report.html").decode()
     assert "movies" in page and "test AUC" in page
-
-
-@pytest.mark.parametrize("form", ["parquet", "csv.zst"])
-def test_every_form_of_a_log(store, here, tmp_path, form):
-    there = train(tmp_path / "there", put_movies(store, tmp_path / "there", form))
-    for name, values in weights(here).items():
-        np.testing.assert_array_equal(weights(there)[name], values)
-
-
-def test_a_package_is_loaded_from_its_url(store, here, tmp_path):
-    package = stampede.open_run(here).export(tmp_path / "package")
-    store.put(str(package), f"{BUCKET}/package", recursive=True)
-    rows = rows_of_test_part()
-    there = loaded(package, f"{BUCKET}/package")
-    np.testing.assert_array_equal(there.score(rows), loaded(package).score(rows))
-    with pytest.raises(ValueError, match=r"^s3://clicks/other: cannot be fetched"):
-        loaded(package, f"{BUCKET}/other")
 
 
 def train_as_ranks(folder, overrides, world_size, environment):
@@ -195,7 +183,7 @@ def test_hosts_without_a_shared_folder(store, tmp_path, monkeypatch):
     for name, values in weights(run_folder).items():
         np.testing.assert_array_equal(values, expected[name])
     # Weights of another run, which only the host of rank 0 fetches.
-    begun = [f"checkpoint.init_from={BUCKET}/runs/shared", "run.name=begun"]
+    begun = [f"checkpoint.init_from={BUCKET}/runs/shared", "run.name=begun", "train.epochs=1"]
     assert train_apart(north, *begun)[0]["auc"] > 0.3
     assert not [path for path in tmp_path.rglob(".*") if path.suffix == ".copy"]
 
@@ -253,20 +241,20 @@ def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):
 
 
 def test_rows_that_are_fetched_while_they_are_read(store, tmp_path):
-    """In one process and two, continued, and beside what a folder of the disk gives."""
+    """In two processes, and in one, continued, beside what a folder of the disk gives."""
     data, url = reading.prepared(tmp_path / "data"), f"{BUCKET}/prepared"
     store.put(str(data), url, recursive=True)
     ours = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "STAMPEDE_"))}
 
     def trained(name, data, *overrides, ranks=1):
         (tmp_path / name).mkdir(exist_ok=True)
+        if ranks > 1:
+            given = [*overrides, "train.epochs=2", "sharding.plan=row_wise"]
+            run_ranks(ranks, run_prepared_with, ours, tmp_path / name, data, given, ranks)
+            return without_times(tmp_path / name / "small")
         for epochs in (1, 2):
             given = [*overrides, f"train.epochs={epochs}", "checkpoint.resume=auto"]
-            if ranks == 1:
-                reading.run_prepared(tmp_path / name, data, given)
-            else:
-                arguments = tmp_path / name, data, given, ranks
-                run_ranks(ranks, run_prepared_with, ours, *arguments)
+            reading.run_prepared(tmp_path / name, data, given)
         return without_times(tmp_path / name / "small")
 
     # Half of the cache takes the place of the memory.

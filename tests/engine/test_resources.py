@@ -67,7 +67,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path, refused):
 
 @pytest.mark.slow
 def test_checkpoints_that_cannot_be_written(tmp_path, refused):
-    overrides = ["train.epochs=2", "checkpoint.every_steps=3", "checkpoint.asynchronous=false"]
+    overrides = ["train.epochs=2", "checkpoint.every_steps=9", "checkpoint.asynchronous=false"]
     run_small(tmp_path, [*overrides, "train.epochs=1"])
     run = tmp_path / "small"
     kept = newest(run / "checkpoints")

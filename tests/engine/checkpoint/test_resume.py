@@ -9,7 +9,6 @@ import torch
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.results import run_folder
 from support.jobs import run_small, same_end
-from support.ranks import run_ranks
 
 
 @pytest.mark.slow
@@ -37,22 +36,18 @@ def test_resume_continues_as_if_nothing_had_happened(tmp_path, capsys):
 REGULARIZED = [
     "model.first_order_scale=8",
     "model.dropout=0.2",
+    "model.normalization=batch",
     "optim.dense.weight_decay=0.1",
     "optim.embedding.plateau={factor: 0.5, patience: 0, threshold: 0.1}",
     "optim.dense.plateau={factor: 0.5, patience: 1, threshold: 0.1}",
 ]
 
 
-@pytest.mark.parametrize("ranks, normalization", [
-    (1, "batch"), pytest.param(2, "layer", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_random_numbers_decay_plateaus_and_norms_continue(tmp_path, ranks, normalization):
+def test_random_numbers_decay_plateaus_and_norms_continue(tmp_path):
     def trained(name, *overrides):
         # As other programs, a run before it, or a process of its own would leave it.
         torch.seed()
-        given = [*REGULARIZED, f"model.normalization={normalization}", f"run.name={name}"]
-        arguments = [tmp_path, [*given, *overrides], ranks]
-        run_ranks(ranks, run_small, *arguments) if ranks > 1 else run_small(*arguments)
+        run_small(tmp_path, [*REGULARIZED, f"run.name={name}", *overrides])
 
     trained("whole", "train.epochs=3")
     trained("parts", "train.epochs=2")

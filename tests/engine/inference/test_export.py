@@ -117,7 +117,7 @@ def test_numbers_of_a_prepared_folder_are_as_narrow_as_there(tmp_path):
         f"data: {{kind: prepared, path: {folder}}}\n"
         "model: {hidden: [8]}\n"
         "train: {batch_size: 20}\n"
-        "evaluate: {batch_size: 20}\n"
+        "evaluate: {batch_size: 20, compare_with_lr: false}\n"
         "optim: {dense: {lr: 0.1}}\n"
     )
     train(load_config(tmp_path / "rows.yaml"))

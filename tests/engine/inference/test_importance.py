@@ -85,7 +85,7 @@ def test_of_a_goal(tmp_path):
 @pytest.mark.slow
 def test_of_histories_and_synthetic_data(tmp_path):
     sizes = {"rows": 3000, "test_rows": 600}
-    small = {"model": {"hidden": [8]}, "train": {"batch_size": 256, "epochs": 1}}
+    small = {"train": {"batch_size": 256, "epochs": 1}, "evaluate": {"compare_with_lr": False}}
     run = train(
         data={**sizes, "histories": "attention"},
         run={"dir": tmp_path, "name": "din"},

@@ -34,7 +34,7 @@ def test_a_run_continues_from_its_newest_checkpoint(
     tmp_path, capsys, undisturbed, action, step, saved
 ):
     """After a kill; a signal stops it after the step, and saves it."""
-    every = ["checkpoint.every_steps=2", "checkpoint.keep=100"] if action is kill else []
+    every = ["checkpoint.every_steps=5", "checkpoint.keep=100"] if action is kill else []
     stop = run_disturbed(tmp_path, [*LONG, *every], step, action)
     if action is ask_to_stop:
         assert f"SIGTERM after step {step}" in str(stop) and stop.signal == signal.SIGTERM
