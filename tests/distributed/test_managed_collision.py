@@ -15,7 +15,6 @@ RUNS = [
     ("waiting", (True, 64, "touched", True)),
     ("waiting", (False, 64, "all", True)),
     (None, (True, 1 << 17, "all", False)),
-    (None, (False, 1 << 17, "touched", False)),
 ]
 
 

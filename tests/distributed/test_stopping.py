@@ -56,9 +56,9 @@ def stopped(tmp_path_factory):
     return lambda folder, ranks: shutil.copytree(run(ranks), folder / "small")
 
 
-@pytest.mark.parametrize("before, plan, after", [
-    (2, "row_wise", 2), (2, "column_wise", 4), (1, "row_wise", 2), (4, "table_wise", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "before, plan, after", [(2, "row_wise", 2), (2, "column_wise", 4), (1, "row_wise", 2)]
+)
 def test_a_signal_to_one_rank_stops_all_and_any_ranks_and_plan_go_on(
     tmp_path, undisturbed, stopped, before, plan, after
 ):
@@ -89,7 +89,7 @@ def run_poisoned_on_rank_1(*arguments):
 
 
 def test_all_ranks_leave_out_a_batch_that_is_not_finite_on_one(tmp_path):
-    overrides = [*LONG, "optim.dense.schedule.warmup=0", "train.on_nonfinite=skip_batch"]
+    overrides = [*LONG[1:], "optim.dense.schedule.warmup=0", "train.on_nonfinite=skip_batch"]
     run_ranks(2, run_poisoned_on_rank_1, tmp_path, overrides, 2)
     logged = lines(tmp_path / "small")
     assert [line["step"] for line in logged if line["kind"] == "skipped_batch"] == [5]

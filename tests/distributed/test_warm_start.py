@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 SAVED = [(1, "table_wise"), (2, "column_wise"), (4, "row_wise")]
 READ = {
     1: {4: ["table_row_wise", "grid_shard"]},
-    2: {1: ["row_wise"], 4: ["auto"]},
+    2: {4: ["row_wise", "auto"]},
     4: {2: ["table_wise", "column_wise", "data_parallel"]},
 }
 # Four processes are two nodes of two, or table-row-wise and grid never cross nodes.
