@@ -39,12 +39,12 @@ CASES = [
 ]
 ODD = (Table(1 << 17, dim=10, columns=(5, 5)), Table(40, dim=7, features=2))
 LARGE = [replace(case, steps=3) for case in CASES[:4]]
+SMALL = [replace(case, tables=case.tables[1:], steps=5, way="waiting") for case in CASES]
 CASES += [
     replace(case, tables=ODD)
     for case in CASES
     if (case.plan, case.arguments["rows"]) in (("column_wise", "all"), ("row_wise", "touched"))
 ]
-SMALL = [replace(case, tables=case.tables[1:], steps=5, way="waiting") for case in CASES]
 
 
 # On one process what is replicated or split is not.
