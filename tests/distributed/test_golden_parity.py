@@ -10,10 +10,8 @@ from support.torchrec_models import GOLDEN_RANKS, train_golden
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, sharding_type",
-    [("deepfm", "table_wise"), ("deepfm", "row_wise"), ("deepfm", "table_row_wise"),
-     ("deepfm_bound", "row_wise")],
-)  # fmt: skip
+    "name, sharding_type", [("deepfm", "table_row_wise"), ("deepfm_bound", "row_wise")]
+)
 def test_two_processes(name, sharding_type):
     path = shared(f"golden/largebatchctr_{name}.npz")
     trajectories = run_ranks(2, train_with_the_engine, path, f"sharding.plan={sharding_type}")

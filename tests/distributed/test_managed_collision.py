@@ -15,11 +15,10 @@ RUNS = [
     ("waiting", (True, 64, "touched", True)),
     ("waiting", (False, 64, "all", True)),
     (None, (True, 1 << 17, "all", False)),
-    (None, (False, 1 << 17, "touched", False)),
 ]
 
 
-@pytest.mark.parametrize("count, runs", [(1, RUNS[:2]), (2, RUNS), (4, RUNS[1:3])])
+@pytest.mark.parametrize("count, runs", [(1, RUNS[:2]), (2, RUNS), (4, RUNS[1:2])])
 def test_every_id_has_one_row_and_rows_follow_the_equations(count, runs):
     ranks = run_ranks(count, train_all, runs)
     for (_, (_, _, moved, _)), *found in zip(runs, *ranks, strict=True):

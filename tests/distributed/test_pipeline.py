@@ -11,11 +11,9 @@ from support.ranks import run_ranks
 KINDS = ("TrainPipelineSparseDist", "TrainPipelineSparseDistLite")
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def results(request):
-    if request.param == 1:
-        return train_in_pipelines(KINDS)
-    return run_ranks(request.param, train_in_pipelines, KINDS)[0]
+@pytest.fixture(scope="module")
+def results():
+    return run_ranks(2, train_in_pipelines, KINDS)[0]
 
 
 @pytest.mark.slow

@@ -178,17 +178,6 @@ def test_weights_of_losses(weighting):
     np.testing.assert_allclose(module.log_variances.grad, [*gradient[:2], 0.0])
 
 
-def test_a_bias_for_each_goal():
-    model, rows, numbers = random_model("mmoe", GOALS)
-    before = model.logits(rows.flatten(1), numbers)
-    with torch.no_grad():
-        model.bias += torch.tensor([1.0, 2.0, 3.0])
-    after = model.logits(rows.flatten(1), numbers)
-    torch.testing.assert_close(
-        after - before, torch.tensor([[1.0, 2.0, 3.0]]).expand(9, 3).double()
-    )
-
-
 @pytest.mark.parametrize(
     "name, goals, words",
     [

@@ -322,10 +322,18 @@ def test_whether_gradients_are_finite(rows, dim, value, in_weights, seed):
     assert found == (not rows or abs(value) <= 1e15)
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("rows", ["all", "touched"])
-@pytest.mark.parametrize("dim, columns", [(12, 10), (1, None), (11, None), (33, 16)])
-def test_both_ways_give_the_same(clip, rows, dim, columns):
+WIDTHS_AND_CLIPPED = [(12, 10), (1, None), (11, None), (33, 16)]
+
+
+@pytest.mark.parametrize(
+    "clip, dim, columns, rows",
+    [
+        (clip, *of_row, ("all", "touched")[(number + place) % 2])
+        for number, clip in enumerate(CLIPS)
+        for place, of_row in enumerate(WIDTHS_AND_CLIPPED)
+    ],
+)
+def test_both_ways_give_the_same(clip, dim, columns, rows):
     """As where columns are split, whose norms are sums over shards."""
     found = []
     for is_split in (False, True):

@@ -80,7 +80,7 @@ def assert_equal_to_sort(lookup):
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(lookup=lookups(device="cpu"))
 def test_what_fbgemm_packs_is_unpacked(lookup):
     pytest.importorskip("fbgemm_gpu")

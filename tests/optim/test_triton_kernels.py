@@ -163,7 +163,7 @@ def test_replay_is_the_dense_loop_with_changing_learning_rates(dim, placement):
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     cuts=st.sets(st.integers(1, 11), max_size=4),
     dim=st.sampled_from([4, 12]),

@@ -58,7 +58,7 @@ def test_follows_the_equations(rows, dim, shared, kind, weighted, batch, keep, r
 
 
 @pytest.mark.slow
-@settings(max_examples=45, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     order=st.permutations([("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)]),
     cuts=st.sampled_from([(4, 8), (3, 7), (5, 11)]),

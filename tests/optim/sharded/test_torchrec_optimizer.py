@@ -90,9 +90,18 @@ def change_hyper_parameter(model, rate):
     model.fused_optimizer.update_hyper_parameters({"lr": rate})
 
 
-@pytest.mark.parametrize("change", [change_group, change_tables, change_hyper_parameter])
-@pytest.mark.parametrize("then", ["nothing", "step", "zero_grad"])
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+CHANGES = (change_group, change_tables, change_hyper_parameter)
+THEN = ("nothing", "step", "zero_grad")
+
+
+@pytest.mark.parametrize(
+    "plan, change, then",
+    [
+        (plan, change, THEN[(number + place) % 3])
+        for number, plan in enumerate(PLANS.values())
+        for place, change in enumerate(CHANGES)
+    ],
+)
 def test_the_learning_rate_is_changed_as_torchrec_does(plan, change, then):
     model = shard(with_cowclip(Bags(a=8), rows="touched"), plan)
 

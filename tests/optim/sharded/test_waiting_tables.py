@@ -2,6 +2,7 @@
 
 import copy
 import io
+from itertools import cycle
 
 import pytest
 import torch
@@ -102,7 +103,12 @@ def waiting(request):
             yield parameter, arrays
 
 
-@pytest.mark.parametrize("use", [*USES, *LOOKS])
+@pytest.mark.parametrize(
+    "waiting, use",
+    # Each on one of the plans, whose parameters are of one class.
+    list(zip(cycle(PLANS.values()), [*USES, *LOOKS], strict=False)),
+    indirect=["waiting"],
+)
 def test_using_a_table_brings_its_rows_up_to_date_and_a_look_at_its_shape_does_not(waiting, use):
     parameter, arrays = waiting
     result = {**USES, **LOOKS}[use](parameter)
