@@ -142,7 +142,7 @@ def search_of(folder, *overrides):
 @pytest.mark.slow
 def test_a_trial_ends_with_its_epoch_when_the_time_is_over(folder):
     epochs = {"train.epochs": Parameter(choices=[100_000])}
-    _work(1, search_of(folder), epochs, "deepfm", _Limits(time.time() + 5, 10))
+    _work(1, search_of(folder), epochs, "deepfm", _Limits(time.time() + 3, 10))
     (*_, last) = trials_of(folder)
     assert last.state.name == "COMPLETE", last.user_attrs
     assert len(last.intermediate_values) < 100_000
