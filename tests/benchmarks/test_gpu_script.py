@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 
 # Cases of all parts in one process, without Polars as on the GPU machine. Inductor would write
 # code for the CPU, which says nothing about a GPU: the network is only traced. Cases that differ
-# in the size of a batch are the same here, and tests of the optimizer have all settings of tables.
+# in the size of a batch or in the device are the same here, and tests of the optimizer have all
+# settings of tables.
 IN_ONE_PROCESS = """
 import gc, importlib, json, re, sys, torch
 sys.modules["polars"] = None
@@ -28,7 +29,7 @@ gc.collect()
 gc.freeze()
 
 of_tables = "tables: (cowclip|paper|row|no clip|torch's epsilon)$"
-alike = re.compile("8,192|touched, 524,288|kernels: 12 columns|50 steps|" + of_tables)
+alike = re.compile("8,192|touched, 524,288|kernels: 12 columns|50 steps|^cpu$|" + of_tables)
 everything, cpu = {}, torch.device("cpu")
 for part, (place, _) in {**run.COMMANDS["first"], **run.COMMANDS["second"]}.items():
     if part != "whole_step_graph":
@@ -76,8 +77,8 @@ def test_every_kind_of_case_runs_on_a_cpu_too(tmp_path, environment):
     assert profile["kernels"][0]["microseconds_a_step"] > 0
     assert [case["compiled_graphs"] for case in found["compiled"].values()] == [1]
     assert len(found["large_batch"]) == 1
-    on_device, on_cpu = found["quickstart"].values()
-    assert 0.5 < on_device["auc"] == on_cpu["auc"]
+    (quickstart,) = found["quickstart"].values()
+    assert 0.5 < quickstart["auc"] < 1
 
 
 PARTS = """
