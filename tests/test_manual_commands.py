@@ -47,8 +47,8 @@ BEFORE = {
     ],
 }
 # Commands that do not run here: make's targets are checked by name, the notebook, the examples, the
-# tests and torchrun are run by tests, sweeps take minutes, another page has such a plan, and
-# nothing is downloaded.
+# tests and torchrun are run by tests, sweeps take minutes, another page has such a plan and such
+# days, and nothing is downloaded.
 NOT_RUN = (
     *(
         "make ",
@@ -63,6 +63,9 @@ NOT_RUN = (
     "torchrun --nproc_per_node 2 examples/torchrec_training.py",
     "torchrun --nnodes 2",
     "torchrun --nproc_per_node 2 launch.py configs/criteo_kaggle.yaml",
+    "torchrun --nproc_per_node 2 launch.py configs/quickstart.yaml train.epochs=2",
+    "torchrun --nproc_per_node 2 --max-restarts 3",
+    "stampede incremental configs/criteo_kaggle.yaml 'data.path=logs/*.tsv'",
     "python launch.py --plan --world-size 128 --device-memory 80GB configs/plan_10b.yaml",
 )
 COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")

@@ -313,7 +313,7 @@ def test_killed_while_it_is_copied(store):
     here = stores.local(url)
     write(here, manifest="1", **{f"part{number}": "x" * 1000 for number in range(300)})
     seen = set()
-    for seconds in (0.5, 1.0, 1.6):
+    for seconds in (0.5, 1.0, 1.7):
         subprocess.run([sys.executable, "-c", KILLED, url, str(seconds)], check=False)
         there = folder_there(store, url)
         seen.add(len(there))
