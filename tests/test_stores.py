@@ -239,17 +239,19 @@ def test_a_manifest_vouches_for_nothing_while_its_folder_changes(store):
     url = f"{BUCKET}/runs/a"
     asked = []
     with between(lambda method, path: asked.append((method, path.partition("?")[0])) and None):
-        write(stores.local(url) / "checkpoints/epoch_1", manifest="1", a="x")
+        write(stores.local(url) / "checkpoints/epoch_1", manifest="1", a="x", b="y")
         write(stores.local(url), summary="1", metrics="1")
         stores.published(url)
         write(stores.local(url) / "checkpoints/epoch_1", a="changed")
+        (stores.local(url) / "checkpoints/epoch_1/b.json").unlink()
         asked.clear()
         stores.published(url)
     changed = [
         (method, path.rpartition("/")[2]) for method, path in asked if method in ("PUT", "DELETE")
     ]
     assert sorted(changed[:2]) == [("DELETE", "manifest.json"), ("DELETE", "summary.json")]
-    assert [name for _, name in changed[2:]] == ["a.json", "manifest.json", "summary.json"]
+    assert changed[2] == ("DELETE", "b.json")
+    assert [name for _, name in changed[3:]] == ["a.json", "manifest.json", "summary.json"]
 
 
 def test_keys_that_lead_elsewhere_are_left_alone(store, tmp_path):
@@ -281,22 +283,6 @@ def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
     with pytest.raises(stores.StoreError, match=r"its copy in .* cannot be written") as failure:
         stores.fetched(url)
     assert failure.value.errno == errno.ENOSPC
-
-
-@pytest.mark.slow
-def test_the_manifest_comes_last_and_goes_first(store):
-    """Whenever it is there, all that it lists is, too: seen from the requests themselves."""
-    url = f"{BUCKET}/runs/a"
-    asked = []
-    with between(lambda method, path: asked.append((method, path.partition("?")[0])) and None):
-        write(stores.local(url), manifest="1", a="x", z="y")
-        stores.published(url)
-        for file in stores.local(url).iterdir():
-            file.unlink()
-        stores.published(url)
-    changed = [(method, path[-6:]) for method, path in asked if method in ("PUT", "DELETE")]
-    assert changed[2] == ("PUT", "t.json") and changed[3] == ("DELETE", "t.json")
-    assert len(changed) == 6
 
 
 KILLED = """
