@@ -72,6 +72,8 @@ COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")
 # Blocks of other kinds that have a test of their own, by how they begin.
 OTHER = ("g = sum", "Q1 = ", 'name: "shop"', "train_step ")
 SMALL = ("model.hidden=[16,16]", "evaluate.compare_with_lr=false")
+OF_CLICKS = [f"configs/{name}.yaml" for name in ("quickstart", "histories")]
+OF_CLICKS += ["examples/own_rule/lion.yaml"]
 FEW_CLICKS = ("data.rows=2000", "data.test_rows=500", "data.scale=0.0005", "train.batch_size=256")
 
 AVAZU = (
@@ -158,7 +160,7 @@ def run_command(line):
         arguments[arguments.index("--world-size") + 1] = "16"
         return main(arguments)
     arguments += SMALL
-    if arguments[0] in ("configs/quickstart.yaml", "configs/histories.yaml"):
+    if arguments[0] in OF_CLICKS:
         arguments += FEW_CLICKS
     elif any(argument.startswith("train.batch_size") for argument in arguments):
         arguments.append("train.batch_size=64")
