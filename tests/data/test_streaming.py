@@ -62,7 +62,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("shuffle, numbers", [("block", 2), ("none", 0)])
 def test_the_rows_are_those_of_a_disk(store, tmp_path, monkeypatch, shuffle, numbers):
-    monkeypatch.setattr(streaming, "_CHUNK", 8)
+    monkeypatch.setattr(streaming, "_CHUNK", 16)
     arrays = drawn_rows(500, multi=2, weight=True, numbers=numbers)
     folder = put(store, tmp_path / "here", arrays, 150, multi=2)
     there, here = streamed(tmp_path / "files"), open_prepared(folder)
@@ -193,7 +193,7 @@ def test_a_store_that_fails_is_named(store, tmp_path):
 
 @pytest.mark.slow
 def test_rows_that_were_not_fetched_after_a_failure_are_fetched_again(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming, "_CHUNK", 8)
+    monkeypatch.setattr(streaming, "_CHUNK", 16)
     monkeypatch.setattr(streaming, "_MOST_CHUNKS", 1)
     arrays, refused = drawn_rows(500), []
     put(store, tmp_path / "here", arrays, 150)
