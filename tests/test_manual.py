@@ -54,7 +54,8 @@ def test_python_blocks_run(block, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     # A network that is registered here is gone afterwards.
     monkeypatch.setattr("stampede.models.registry._NETWORKS", dict(_NETWORKS))
-    small = block.replace("40_000", "4_000").replace("[16, 16]}", '[16, 16]}, train={"epochs": 1}')
+    small = block.replace("40_000", "2_000").replace('"test_rows": 4_000', '"test_rows": 1_000')
+    small = small.replace("[16, 16]}", '[16, 16]}, train={"epochs": 1}')
     exec(compile(small, PYTHON_BLOCKS[block], "exec"), {"__name__": "__main__"})
 
 

@@ -47,8 +47,8 @@ BEFORE = {
     ],
 }
 # Commands that do not run here: make's targets are checked by name, the notebook, the examples, the
-# tests and torchrun are run by tests, sweeps take minutes, another page has such a plan, and
-# nothing is downloaded.
+# tests and torchrun are run by tests, sweeps take minutes, another page has such a plan and such
+# days, and nothing is downloaded.
 NOT_RUN = (
     *(
         "make ",
@@ -63,12 +63,17 @@ NOT_RUN = (
     "torchrun --nproc_per_node 2 examples/torchrec_training.py",
     "torchrun --nnodes 2",
     "torchrun --nproc_per_node 2 launch.py configs/criteo_kaggle.yaml",
+    "torchrun --nproc_per_node 2 launch.py configs/quickstart.yaml train.epochs=2",
+    "torchrun --nproc_per_node 2 --max-restarts 3",
+    "stampede incremental configs/criteo_kaggle.yaml 'data.path=logs/*.tsv'",
     "python launch.py --plan --world-size 128 --device-memory 80GB configs/plan_10b.yaml",
 )
 COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")
 # Blocks of other kinds that have a test of their own, by how they begin.
 OTHER = ("g = sum", "Q1 = ", 'name: "shop"', "train_step ")
 SMALL = ("model.hidden=[16,16]", "evaluate.compare_with_lr=false")
+OF_CLICKS = [f"configs/{name}.yaml" for name in ("quickstart", "histories")]
+OF_CLICKS += ["examples/own_rule/lion.yaml"]
 FEW_CLICKS = ("data.rows=2000", "data.test_rows=500", "data.scale=0.0005", "train.batch_size=256")
 
 AVAZU = (
@@ -155,7 +160,7 @@ def run_command(line):
         arguments[arguments.index("--world-size") + 1] = "16"
         return main(arguments)
     arguments += SMALL
-    if arguments[0] in ("configs/quickstart.yaml", "configs/histories.yaml"):
+    if arguments[0] in OF_CLICKS:
         arguments += FEW_CLICKS
     elif any(argument.startswith("train.batch_size") for argument in arguments):
         arguments.append("train.batch_size=64")

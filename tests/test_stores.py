@@ -54,31 +54,28 @@ def test_an_identity_changes_with_the_content(store):
     assert stores.identity(f"{BUCKET}/logs/day.csv") != before
 
 
+REFUSED = {
+    f"{BUCKET}/logs/none.csv": "none.csv: is not there",
+    f"{BUCKET}/logs": "logs: is a folder; write its files",
+    "s3://no-such-bucket/a.csv": "a.csv: is not there",
+    f"{BUCKET}/logs/*.tsv": "*.tsv: no such file or glob; write the URL",
+    "ftp://host/a.csv": "an unknown kind of store; write one of s3://",
+    "s3://key:se/cret@clicks/a.csv": "s3://...@clicks/a.csv: write the credentials",
+    "abfs://clicks/a.csv?sv=1&sig=secret": "abfs://clicks/a.csv?...: write the credentials",
+    "s3://key:123/secret@clicks/a.csv?sig=secret": "s3://...@clicks/a.csv: write the cred",
+    "s3://key:secret?0@clicks/a.csv": "s3://...: write the credentials",
+    "ftp://me:secret@host/a.csv": "ftp://...@host/a.csv: write the credentials",
+    "s3://key:secret@clicks/a.csv": "s3://...@clicks/a.csv: write the credentials into the env",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        (f"{BUCKET}/logs/none.csv", "none.csv: is not there"),
-        (f"{BUCKET}/logs", "logs: is a folder; write its files"),
-        ("s3://no-such-bucket/a.csv", "a.csv: is not there"),
-        (f"{BUCKET}/logs/*.tsv", "*.tsv: no such file or glob; write the URL"),
-        ("ftp://host/a.csv", "an unknown kind of store; write one of s3://"),
-        ("s3://key:se/cret@clicks/a.csv", "s3://...@clicks/a.csv: write the credentials"),
-        ("abfs://clicks/a.csv?sv=1&sig=secret", "abfs://clicks/a.csv?...: write the credentials"),
-        ("s3://key:123/secret@clicks/a.csv?sig=secret", "s3://...@clicks/a.csv: write the cred"),
-        ("s3://key:secret?0@clicks/a.csv", "s3://...: write the credentials"),
-        ("ftp://me:secret@host/a.csv", "ftp://...@host/a.csv: write the credentials"),
-        (
-            "s3://key:secret@clicks/a.csv",
-            "s3://...@clicks/a.csv: write the credentials into the env",
-        ),
-    ],
-)
-def test_what_is_not_there_is_named(store, url, said):
+def test_what_is_not_there_is_named(store):
     put(store, day="c\n1\n")
-    with pytest.raises(DataError) as failure:
-        expand(url)
-    assert said in str(failure.value) and "secret" not in str(failure.value)
+    for url, said in REFUSED.items():
+        with pytest.raises(DataError) as failure:
+            expand(url)
+        assert said in str(failure.value) and "secret" not in str(failure.value), url
 
 
 @pytest.mark.parametrize(
@@ -242,17 +239,19 @@ def test_a_manifest_vouches_for_nothing_while_its_folder_changes(store):
     url = f"{BUCKET}/runs/a"
     asked = []
     with between(lambda method, path: asked.append((method, path.partition("?")[0])) and None):
-        write(stores.local(url) / "checkpoints/epoch_1", manifest="1", a="x")
+        write(stores.local(url) / "checkpoints/epoch_1", manifest="1", a="x", b="y")
         write(stores.local(url), summary="1", metrics="1")
         stores.published(url)
         write(stores.local(url) / "checkpoints/epoch_1", a="changed")
+        (stores.local(url) / "checkpoints/epoch_1/b.json").unlink()
         asked.clear()
         stores.published(url)
     changed = [
         (method, path.rpartition("/")[2]) for method, path in asked if method in ("PUT", "DELETE")
     ]
     assert sorted(changed[:2]) == [("DELETE", "manifest.json"), ("DELETE", "summary.json")]
-    assert [name for _, name in changed[2:]] == ["a.json", "manifest.json", "summary.json"]
+    assert changed[2] == ("DELETE", "b.json")
+    assert [name for _, name in changed[3:]] == ["a.json", "manifest.json", "summary.json"]
 
 
 def test_keys_that_lead_elsewhere_are_left_alone(store, tmp_path):
@@ -286,22 +285,6 @@ def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
     assert failure.value.errno == errno.ENOSPC
 
 
-@pytest.mark.slow
-def test_the_manifest_comes_last_and_goes_first(store):
-    """Whenever it is there, all that it lists is, too: seen from the requests themselves."""
-    url = f"{BUCKET}/runs/a"
-    asked = []
-    with between(lambda method, path: asked.append((method, path.partition("?")[0])) and None):
-        write(stores.local(url), manifest="1", a="x", z="y")
-        stores.published(url)
-        for file in stores.local(url).iterdir():
-            file.unlink()
-        stores.published(url)
-    changed = [(method, path[-6:]) for method, path in asked if method in ("PUT", "DELETE")]
-    assert changed[2] == ("PUT", "t.json") and changed[3] == ("DELETE", "t.json")
-    assert len(changed) == 6
-
-
 KILLED = """
 import os, sys, threading
 from stampede import stores
@@ -316,7 +299,7 @@ def test_killed_while_it_is_copied(store):
     here = stores.local(url)
     write(here, manifest="1", **{f"part{number}": "x" * 1000 for number in range(300)})
     seen = set()
-    for seconds in (0.5, 0.8, 1.2, 1.7):
+    for seconds in (0.5, 1.0, 1.7):
         subprocess.run([sys.executable, "-c", KILLED, url, str(seconds)], check=False)
         there = folder_there(store, url)
         seen.add(len(there))

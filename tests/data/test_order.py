@@ -109,7 +109,7 @@ def p_value(counts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 10, 64, 100])
+@pytest.mark.parametrize("size", [2, 3, 10, 64])
 def test_small_sets_over_many_keys(size):
     orders = np.stack([Permutation(size, (7, key))(np.arange(size)) for key in range(2000)])
     places = [np.bincount(column, minlength=size) for column in orders.T]

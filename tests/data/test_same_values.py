@@ -111,15 +111,6 @@ def test_every_type_gives_the_same_arrays(tmp_path, of_text, number, whole):
     assert_same(arrays(tmp_path, [tmp_path / "log.parquet"]), of_text)
 
 
-def test_files_of_several_types(tmp_path, of_text):
-    files = []
-    for i, kinds in enumerate(TYPES):
-        rows = slice(i * ROWS // len(TYPES), (i + 1) * ROWS // len(TYPES))
-        files.append(tmp_path / f"log_{i}.parquet")
-        pyarrow.parquet.write_table(in_type(drawn()[rows], *kinds), files[-1])
-    assert_same(arrays(tmp_path, files), of_text)
-
-
 def test_pandas_made_floats_of_ids_with_a_missing_one(tmp_path, capfd):
     frame, rows = drawn(), ROWS // 2
     frame["user"] = frame["user"].astype("Int64").mask(frame.index == rows)

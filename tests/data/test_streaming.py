@@ -62,7 +62,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("shuffle, numbers", [("block", 2), ("none", 0)])
 def test_the_rows_are_those_of_a_disk(store, tmp_path, monkeypatch, shuffle, numbers):
-    monkeypatch.setattr(streaming, "_CHUNK", 8)
+    monkeypatch.setattr(streaming, "_CHUNK", 16)
     arrays = drawn_rows(500, multi=2, weight=True, numbers=numbers)
     folder = put(store, tmp_path / "here", arrays, 150, multi=2)
     there, here = streamed(tmp_path / "files"), open_prepared(folder)
@@ -85,9 +85,8 @@ def room(place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("windows", [4, 7])
-def test_the_room_is_used_and_bounded(store, tmp_path, windows):
-    rows, window = 1 << 17, 1 << 14
+def test_the_room_is_used_and_bounded(store, tmp_path):
+    rows, window, windows = 1 << 17, 1 << 14, 4
     arrays = drawn_rows(rows, single=26, numbers=13)
     folder = put(store, tmp_path / "here", arrays, 50_000, single=26)
     size = open_prepared(folder).train.bytes * window / rows
@@ -124,7 +123,7 @@ def test_the_room_is_bounded_in_later_evaluations(store, tmp_path, single, multi
         Order(rows, "none", 0, window),
     )
     fields = [f"C{i + 1}" for i in range(single)] + [f"M{i + 1}" for i in range(multi)]
-    for _ in range(3):
+    for _ in range(2):
         most = 0
         for _ in GlobalBatches(
             part, fields, 4096, 0, 1, order, before_reading=Readahead(part, order)
@@ -194,7 +193,7 @@ def test_a_store_that_fails_is_named(store, tmp_path):
 
 @pytest.mark.slow
 def test_rows_that_were_not_fetched_after_a_failure_are_fetched_again(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming, "_CHUNK", 8)
+    monkeypatch.setattr(streaming, "_CHUNK", 16)
     monkeypatch.setattr(streaming, "_MOST_CHUNKS", 1)
     arrays, refused = drawn_rows(500), []
     put(store, tmp_path / "here", arrays, 150)

@@ -142,15 +142,17 @@ def search_of(folder, *overrides):
 @pytest.mark.slow
 def test_a_trial_ends_with_its_epoch_when_the_time_is_over(folder):
     epochs = {"train.epochs": Parameter(choices=[100_000])}
-    _work(1, search_of(folder), epochs, "deepfm", _Limits(time.time() + 5, 10))
+    _work(1, search_of(folder), epochs, "deepfm", _Limits(time.time() + 3, 10))
     (*_, last) = trials_of(folder)
     assert last.state.name == "COMPLETE", last.user_attrs
     assert len(last.intermediate_values) < 100_000
 
 
-def test_so_does_the_first_one(folder):
-    tuned(folder, "train.epochs=7")
-    assert len(open_run(folder / "out/trials/0000").history) == 1
+def test_so_does_the_first_one_and_a_metric_that_the_user_sets_stays(folder):
+    found = tuned(folder, "train.epochs=7", "evaluate.metric=auc")
+    first = open_run(folder / "out/trials/0000")
+    assert len(first.history) == 1
+    assert found["evaluate"]["metric"] == first.config.evaluate.metric == "auc"
 
 
 def test_a_mistake_that_is_corrected_does_not_bind_the_folder(folder):
@@ -288,12 +290,6 @@ def test_a_part_of_the_rows_is_no_small_log_for_the_batch(folder):
     given = [*job(folder), "train.batch_size=131072"]
     _, values = _configured(folder / "movies.yaml", given, "auc", 1, 1_000_000)
     assert values["data.train_rows"] == 13_107_200
-
-
-def test_a_metric_that_the_user_sets_stays(folder):
-    assert tuned(folder, "evaluate.metric=auc")["evaluate"]["metric"] == "auc"
-    (first,) = [path for path in (folder / "out/trials").iterdir() if path.is_dir()]
-    assert open_run(first).config.evaluate.metric == "auc"
 
 
 def test_mistakes(folder, capsys):
