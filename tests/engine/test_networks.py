@@ -21,7 +21,9 @@ KINDS = ["autoint", "dcn", "dcnv2", "deepfm", "destine", "dlrm", "esmm", "finalm
          "masknet", "ple", "wukong", "xdeepfm"]  # fmt: skip
 # Ranks exchange gradients whatever the layers are; deepfm, destine and those of several goals are
 # in tests/distributed.
-IN_TWO_PROCESSES = ["autoint", "dcnv2", "finalmlp", "lr", "masknet", "wukong", "xdeepfm"]
+IN_TWO_PROCESSES = [
+    "autoint", "dcnv2", "dlrm", "finalmlp", "fm", "lr", "masknet", "wukong", "xdeepfm",
+]  # fmt: skip
 
 
 JOB = [
