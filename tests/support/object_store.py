@@ -4,6 +4,7 @@ import http.client
 import logging
 import os
 from contextlib import contextmanager, suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from unittest.mock import patch
@@ -28,21 +29,23 @@ _ERRORS = {
 @contextmanager
 def object_store(folder):
     """Serve an empty bucket `BUCKET`; local copies go to `folder`. Yields a file system."""
+    port = _server()
+    urlopen(f"http://127.0.0.1:{port}/moto-api/reset", b"").close()
+    with at_port(port), patch.dict(os.environ, {"STAMPEDE_STORES": str(folder)}):
+        files = fsspec.filesystem("s3")
+        files.mkdir(BUCKET)
+        yield files
+
+
+@cache
+def _server():
+    """The port of this process's server, which ends with it: stopping one takes half a second."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    try:
-        _, port = server.get_host_and_port()
-        # The servers of a process share their content.
-        urlopen(f"http://127.0.0.1:{port}/moto-api/reset", b"").close()
-        with at_port(port), patch.dict(os.environ, {"STAMPEDE_STORES": str(folder)}):
-            files = fsspec.filesystem("s3")
-            files.mkdir(BUCKET)
-            yield files
-    finally:
-        server.stop()
+    return server.get_host_and_port()[1]
 
 
 @contextmanager
