@@ -13,11 +13,11 @@ from sklearn.metrics import log_loss, roc_auc_score
 from stampede import open_run
 from stampede.data import DataError
 from stampede.engine import step as step_module
-from stampede.engine.config import goal_weights
+from stampede.engine.config import check_log, goal_weights
 from stampede.engine.errors import RunFolderError
 from stampede.engine.job.build import build
 from stampede.engine.processes import processes
-from stampede.engine.reading import Reader, check_files, open_dataset
+from stampede.engine.reading import Reader, open_dataset
 from stampede.engine.run import run
 from stampede.engine.step import prefetch, train_step
 from stampede.engine.training.evaluate import evaluate
@@ -183,7 +183,7 @@ def test_settings_that_do_not_fit_the_goals(tmp_path, overrides, words):
     """They are refused before the log is prepared."""
     config = goal_config(write_goals(tmp_path), *overrides)
     with pytest.raises(SettingsError, match=words):
-        check_files(config)
+        check_log(config)
     with processes("cpu") as here, pytest.raises(SettingsError, match=words):
         open_dataset(config, here)
     assert not (tmp_path / "cache").exists()
@@ -199,7 +199,7 @@ def test_a_single_label_has_no_goals(tmp_path):
         ([*plain, "train.goal_weighting=uncertainty"], "train.goal_weighting: found 'uncertainty'"),
     ):
         with pytest.raises(SettingsError, match=words):
-            check_files(goal_config(tmp_path, *overrides))
+            check_log(goal_config(tmp_path, *overrides))
 
 
 @pytest.mark.slow
