@@ -39,12 +39,12 @@ CASES = [
 ]
 ODD = (Table(1 << 17, dim=10, columns=(5, 5)), Table(40, dim=7, features=2))
 LARGE = [replace(case, steps=3) for case in CASES[:4]]
-SMALL = [replace(case, tables=case.tables[1:], steps=5, way="waiting") for case in CASES]
 CASES += [
     replace(case, tables=ODD)
     for case in CASES
     if (case.plan, case.arguments["rows"]) in (("column_wise", "all"), ("row_wise", "touched"))
 ]
+SMALL = [replace(case, tables=case.tables[1:], steps=5, way="waiting") for case in CASES]
 
 
 # On one process what is replicated or split is not.
@@ -81,9 +81,9 @@ def test_gradients_that_are_not_divided_are_so_on_every_plan():
         assert deviation(start_of(case, found), found["weights"], divided) > 0.01
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_gradients_and_counts_of_several_passes_add_up(count):
-    cases = {1: SMALL[:2], 2: [*LARGE, *SMALL]}[count]
+    cases = {1: SMALL[:2], 2: [*LARGE, *SMALL], 4: SMALL[:4]}[count]
     results = run_ranks(count, run_cases, cases, None, 4)[0]
     for case, found in zip(cases, results, strict=True):
         expected = assert_follows(case, found)

@@ -29,7 +29,7 @@ ATTENDS = SHOP.replace("pooling: mean", "pooling: attention, query: item").repla
     "{separator: json, share: town}", "{separator: json, pooling: attention, query: town}"
 )
 # Read one by one by the network.
-ONE_BY_ONE = SHOP.replace("pooling: mean", "pooling: none, query: item")
+ONE_BY_ONE = ATTENDS.replace("pooling: attention", "pooling: none")
 OPTIONS = ["model.hidden=[16]", "model.attention.hidden=[6]", "train.epochs=2"]
 # And batch norm: scores take what training has noted of its batches.
 DICE = ["model.name=din", "model.options.activation=dice", "model.attention.activation=dice",
@@ -52,10 +52,10 @@ def trained_bst(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained_widths(tmp_path_factory):
     folder = write_shop(tmp_path_factory.mktemp("shop"), ATTENDS)
-    return train_on_shop(folder, *OPTIONS, *DICE, *WIDTHS)
+    return train_on_shop(folder, "model.name=deepfm", *OPTIONS, *WIDTHS)
 
 
-@pytest.fixture(params=["trained_bst", "trained_widths"])
+@pytest.fixture(params=["trained", "trained_bst", "trained_widths"])
 def either(request):
     return request.getfixturevalue(request.param)
 
@@ -150,9 +150,10 @@ def continued(folder, options, ranks):
 
 
 @pytest.mark.slow
-def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path):
+@pytest.mark.parametrize("more", [[], WIDTHS], ids=["one width", "widths"])
+def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path, more):
     """As one that was not interrupted, up to rounding: tables move, with their moments."""
-    options = [*OPTIONS, "run.name=one", *WIDTHS]
+    options = [*OPTIONS, "run.name=one", *more]
     whole = train_on_shop(write_shop(tmp_path / "whole", ATTENDS), *options)
     folder = write_shop(tmp_path / "parts", ATTENDS)
     first = [*options, "train.epochs=1", "sharding.plan=row_wise"]
@@ -182,7 +183,7 @@ def test_tables_have_the_widths_of_their_fields(trained_widths):
 def test_rows_of_another_width_are_not_taken(trained_widths, tmp_path):
     folder, more = write_shop(tmp_path / "next", ATTENDS), "model.dims={user: 3, item: 8}"
     init = f"checkpoint.init_from={trained_widths}"
-    path, _, report = begun(folder, [init, *OPTIONS, *DICE, more])
+    path, _, report = begun(folder, [init, "model.name=deepfm", *OPTIONS, more])
     fields = {one["field"]: one for one in report["fields"]}
     assert fields["user"]["loaded"] == fields["user"]["rows"] > 30
     assert fields["item"]["loaded"] == 0 and fields["item"]["why"] == "dim was 20, now 8"
