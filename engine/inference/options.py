@@ -35,7 +35,7 @@ class PredictionOptions:
 
 def check_exists(path: str | Path) -> None:
     """Refuse a run folder or checkpoint that is not there, before torch is imported."""
-    if not stores.is_url(path) and not Path(path).exists():
+    if not stores.is_url(path) and not stores.local(path).exists():
         raise RunFolderError(
             f"{path}: no such run folder or checkpoint; write a run folder such as runs/quickstart"
         )

@@ -50,6 +50,7 @@ def test_runs_that_are_not_there(trained_run, tmp_path, log):
         (strange, "1", "config.yaml: no run wrote it (data is missing)"),
         (tmp_path / "nowhere", "1", "nowhere: no such run folder or checkpoint"),
         (empty, "1", f"write {empty}/period_0002, the newest"),
+        (f"file://{trained_run}", "7", "no complete checkpoint of epoch 7"),
         (trained_run, "7", "no complete checkpoint of epoch 7; there are: epoch_0001, epoch_0002"),
         (trained_run, "last", "write best, newest, or a number"),
         (open_trained(trained_run).checkpoint, "1", "leave --epoch out"),
