@@ -225,7 +225,7 @@ def on_calibration(
 
 
 def on_memory(cached: float, free: float) -> list[str]:
-    """Advice if rows are read from the disk again and again, as their cache has too little room.
+    """Advice if the rows that are shuffled have too little room beside the model.
 
     Args:
         cached: bytes of `data.memory_gb` that the data take.
@@ -236,8 +236,8 @@ def on_memory(cached: float, free: float) -> list[str]:
     fits = max(math.floor(free / 1e8) / 10, 0.1)
     return [
         f"data.memory_gb: {cached / 1e9:.2g} GB of rows are to stay in memory, but "
-        f"{free / 1e9:.2g} GB are left, so training waits for the disk: write "
-        f"data.memory_gb={fits:g}, or a smaller train.batch_size"
+        f"{free / 1e9:.2g} GB are left, so training may wait for the disk: in a new run write "
+        f"data.memory_gb={fits:g} or less, or a smaller train.batch_size"
     ]
 
 

@@ -177,6 +177,16 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_MAX, 0)
 
 
+def give_back_freed_memory() -> None:
+    """Return what `keep_freed_memory` keeps and nothing has used: pieces between used blocks.
+
+    Where a thread reads batches from a disk, they were more and more for some hundred steps.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def same_products() -> None:
     """Let MKL's products have the same bits wherever their factors lie in memory.
 

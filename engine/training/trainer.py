@@ -19,6 +19,7 @@ from stampede.engine.errors import DivergedError, InterruptedRunError, TrainingS
 from stampede.engine.job.optimizers import LearningRates
 from stampede.engine.memory import free_memory
 from stampede.engine.reading import Reader
+from stampede.engine.start_up import give_back_freed_memory
 from stampede.engine.step import SentBatch, flush_tables, prefetch, train_step
 from stampede.engine.training.averaging import EpochMean
 from stampede.engine.training.diverging_loss import count_if_skipped
@@ -31,6 +32,9 @@ from stampede.engine.watching.stop import Agreement, StopRequestedError
 
 # Until then, blocks of memory that a step frees become blocks of the next.
 _STEPS_UNTIL_SETTLED = 30
+
+# After so many, what was freed goes back to the system; the next step pays for it.
+_STEPS_OF_KEPT_MEMORY = 50
 
 
 class Trainer:
@@ -158,6 +162,8 @@ class Trainer:
         progress.samples += sent.batch.global_samples
         progress.reader = sent.position
         self._monitor.after_step(step)
+        if step % _STEPS_OF_KEPT_MEMORY == 0:
+            give_back_freed_memory()
         if step == self._settled:
             self._advise_on_memory()
         if run.job.skips_nonfinite and count_if_skipped(loss, progress):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
 from stampede.engine.processes import agree_on_name, processes, rank_environment
 from stampede.engine.results.run_folder import RunFolder
-from support.jobs import small_config
+from support.jobs import run_small, small_config
 from support.paths import ROOT
 
 
@@ -147,6 +147,28 @@ print(faults() - before)
 PAGES = (1 << 26) // 4096
 
 
+# Of every other block of a megabyte that was freed, what is still there, in blocks.
+PIECES = """
+import ctypes
+from stampede.engine.start_up import give_back_freed_memory, keep_freed_memory
+keep_freed_memory()
+def held():
+    (line,) = (one for one in open("/proc/self/status") if one.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+c = ctypes.CDLL(None)
+c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+before = held()
+blocks = [c.malloc(1 << 20) for _ in range(100)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+for block in blocks[::2]:
+    c.free(block)
+assert held() - before > 90
+give_back_freed_memory()
+print(round(held() - before))
+"""
+
+
 # Ways in which one product ends, by where its factors lie.
 PRODUCTS = """
 import torch
@@ -180,6 +202,21 @@ def test_products_have_the_same_bits_wherever_their_factors_lie(tmp_path, comman
     kept = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     said = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, env=kept)
     assert int(said.split()[-1]) == 1
+
+
+@pytest.mark.skipif(not os.confstr("CS_GNU_LIBC_VERSION"), reason="not glibc")
+def test_what_is_kept_goes_back_to_the_system():
+    assert printed(PIECES) < 60
+
+
+@pytest.mark.slow
+def test_a_run_gives_it_back_every_fifty_steps(tmp_path, monkeypatch):
+    given = []
+    place = "stampede.engine.training.trainer.give_back_freed_memory"
+    monkeypatch.setattr(place, lambda: given.append(1))
+    run_small(tmp_path, ["train.batch_size=16", "data.rows=2000"])
+    # 125 steps.
+    assert len(given) == 2
 
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
