@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 # The package that reads each kind of store.
-_DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "hdfs": "pyarrow"}
+_DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "hdfs": "hdfs-native"}
 
 # Loggers that print tracebacks and pages of advice on what is raised as well.
 _LOGS = {"gs": ("gcsfs", "google"), "abfs": ("azure",)}
@@ -98,13 +98,16 @@ def _connected(url: str) -> tuple[Any, str]:
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.CRITICAL)
     try:
+        if scheme == "hdfs":
+            from stampede.hdfs import WholeFiles
+
+            return WholeFiles.of(url)
         import fsspec
 
-        fs, key = fsspec.core.url_to_fs(url)
+        return fsspec.core.url_to_fs(url)
     except ImportError:
         needed = f"needs another package: `pip install {_DRIVERS[scheme]}`"
         raise StoreError(errno.ENOPKG, needed, url) from None
-    return fs, key
 
 
 @contextmanager
@@ -131,12 +134,14 @@ def _told(url: str, failure: Exception) -> StoreError:
     """What a driver says, as a sentence."""
     # Of adlfs, and of gcsfs, which tells some refusals by their text alone.
     status = getattr(failure, "status_code", None) or getattr(failure, "code", None)
-    said = " ".join(str(failure).split())[:200]
+    # Hadoop says where in its code it was.
+    said = " ".join(str(failure).split(r"\n\tat")[0].split())[:200]
+    is_refused = said.startswith("Forbidden") or "AccessControlException" in said
     if isinstance(failure, FileNotFoundError) or status == 404:
         return StoreError(errno.ENOENT, "is not there", url)
     if isinstance(failure, FileExistsError):
         return StoreError(errno.EEXIST, "is already there", url)
-    if isinstance(failure, PermissionError) or status in (401, 403) or said.startswith("Forbidden"):
+    if isinstance(failure, PermissionError) or status in (401, 403) or is_refused:
         reason = f"access is refused ({said}); check the credentials"
         return StoreError(errno.EACCES, reason, url)
     # Of s3fs.
@@ -149,7 +154,7 @@ def _told(url: str, failure: Exception) -> StoreError:
 
 def content_id(info: dict[str, Any]) -> str:
     """Of a file's description by any driver."""
-    return str([info.get(name) for name in ("size", "ETag", "etag", "mtime", "modificationTime")])
+    return str([info.get(name) for name in ("size", "ETag", "etag", "mtime", "modification_time")])
 
 
 def opened(path: Any, block_bytes: int = _BLOCK_BYTES) -> BinaryIO:

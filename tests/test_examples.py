@@ -46,6 +46,7 @@ def test_torchrec_training_learns_on_two_processes_too(monkeypatch):
     assert losses != losses_in(output_of("torchrec_training.py"))
 
 
+@pytest.mark.slow
 def test_plain_pytorch_comes_close_to_the_truth():
     # The entropy of the clicks themselves is about 0.46, that of a coin 0.69.
     assert losses_in(output_of("plain_pytorch.py"))[-1] < 0.53

@@ -39,6 +39,7 @@ def libraries(cache):
     return list(Path(cache).rglob("tiny.so"))
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_compiles_and_later_ones_find_it(compiled):
     source, cache, found = compiled
     assert [available for available, _ in found] == [True, True]

@@ -60,6 +60,7 @@ def assert_same(found, expected):
         assert torch.equal(one.sparse.lengths(), other.sparse.lengths())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle, numbers", [("block", 2), ("none", 0)])
 def test_the_rows_are_those_of_a_disk(store, tmp_path, monkeypatch, shuffle, numbers):
     monkeypatch.setattr(streaming, "_CHUNK", 16)

@@ -114,6 +114,7 @@ def test_history_has_a_row_for_each_evaluation(movie_run):
     assert found["train_loss"][1] == pytest.approx(np.mean(losses))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame, "parquet", "globs"])
 def test_scores_are_those_of_predict(movie_run, tmp_path, kind):
     frame = rows_of_test_part().reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""Google Cloud Storage and Azure: a job there, and what is said when something is wrong there."""
+"""Google Cloud Storage, Azure and HDFS: a job, and what is said when something is wrong there."""
 
 import errno
 
@@ -16,6 +16,7 @@ from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run
 from stampede.lease import Lease
+from support.hadoop import hdfs_store
 from support.jobs import tensors_of
 from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
@@ -24,12 +25,16 @@ from support.packages import loaded
 
 pytestmark = pytest.mark.slow
 
+HDFS = "hdfs"
+SERVERS = {GOOGLE: lambda folder: google_store(), AZURE: azure_store, HDFS: hdfs_store}
 
-@pytest.fixture(scope="module", params=[GOOGLE, AZURE])
+
+@pytest.fixture(scope="module", params=SERVERS)
 def store(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("server")
-    with google_store() if request.param == GOOGLE else azure_store(folder) as files:
-        files.bucket = request.param
+    with SERVERS[request.param](tmp_path_factory.mktemp("server")) as files:
+        files.kind = request.param
+        if request.param != HDFS:
+            files.bucket = request.param
         yield files
 
 
@@ -153,6 +158,8 @@ def test_what_is_wrong_is_one_sentence_with_the_url(store, capfd):
 
 
 def test_a_key_that_goes_while_it_is_read(store):
+    if store.kind == HDFS:
+        pytest.skip("HDFS keeps the blocks of a deleted file for some seconds")
     url = f"{store.bucket}/logs/long.csv"
     store.pipe_file(url, b"c\n" + b"1\n" * 100_000)
     file = stores.opened(stores.at(url), block_bytes=1000)
@@ -163,9 +170,16 @@ def test_a_key_that_goes_while_it_is_read(store):
         file.read(10)
 
 
-def test_wrong_credentials(store, capfd):
-    if store.bucket == GOOGLE:
+def test_wrong_credentials(store, monkeypatch, capfd):
+    if store.kind == GOOGLE:
         refused = said(f"{GOOGLE}/refused/a.csv")
+    elif store.kind == HDFS:
+        store.pipe_file("/clicks/refused/a.csv", b"c\n1\n")
+        store.client.set_permission("/clicks/refused", 0o700)
+        monkeypatch.setenv("HADOOP_USER_NAME", "somebody")
+        type(store).clear_instance_cache()
+        refused = said(f"{store.bucket}/refused/a.csv")
+        type(store).clear_instance_cache()
     else:
         address, key = store.service_client.url, "YW5vdGhlciBrZXk="
         with azure_account(address.partition("/devstore")[0], key):
@@ -178,8 +192,33 @@ def test_wrong_credentials(store, capfd):
 
 def test_files_that_a_glob_finds_keep_the_account(store):
     store.pipe_file(f"{store.bucket}/days/a.csv", b"c\n1\n")
-    account = "@devstoreaccount1.dfs.core.windows.net" if store.bucket == AZURE else ""
+    account = "@devstoreaccount1.dfs.core.windows.net" if store.kind == AZURE else ""
     url = f"{store.bucket}{account}/days"
     (file,) = expand(f"{url}/*.csv")
     assert str(file) == f"{url}/a.csv"
     assert [block.data for block in read_blocks(file)] == [b"c\n1\n"]
+
+
+def test_a_file_of_hdfs_has_its_name_when_it_is_complete(store, tmp_path, monkeypatch):
+    if store.kind != HDFS:
+        pytest.skip("other stores show a file when it is complete")
+    (tmp_path / "new.json").write_bytes(b"new")
+    folder = f"{store.bucket}/whole?"
+    url, seen = f"{folder}/manifest.json", []
+
+    def copy(here, there, _):
+        there.write(b"ne")
+        seen.append(stores.read_object(url))
+        raise KeyboardInterrupt
+
+    for before in (None, b"old"):
+        if before:
+            stores.write_object(url, before, is_new=True)
+        with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+            cut.setattr("shutil.copyfileobj", copy)
+            store.put_file(str(tmp_path / "new.json"), url)
+        assert stores.read_object(url) == before
+        assert len(store.ls(folder)) == len(seen) - 1
+    assert seen == [None, b"old"]
+    store.put_file(str(tmp_path / "new.json"), url)
+    assert stores.read_object(url) == b"new"

@@ -118,6 +118,7 @@ def test_rows_that_hardly_moved_may_stay(days, full, tmp_path):
     assert 0 < float((found - now["embedding"]).abs().max()) <= limit
 
 
+@pytest.mark.slow
 def test_a_wrong_or_damaged_delta_leaves_nothing(full, deltas, tmp_path):
     delta = shutil.copytree(deltas[3], tmp_path / "delta")
     out = tmp_path / "out"

@@ -35,6 +35,7 @@ def test_a_package_alone_equals_the_trainer(packages, trainers, tmp_path):
     assert logits.std() > 0.05
 
 
+@pytest.mark.slow
 def test_samples_in_other_forms(packages, trainers):
     columns, logits = trainers
     model = loaded(packages / "fp32")

@@ -148,6 +148,7 @@ def test_larger_vocabularies_take_rows(trained_run, model, trainers, tmp_path):
         model._encoder.rows(columns, ["town"])
 
 
+@pytest.mark.slow
 def test_the_file_says_what_it_is(replaced, trained_run):
     session, path = replaced
     onnx.checker.check_model(str(path), full_check=True)

@@ -39,6 +39,7 @@ def allocated(model, samples):
     return peak_memory(lambda: torch.autograd.grad(model.logits(rows, numbers).sum(), rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, options", VARIANTS, ids=variant_id)
 def test_the_estimate_is_close_to_what_is_allocated(name, options):
     model = model_of(name, options)

@@ -213,6 +213,7 @@ def test_times_are_logged_at_fixed_steps_and_at_an_epochs_end(timed_run):
     ]
 
 
+@pytest.mark.slow
 def test_untimed_runs_compute_the_same(timed_run, tmp_path):
     run_small(tmp_path, [*LONG[:2], "train.timing_every=0"])
     assert [line["event"] for line in logged(tmp_path / "small")] == ["started", "ended"]

@@ -33,6 +33,7 @@ def assert_close(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting, twice", [*product(SETTINGS, [()]), *product(BOTH_KINDS, [(3, 5, 6)])]
 )
