@@ -315,14 +315,16 @@ def parts_of_objects(columns: Iterable[str]) -> dict[str, str]:
 
 
 def part_of_objects(column: str, name: str) -> pl.Expr:
-    """The keys or values of JSON objects as texts of JSON lists; other cells as they are."""
+    """The keys or values of JSON objects as texts of JSON lists; other cells as no list."""
     cells, pair = pl.col(column), pl.element()
     start = rf"^{_JSON_TEXT}\s*:\s*"
     is_key = name.endswith(".key")
     part = pair.str.extract(rf"^({_JSON_TEXT})") if is_key else pair.str.replace(start, "")
     parts = cells.str.extract_all(_JSON_PAIR).list.eval(part).list.join(", ")
     found = pl.format("[{}]", parts)
-    return pl.when(cells.str.contains(_JSON_OBJECT)).then(found).otherwise(cells).alias(name)
+    is_list = cells.str.contains(_JSON_LIST)
+    other = pl.when(is_list).then(pl.format("{} (a list)", cells)).otherwise(cells)
+    return pl.when(cells.str.contains(_JSON_OBJECT)).then(found).otherwise(other).alias(name)
 
 
 def hold_objects(cells: pl.Series) -> bool:

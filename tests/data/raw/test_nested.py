@@ -225,6 +225,7 @@ def test_objects_in_texts(tmp_path, form):
     [
         (OF_OBJECTS, '{"a": }', r"line 3, column scores.key: found .*; write a JSON object of "),
         (OF_OBJECTS, '{"a": [1]}', r"column scores.key: found .*such as \{\"a\": 0.5, \"b\": 2\}"),
+        (OF_OBJECTS, '["a"]', r"found .*\[\"a\"\] \(a list\).*; write a JSON object of "),
         (OF_OBJECTS, '{"a": "x"}', r"column scores.value: found .*write finite numbers"),
         (
             {"tags": {"column": "scores.key", "separator": ","}}, '{"a": 1}',
