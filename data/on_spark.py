@@ -4,6 +4,8 @@
 All processes must see the log's files and the prepared folder under the same paths. Tasks leave
 what they made in that folder; Spark adds up the counts of ids and moves no rows. Spark may run a
 task twice, also at once, so each attempt has a folder of its own, and its result names it.
+
+Tasks are of RDDs, not `mapInArrow`, as Spark's own readers parse texts in another way than ours.
 """
 
 from __future__ import annotations

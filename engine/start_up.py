@@ -168,9 +168,7 @@ def keep_freed_memory() -> None:
     """
     # torch reads this at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    if any(name in os.environ for name in _SETTINGS_OF_GLIBC):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_glibc("mallopt")
     if mallopt is not None:
         # -1: never return memory; 0: no separate mappings, which free would return.
         mallopt(_TRIM_THRESHOLD, -1)
@@ -182,9 +180,16 @@ def give_back_freed_memory() -> None:
 
     Where a thread reads batches from a disk, they were more and more for some hundred steps.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = _of_glibc("malloc_trim")
     if trim is not None:
         trim(0)
+
+
+def _of_glibc(function: str) -> Callable[..., int] | None:
+    """A function of glibc's allocator; None where it is another one, or the user's to set."""
+    if any(name in os.environ for name in _SETTINGS_OF_GLIBC):
+        return None
+    return getattr(ctypes.CDLL(None), function, None)
 
 
 def same_products() -> None:

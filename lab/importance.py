@@ -19,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
 
     def measure() -> None:
+        if stores.is_url(given.run) and not given.out:
+            # The store's copy of a run is that of the machine that trains it.
+            raise RunFolderError(f"{given.run}: is in a store; write --out FOLDER, here or there")
         run = open_run(given.run, allow_import=given.allow_import)
         found = run.importance(
             part=given.part,
@@ -103,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     goal = "of several; default: the one with the largest weight in evaluate.select_goals"
     add("--goal", metavar="GOAL", help=goal)
     add("--seed", type=int, default=0, help="of the shuffles; default 0")
-    add("--out", metavar="FOLDER", help="default: importance in the run folder")
+    add("--out", metavar="FOLDER", help="default: importance in the run folder, if that is no URL")
     help = "execute the Python file of the network, if the run was trained with your own"
     add("--allow-import", action="store_true", help=help)
     return parser

@@ -14,37 +14,63 @@ from fsspec.spec import AbstractBufferedFile
 from hdfs_native.fsspec import HdfsFileSystem
 
 
+def _raised(failure: OSError) -> None:
+    if not isinstance(failure, FileNotFoundError):
+        raise failure
+
+
 class WholeFiles(HdfsFileSystem):
     """Files get their name when they are complete; HDFS shows them as they grow."""
 
     @classmethod
     def of(cls, url: str) -> tuple[WholeFiles, str]:
         """The file system that a URL names, and the path within it."""
-        return cls(**cls._get_kwargs_from_urls(url)), cls._strip_protocol(url)
+        host, _, port = url.removeprefix("hdfs://").partition("/")[0].partition(":")
+        if "@" in host:
+            raise ValueError("write the name of the user into $HADOOP_USER_NAME")
+        try:
+            return cls(host or None, int(port) if port else None), cls._strip_protocol(url)
+        except Exception as failure:
+            if "No NameNode hosts found" not in str(failure):
+                raise
+            reason = f"write the port of {host or 'the name node'}, or set $HADOOP_CONF_DIR"
+            raise ValueError(reason) from None
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
         # The driver's own takes ? and # for the end of a path.
-        return re.sub(r"^hdfs://[^/]*", "", str(path)).rstrip("/") or cls.root_marker
+        path = re.sub(r"^hdfs://[^/]*", "", str(path))
+        return re.sub("/+", "/", path).rstrip("/") or cls.root_marker
+
+    def walk(self, path: str, *given: Any, on_error: Any = _raised, **options: Any) -> Any:
+        """As fsspec's, where a folder that cannot be listed seems to be empty."""
+        return super().walk(path, *given, on_error=on_error, **options)
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        """The bytes of a file, or those from `start` to `end - 1`, without reading ahead."""
+        there, begin = self.client.read(self._strip_protocol(path)), start or 0
+        return there.read_range(begin, min(end or len(there), len(there)) - begin)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         path = self._strip_protocol(path)
         return _Reader(self, path, **options) if mode == "rb" else super()._open(path, mode)
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
-        """Copy a local file."""
-        with open(lpath, "rb") as here, self._unnamed(rpath, True) as there:
+        """Copy a local file. What a killed process leaves is replaced by the next copy."""
+        with open(lpath, "rb") as here, self._unnamed(rpath, "copy", True) as there:
             shutil.copyfileobj(here, there, 1 << 20)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         """Write a file; with `mode` "create" a FileExistsError is raised where it is there."""
-        with self._unnamed(path, mode == "overwrite") as there:
+        with self._unnamed(path, uuid4().hex, mode == "overwrite") as there:
             there.write(value)
 
     @contextmanager
-    def _unnamed(self, path: str, overwrite: bool) -> Iterator[BinaryIO]:
+    def _unnamed(self, path: str, suffix: str, overwrite: bool) -> Iterator[BinaryIO]:
         parent, _, name = self._strip_protocol(path).rpartition("/")
-        unnamed = f"{parent}/.{name}.{uuid4().hex}"
+        unnamed = f"{parent}/.{name}.{suffix}"
         try:
             # Makes the folder, too.
             with self.open(unnamed, "wb") as file:

@@ -36,7 +36,7 @@ class StoreError(OSError):
 
 def is_url(path: object) -> bool:
     """Whether a path is the URL of a store; `file://` is a path of this machine."""
-    return re.match(r"(?!file:)[a-z][a-z0-9+.-]*://", str(path)) is not None
+    return re.match(r"(?!file:)[a-z][a-z0-9+.-]*://", str(path), re.IGNORECASE) is not None
 
 
 def place_of_copies() -> Path:
@@ -148,6 +148,9 @@ def _told(url: str, failure: Exception) -> StoreError:
     if type(failure).__name__ == "FileExpired":
         reason = "was replaced while it was read; start again, once nothing writes it"
         return StoreError(errno.ESTALE, reason, url)
+    # Of HDFS, whose blocks of a deleted file are there for some seconds more.
+    if "All DataNodes failed" in said:
+        said = "its blocks cannot be read: it was replaced or deleted, or no data node answers"
     reason = f"the store cannot be used ({said}); check its address and credentials"
     return StoreError(errno.EIO, reason, url)
 

@@ -4,7 +4,10 @@
 The files of a log are read where they lie. Everything else - prepared data, runs, packages - has a
 folder on this machine, `local(url)`: `fetched` brings it up to date, `published` copies it back.
 What a rename promises on a disk, the order of writing does here: the manifest of a folder comes
-last, and goes first, so a folder without one does not count.
+last, and goes first, so a folder without one does not count. Checkpoints take the same way, not
+that of torch's fsspec writer: its files count one by one, and a run that was killed goes on from
+what is here. Logs take fsspec's drivers, as PyArrow and Polars read no `abfs://` and `hdfs://`
+with the credentials and errors of the other commands.
 """
 
 from __future__ import annotations
@@ -95,6 +98,9 @@ def matches(pattern: str) -> list[Any]:
         is_glob = re.search(r"[*?\[]", key) is not None
         # Without a glob nothing is listed, which the user may not be allowed to do.
         found = fs.glob(key, detail=True) if is_glob else {}
+        if "/." not in f"/{key}":
+            # As on a disk, without hidden files: leases, and what is being written.
+            found = {name: one for name, one in found.items() if "/." not in f"/{name}"}
         # A name, too, may have a bracket or a question mark.
         if not is_glob or (not found and fs.exists(key)):
             found = {key: fs.info(key)}

@@ -46,6 +46,12 @@ def _predict(given: argparse.Namespace) -> None:
     )
     with stores.outgoing(given.output, given.overwrite) as output:
         done = predict(trained, given.inputs, output, options)
+    aside = str(done.bad_rows_file)
+    if stores.is_url(given.output):
+        aside = f"{given.output.rpartition('.')[0]}.bad_rows.jsonl"
+        stores.published(aside)
+        if given.overwrite and not done.bad_rows and stores.exists(aside):
+            stores.delete_object(aside)
     rate = done.rows / max(done.seconds, 1e-9)
     rows = [
         ("scores", given.output),
@@ -53,7 +59,7 @@ def _predict(given: argparse.Namespace) -> None:
         ("rows", f"{done.rows:,}, {rate:,.0f} rows/s"),
     ]
     if done.bad_rows:
-        rows.append(("bad rows", f"{done.bad_rows:,} left out, see {done.bad_rows_file}"))
+        rows.append(("bad rows", f"{done.bad_rows:,} left out, see {aside}"))
     if done.bad_values:
         told = ", ".join(f"{column} {count:,}" for column, count in done.bad_values.items())
         rows.append(("bad values", f"treated as missing: {told}"))

@@ -33,8 +33,8 @@ from stampede.engine.watching.stop import Agreement, StopRequestedError
 # Until then, blocks of memory that a step frees become blocks of the next.
 _STEPS_UNTIL_SETTLED = 30
 
-# After so many, what was freed goes back to the system; the next step pays for it.
-_STEPS_OF_KEPT_MEMORY = 50
+# After so many, what was freed goes back to the system; the next step pays some 0.4 s at most.
+_SECONDS_OF_KEPT_MEMORY = 30.0
 
 
 class Trainer:
@@ -55,6 +55,7 @@ class Trainer:
         )
         self._clock = _TrainingClock(run)
         self._settled = progress.step + _STEPS_UNTIL_SETTLED
+        self._gave_back = time.monotonic()
         self._mean = EpochMean(run.job, len(self._batches), config.train.averaging or 0)
         self._agreement = Agreement(processes)
         self._due = CheckpointDue(config.checkpoint, self._agreement)
@@ -162,8 +163,9 @@ class Trainer:
         progress.samples += sent.batch.global_samples
         progress.reader = sent.position
         self._monitor.after_step(step)
-        if step % _STEPS_OF_KEPT_MEMORY == 0:
+        if time.monotonic() - self._gave_back > _SECONDS_OF_KEPT_MEMORY:
             give_back_freed_memory()
+            self._gave_back = time.monotonic()
         if step == self._settled:
             self._advise_on_memory()
         if run.job.skips_nonfinite and count_if_skipped(loss, progress):

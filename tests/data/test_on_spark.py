@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
@@ -31,6 +33,7 @@ from stampede.data.prepare_command import main
 from stampede.data.sources import open_source
 from stampede.data.synthetic_command import main as write_criteo
 from stampede.engine.checkpoint.retention import newest
+from stampede.engine.cli import stampede
 from stampede.settings import SettingsError
 from support import periods
 from support.jobs import tensors_of
@@ -48,6 +51,16 @@ def local():
     found = session("local[2]")
     yield found
     found.stop()
+
+
+SHARED = MOVIES.replace("movie: {max_size: 5}", "movie: {share: user}")
+# A history of another field's ids, and two goals.
+HISTORIES = """
+label: {seen: {column: slot, at_least: 3}, liked: {column: rating, at_least: 4}}
+ids:
+  kind: {column: city, min_count: 2}
+  genres: {separator: "|", max_ids: 2, keep: last, share: kind, pooling: attention, query: kind}
+"""
 
 
 def write_logs(folder, frame, cuts, form="csv"):
@@ -102,10 +115,13 @@ def test_the_folder_is_that_of_one_process(local, tmp_path, cuts, options):
     assert_same(here, there)
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_random_logs(local, tmp_path, seed):
+@settings(max_examples=4)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([MOVIES, SHARED, HISTORIES]))
+@example(0, HISTORIES)
+@example(2, SHARED)
+def test_random_logs(local, tmp_path_factory, seed, schema):
     """Ties in counts, files without rows of a part, empty bags, missing numbers, both zeros."""
-    draw = np.random.default_rng(seed)
+    tmp_path, draw = tmp_path_factory.mktemp("random"), np.random.default_rng(seed)
     frame = movies(int(draw.integers(60, 500)))
     frame["genres"] = draw.permutation(frame["genres"])
     frame["user"] = draw.integers(0, 40, len(frame))
@@ -119,8 +135,6 @@ def test_random_logs(local, tmp_path, seed):
         "shard_rows": int(draw.integers(5, 200)),
         "test_fraction": float(draw.choice([0.0, 0.1, 0.6])),
     }
-    shared = MOVIES.replace("movie: {max_size: 5}", "movie: {share: user}")
-    schema = str(draw.choice([MOVIES, shared]))
     here = prepared(tmp_path / "here", files, schema=schema, **options)
     there = prepared(tmp_path / "there", files, partial(OnSpark, local), schema, **options)
     assert_same(here, there)
@@ -235,6 +249,10 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
         expected = loaded(tmp_path / "package").score(found.drop("score"))
         np.testing.assert_array_equal(found["score"].to_numpy(), expected)
         np.testing.assert_array_equal(open_run(run).score(found.drop("score")), expected)
+        rows, scores = (tmp_path / f"{name}_{seed}.parquet" for name in ("rows", "scores"))
+        found.drop("score").write_parquet(rows)
+        assert stampede(["predict", str(run), str(rows), str(scores)]) == 0
+        np.testing.assert_array_equal(pl.read_parquet(scores)["score"].to_numpy(), expected)
         assert len(found) == len(frame)
         scored.append(found["score"].to_list())
     assert sorted(scored[0]) != sorted(scored[1])

@@ -1,6 +1,8 @@
 """Google Cloud Storage, Azure and HDFS: a job, and what is said when something is wrong there."""
 
 import errno
+import gzip
+import re
 
 import numpy as np
 import polars as pl
@@ -12,6 +14,7 @@ from stampede.data import DataError
 from stampede.data.prepare_command import main as prepare
 from stampede.data.raw.files import expand, read_blocks
 from stampede.engine.checkpoint.retention import newest
+from stampede.engine.cli import stampede as command
 from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run
@@ -26,6 +29,7 @@ from support.packages import loaded
 pytestmark = pytest.mark.slow
 
 HDFS = "hdfs"
+OF_HDFS = pytest.mark.parametrize("store", [HDFS], indirect=True)
 SERVERS = {GOOGLE: lambda folder: google_store(), AZURE: azure_store, HDFS: hdfs_store}
 
 
@@ -97,11 +101,26 @@ def test_a_job(store, machine, tmp_path):
     scored = f"{store.bucket}/scores.parquet"
     assert predict_command.main([url, f"{given}/{packed}", scored]) == 0
     assert predict_command.main([url, f"{given}/{packed}", scored]) == 2
+    bad = tmp_path / "bad.csv.gz"
+    bad.write_bytes((tmp_path / "here" / packed).read_bytes() + gzip.compress(b"too,few\n"))
+    store.put_file(str(bad), f"{given}/bad.csv.gz")
+    skipping = ["--on-bad-row", "skip", "--overwrite"]
+    aside = f"{store.bucket}/some.bad_rows.jsonl"
+    for given_rows, is_bad in (("bad.csv.gz", True), (packed, False)):
+        rows_to_score = [url, f"{given}/{given_rows}", f"{store.bucket}/some.csv"]
+        assert predict_command.main([*rows_to_score, *skipping]) == 0
+        assert stores.exists(aside) == is_bad
     with store.open(scored) as file:
         found = pl.read_parquet(file.read())["score"]
     np.testing.assert_allclose(found[-len(rows) :], scores, rtol=1e-6)
     for more in ([], ["--overwrite"]):
         assert export_command.main([url, f"{store.bucket}/package", *more]) == 0
+    assert command(["importance", url]) == 2
+    assert command(["importance", url, "--rows=100", "--out", f"{store.bucket}/importance"]) == 0
+    assert command(["describe", f"{given}/{packed}", "--out", f"{store.bucket}/described"]) == 0
+    assert stores.exists(f"{store.bucket}/described/schema.yaml")
+    assert command(["report", url, "--out", f"{store.bucket}/report"]) == 0
+    assert stores.exists(f"{store.bucket}/report/report.html")
     package = stampede.open_run(here).export(tmp_path / "package")
     there = loaded(package, f"{store.bucket}/package")
     np.testing.assert_array_equal(there.score(rows), loaded(package).score(rows))
@@ -199,9 +218,8 @@ def test_files_that_a_glob_finds_keep_the_account(store):
     assert [block.data for block in read_blocks(file)] == [b"c\n1\n"]
 
 
+@OF_HDFS
 def test_a_file_of_hdfs_has_its_name_when_it_is_complete(store, tmp_path, monkeypatch):
-    if store.kind != HDFS:
-        pytest.skip("other stores show a file when it is complete")
     (tmp_path / "new.json").write_bytes(b"new")
     folder = f"{store.bucket}/whole?"
     url, seen = f"{folder}/manifest.json", []
@@ -214,11 +232,63 @@ def test_a_file_of_hdfs_has_its_name_when_it_is_complete(store, tmp_path, monkey
     for before in (None, b"old"):
         if before:
             stores.write_object(url, before, is_new=True)
+        # What a killed process left.
+        store.touch(f"{folder}/.manifest.json.copy")
         with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
             cut.setattr("shutil.copyfileobj", copy)
             store.put_file(str(tmp_path / "new.json"), url)
         assert stores.read_object(url) == before
         assert len(store.ls(folder)) == len(seen) - 1
+        assert len(stores.matches(f"{folder}/*")) == len(seen) - 1
     assert seen == [None, b"old"]
     store.put_file(str(tmp_path / "new.json"), url)
     assert stores.read_object(url) == b"new"
+
+
+@OF_HDFS
+def test_a_folder_of_hdfs_that_cannot_be_listed_is_not_empty(store, tmp_path, monkeypatch):
+    url = f"{store.bucket}/kept"
+    with stores.outgoing(f"{url}/run", overwrite=False) as out:
+        out.mkdir(parents=True)
+        (out / "a.json").write_text("old")
+    whole = type(store).ls
+
+    def ls(self, path, *given, **options):
+        if path.endswith("/run"):
+            raise OSError("Connection reset by peer")
+        return whole(self, path, *given, **options)
+
+    monkeypatch.setattr(type(store), "ls", ls)
+    for action in (
+        lambda: stores.matches(f"{url}/*/*"),
+        lambda: stores.fetched(f"{url}/run"),
+        lambda: stores.outgoing(f"{url}/run", overwrite=False).__enter__(),
+        lambda: stores.taken_up(f"{url}/run", tmp_path / "run"),
+    ):
+        with pytest.raises(stores.StoreError, match=r"cannot be used .Connection reset"):
+            action()
+
+
+@OF_HDFS
+def test_a_range_of_a_file_of_hdfs_is_read_alone(store, monkeypatch):
+    url = f"{store.bucket}/ranges"
+    store.pipe_file(url, bytes(range(256)))
+    read = []
+    ahead = "hdfs_native.fsspec.HdfsFileSystem._open"
+    monkeypatch.setattr(ahead, lambda *_: read.append(1))
+    assert stores.read_range(url, 10, 20) == bytes(range(10, 20))
+    assert stores.read_range(url, 250, 300) == bytes(range(250, 256))
+    assert stores.read_object(url) == bytes(range(256)) and not read
+
+
+@OF_HDFS
+def test_wrong_addresses_of_hdfs(store):
+    path = store.bucket.removeprefix("hdfs://")
+    for url, reason in (
+        ("hdfs://NoSuchService/a.csv", r"write the port of NoSuchService, or set \$HADOOP_CONF"),
+        (f"hdfs://me@{path}/a.csv", r"write the name of the user into \$HADOOP_USER_NAME"),
+        (f"HDFS://{path}/a.csv", "an unknown kind of store; write one of s3://"),
+    ):
+        assert re.search(reason, said(url))
+    store.pipe_file("/clicks/twice/a.csv", b"c\n1\n")
+    assert [file.name for file in stores.matches(f"{store.bucket}//twice//a.csv")] == ["a.csv"]
