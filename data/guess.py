@@ -33,11 +33,11 @@ from stampede.data.guess_columns import (
     split_by,
 )
 from stampede.data.raw.files import read_blocks
-from stampede.data.raw.formats import is_parquet, open_parquet
+from stampede.data.raw.formats import is_parquet, open_parquet, with_names_as_text
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.nested import leaves, unnested
 from stampede.data.raw.rows import BadRows
-from stampede.data.raw.typed import LABEL, SPLIT, Labels, typed_label
+from stampede.data.raw.typed import LABEL, SPLIT, Labels, is_text, of_one, typed_label
 from stampede.data.schema.schema import CRITEO, MISSING, Label, Schema
 from stampede.data.sources import Kind
 from stampede.settings import counted, cut, shown, yaml_value
@@ -114,7 +114,7 @@ def guess(files: Sequence[Path], label: str | None = None) -> Guess:
     if is_parquet(path):
         with open_parquet(path) as file:
             rows = next(file.iter_batches(_HEAD_ROWS), file.schema_arrow.empty_table())
-        frame = unnested(pl.from_arrow(rows), leaves(rows.schema))
+        frame = with_names_as_text(unnested(pl.from_arrow(rows), leaves(rows.schema)))
         return _table(files, frame, label, {})
     block = next(read_blocks(path), None)
     if block is None:
@@ -208,12 +208,15 @@ def _table(
     label, why_label = _label_column(path, head, given)
     section, said = _label(path, head[label])
     rest = head.drop(label)
+    unusable = [one for one in rest if not is_text(of_one(one.dtype))]
+    rest = rest.drop(one.name for one in unusable)
     split, parts, why_parts = _split(files, rest, written)
     rest = rest.drop(parts) if parts else rest
     times = _times(rest)
     time, why = (times[0] if times else None), {"#label": why_label}
     schema: dict[str, Any] = {**written, "label": section, "ids": {}, "numbers": {}}
-    left_out = [f"{one['column']} (a time)" for one in times[1:]]
+    left_out = [f"{one.name} ({_stored_as(one.dtype)})" for one in unusable]
+    left_out += [f"{one['column']} (a time)" for one in times[1:]]
     for series in rest.drop([one["column"] for one in times]):
         name = re.sub(r"[^A-Za-z0-9_-]", "_", series.name).lstrip("_-")
         options = {} if name == series.name else {"column": series.name}
@@ -254,6 +257,14 @@ def _table(
         for name, options in shared.items()
     ]
     return Guess("table", schema, [*reason, *filter(None, [said])], split, why)
+
+
+def _stored_as(kind: pl.DataType) -> str:
+    """What values are that cannot be read as text."""
+    of = of_one(kind)
+    known = {pl.Binary: "bytes", pl.Duration: "durations"}
+    word = known.get(of.base_type(), "lists" if isinstance(of, pl.List | pl.Array) else str(of))
+    return word if of is kind else f"lists of {word}"
 
 
 def _listed_by_reason(kind: str, names: dict[str, Any], why: dict[str, str]) -> str:
@@ -359,7 +370,10 @@ def _label(path: Path, values: pl.Series) -> tuple[str | dict[str, Any], str]:
     if values.dtype.is_nested():
         return name, ""
     label = Label(column=name)
-    typed = typed_label(label, frame.schema)
+    try:
+        typed = typed_label(label, frame.schema)
+    except DataError as failure:
+        raise DataError(f"{path}: {failure}") from None
     found = frame.select(typed.values.alias(LABEL), bad=typed.is_bad)
     if not found["bad"].any():
         with suppress(DataError):

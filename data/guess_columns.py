@@ -59,7 +59,8 @@ def number_or_ids(values: pl.Series) -> tuple[bool, str]:
     words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
     if NAME_OF_AN_ID.search(name):
         return False, "whole numbers named id"
-    if len(distinct) < _FEW:
+    # Before the cast: it makes one of ids of more than 15 digits.
+    if values.drop_nulls().n_unique() < _FEW:
         return False, f"whole numbers, fewer than {_FEW} different ones"
     if abs(distinct).max() < _LARGEST:
         if distinct[0] < -1:

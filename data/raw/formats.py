@@ -407,12 +407,7 @@ class Parquet:
         frame = frame.with_columns(
             part_of_objects(column, name) for name, column in in_texts.items()
         )
-        frame = unnested(frame, sorted(used))
-        named = pl.Categorical, pl.Enum
-        lists = [n for n, t in frame.schema.items() if isinstance(t, pl.List) and t.inner in named]
-        frame = frame.with_columns(
-            pl.col(*named).cast(pl.String), pl.col(lists).cast(pl.List(pl.String))
-        )
+        frame = with_names_as_text(unnested(frame, sorted(used)))
         frame, marks = without_marks(frame, self.missing)
         return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
 
@@ -422,6 +417,15 @@ class Parquet:
             one.name for one in schema if of.is_string(one.type) or of.is_large_string(one.type)
         ]
         return _in_objects(texts, used - set(schema.names), self.json)
+
+
+def with_names_as_text(frame: pl.DataFrame) -> pl.DataFrame:
+    """A frame whose categories, also in lists, are texts."""
+    named = pl.Categorical, pl.Enum
+    lists = [n for n, t in frame.schema.items() if isinstance(t, pl.List) and t.inner in named]
+    return frame.with_columns(
+        pl.col(*named).cast(pl.String), pl.col(lists).cast(pl.List(pl.String))
+    )
 
 
 def _groups(file: pyarrow.parquet.ParquetFile, stretch: Stretch) -> range:

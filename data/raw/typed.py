@@ -67,7 +67,7 @@ def typed_columns(schema: Schema, split_column: str | None, types: pl.Schema) ->
     if schema.time is not None:
         columns[TIME] = _time(schema, types)
     if split_column is not None:
-        _check_type(split_column, types, "text", _is_text(types[split_column]))
+        _check_type(split_column, types, "text", is_text(types[split_column]))
         columns[SPLIT] = Typed(split_column, pl.col(split_column).cast(pl.String))
     return columns
 
@@ -83,7 +83,7 @@ def typed_label(label: Label, types: pl.Schema, goal: str = "") -> Typed:
     """
     column, kind = label.column, types[label.column]
     if label.positive:
-        _check_type(column, types, "a label", _is_text(kind))
+        _check_type(column, types, "a label", is_text(kind))
         text = pl.col(column).cast(pl.String)
         # As the cells are.
         positive = written_alike(pl.Series(label.positive, dtype=pl.String))[0].to_list()
@@ -183,15 +183,15 @@ def _ids(name: str, field: IdField, schema: Schema, types: pl.Schema) -> Typed:
         return _number(column, types)
     kind, purpose = types[column], f"an id (lists need ids.{name}.separator)"
     if field.separator is not None:
-        kind, purpose = _of_one(kind), "ids"
-    _check_type(column, types, purpose, _is_text(kind))
+        kind, purpose = of_one(kind), "ids"
+    _check_type(column, types, purpose, is_text(kind))
     return typed_ids(_ids_of(name, field, schema), types[column])
 
 
 def _weights(name: str, field: IdField, schema: Schema, types: pl.Schema) -> Typed:
     """The weights of a field's ids."""
     _check_type(
-        field.weights, types, "a list of numbers", _is_numeric(_of_one(types[field.weights]))
+        field.weights, types, "a list of numbers", _is_numeric(of_one(types[field.weights]))
     )
     ids = _ids_of(name, field, schema)
     return typed_weights(field.weights, types[field.weights], ids, types[ids.column])
@@ -210,7 +210,7 @@ def _ids_of(name: str, field: IdField, schema: Schema) -> Ids:
     )
 
 
-def _of_one(kind: pl.DataType) -> pl.DataType:
+def of_one(kind: pl.DataType) -> pl.DataType:
     """The type of one of the values of a cell."""
     return kind.inner if isinstance(kind, pl.List | pl.Array) else kind
 
@@ -219,7 +219,7 @@ def _is_numeric(kind: pl.DataType) -> bool:
     return kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Null)
 
 
-def _is_text(kind: pl.DataType) -> bool:
+def is_text(kind: pl.DataType) -> bool:
     """Whether all values can be written as text."""
     return _is_numeric(kind) or kind in (pl.Date, pl.Datetime, pl.Time)
 

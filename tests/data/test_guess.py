@@ -177,6 +177,45 @@ def test_structs_and_maps(tmp_path):
     assert "orders.price (lists of fractions; `weights` of ids?)" in " ".join(found.reason)
 
 
+def test_what_training_cannot_read_is_left_out(tmp_path):
+    rows, item = range(40), pl.Series([f"i{row % 7}" for row in range(40)])
+    clicked, bytes_ = [row % 4 == 0 for row in rows], [bytes([250, row]) for row in rows]
+    frame = pl.DataFrame({
+        "click": clicked, "item": item, "hist": [["i1", "i2"]] * 40, "uuid": bytes_,
+        "images": [[one] for one in bytes_], "pairs": [[[row, 1]] for row in rows],
+        "wait": pl.Series(rows).cast(pl.Duration), "kind": item.cast(pl.Categorical),
+    })  # fmt: skip
+    frame.write_parquet(tmp_path / "log.parquet")
+    found = guess([tmp_path / "log.parquet"])
+    assert set(found.schema["ids"]) == {"item", "hist", "kind"} and not found.schema["numbers"]
+    said = " ".join(found.reason)
+    for words in (
+        "uuid (bytes)", "images (lists of bytes)", "pairs (lists of lists)", "wait (durations)"
+    ):  # fmt: skip
+        assert words in said
+    frame.select(click=pl.col("uuid"), item=item).write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"log\.parquet: column click is stored as Binary"):
+        guess([tmp_path / "log.parquet"])
+
+
+def test_a_label_of_categories(tmp_path):
+    """Is that of the same texts."""
+    labels = pl.Series(["view", "view", "buy", "view"] * 10)
+    found = []
+    for kind in (pl.String, pl.Categorical, pl.Enum(["buy", "view"])):
+        frame = pl.DataFrame({"label": labels.cast(kind), "item": [f"i{row}" for row in range(40)]})
+        frame.write_parquet(tmp_path / "log.parquet")
+        found.append(guess([tmp_path / "log.parquet"]).schema)
+        assert main([str(tmp_path / "log.parquet"), "--out", str(tmp_path / "out")]) == 0
+    assert found[0]["label"] == {"column": "label", "positive": ["buy"]}
+    assert found[1] == found[2] == found[0]
+
+
+def test_large_whole_numbers_are_counted_exactly():
+    ids = pl.Series("x", range(2**63, 2**63 + 50), pl.UInt64)
+    assert number_or_ids(ids) == (False, "whole numbers")
+
+
 def test_objects_in_texts(tmp_path):
     lines = [
         f'{int(row % 4 == 0)};i{row % 7};{{"t{row % 5}": 1.5, "t{row % 3}": 2}}'
