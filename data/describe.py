@@ -22,7 +22,7 @@ from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.exit_status import exit_status
 from stampede.data.formulas import bucket_rows
-from stampede.data.guess import guess
+from stampede.data.guess import guess, is_as_guessed
 from stampede.data.missing import missing_marks_sentence
 from stampede.data.options import OnBadRow, PreparationOptions, Split
 from stampede.data.prepared.manifest import BAD_ROWS, PARTS
@@ -125,6 +125,7 @@ def _described(options: argparse.Namespace, out: str, made: Path, spool: Path) -
         kind, notes = guessed.kind, guessed.reason
         if guessed.schema is not None:
             schema, given = str(made / SCHEMA), f"{out}/{SCHEMA}"
+            _check_unchanged(given, guessed.schema_text())
             Path(schema).write_text(guessed.schema_text(), encoding="utf-8")
             notes.append(f"the guessed schema is in {given}; correct it and use --schema")
         if guessed.split and not options.set:
@@ -154,6 +155,21 @@ def _described(options: argparse.Namespace, out: str, made: Path, spool: Path) -
     text = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
     (made / TEXT).write_text(text, encoding="utf-8")
     return text
+
+
+def _check_unchanged(schema: str, guessed: str) -> None:
+    """Refuse to replace a schema file that a user has corrected."""
+    if stores.is_url(schema):
+        found = stores.read_object(schema)
+    else:
+        here = stores.local(schema)
+        found = here.read_bytes() if here.is_file() else None
+    text = guessed if found is None else found.decode("utf-8", "replace")
+    if text != guessed and not is_as_guessed(text):
+        raise DataError(
+            f"{schema}: has been changed since it was guessed; write --schema {schema} to describe "
+            "the log with it, --out ANOTHER_FOLDER to guess anew, or delete it"
+        )
 
 
 def _command(kind: Kind, path: Sequence[str], schema: str | None, split: Split) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +33,7 @@ from stampede.data.guess_columns import (
     part_column,
     split_by,
 )
-from stampede.data.raw.files import read_blocks
+from stampede.data.raw.files import check_no_json, read_blocks
 from stampede.data.raw.formats import is_parquet, open_parquet, with_names_as_text
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.nested import leaves, unnested
@@ -84,7 +85,7 @@ class Guess(NamedTuple):
 
     def schema_text(self) -> str:
         """The schema as a file, a line for each column with the reason beside it."""
-        lines = ["# Guessed by `stampede describe`: correct it, and delete what is no input."]
+        lines = []
         for key, value in (self.schema or {}).items():
             if key not in ("ids", "numbers"):
                 lines.append(_with_reason(f"{key}: {yaml_value(value)}", self.why.get(f"#{key}")))
@@ -94,7 +95,20 @@ class Guess(NamedTuple):
                 _with_reason(f"  {yaml_value(name)}: {yaml_value(options)}", self.why.get(name))
                 for name, options in value.items()
             ]
-        return "\n".join(lines) + "\n"
+        body = "\n".join(lines) + "\n"
+        return _first_line(body) + body
+
+
+def _first_line(body: str) -> str:
+    """That of a guessed schema; its check sum tells whether a user has changed the rest."""
+    mark = f"{zlib.crc32(body.encode()):08x}"
+    return f"# Guessed by `stampede describe` ({mark}): correct it, and delete what is no input.\n"
+
+
+def is_as_guessed(schema_text: str) -> bool:
+    """Whether a schema file is one that `describe` wrote and nobody has changed."""
+    body = schema_text.partition("\n")[2]
+    return schema_text == _first_line(body) + body
 
 
 def _with_reason(line: str, reason: str | None) -> str:
@@ -122,6 +136,7 @@ def guess(files: Sequence[Path], label: str | None = None) -> Guess:
     end = block.data.rfind(b"\n", 0, _HEAD_BYTES) + 1
     head = block.data[: end or _HEAD_BYTES].decode("utf-8", "replace")
     line = head.split("\n", 1)[0].rstrip("\r")
+    check_no_json(path, line.encode())
     is_criteo = line.count("\t") == len(CRITEO.columns) - 1 and line.split("\t", 1)[0] in ("0", "1")
     if is_criteo and label is None:
         days = len(files) > 1 and all(re.search(r"day_?\d+", file.name) for file in files)

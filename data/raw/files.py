@@ -35,6 +35,21 @@ _NEAR = 1 << 16
 _NEWLINE = ord("\n")
 _BOM = b"\xef\xbb\xbf"
 
+# How other files begin, what they are, and what to do with them; or the function of Polars that
+# reads them.
+_OTHERS = {
+    b"PAR1\x15": ("Parquet", "add .parquet to its name, or write `format: parquet` in the schema"),
+    b"ARROW1\0": ("Arrow (Feather)", "read_ipc"),
+    b"Obj\x01": ("Avro", "read_avro"),
+    b"\x1f\x8b\x08": ("compressed by gzip", "add .gz to its name"),
+    b"\x28\xb5\x2f\xfd": ("compressed by Zstandard", "add .zst to its name"),
+    b"PK\x03\x04": ("a zip archive", "unpack it"),
+    b"BZh91AY": ("compressed by bzip2", "unpack it, or compress it by gzip or Zstandard"),
+    b"\xfd7zXZ\0": ("compressed by xz", "unpack it, or compress it by gzip or Zstandard"),
+}
+# The first line of objects or lists; a name of a column may be in brackets.
+_JSON = re.compile(rb"\s*[{\[]\s*([{\[\"]|$)")
+
 
 def expand(patterns: str | Sequence[str]) -> list[Path]:
     """The files that match names and globs; the files of one glob in natural order.
@@ -167,6 +182,7 @@ def read_blocks(
                     if not data.endswith(b"\n"):
                         data += b"\n"
                     if lines == 0:
+                        _check_is_text(path, data)
                         data = data.removeprefix(_BOM)
                     data = blanks + data
                     text = len(data.rstrip(b"\r\n"))
@@ -184,6 +200,26 @@ def read_blocks(
             f"{path}: damaged or truncated after line {lines:,}, or not compressed as its name "
             f"says ({failure}); copy or download it again"
         ) from None
+
+
+def _check_is_text(path: Path, data: bytes) -> None:
+    """Refuse a file that begins like another format's."""
+    for magic, (what, remedy) in _OTHERS.items():
+        if data.startswith(magic):
+            remedy = _by_polars(path, remedy) if remedy.startswith("read_") else remedy
+            raise DataError(f"{path}: is no text but {what}; {remedy}")
+
+
+def check_no_json(path: Path, header: bytes) -> None:
+    """Refuse a file whose header line begins like JSON."""
+    if _JSON.match(header):
+        read = "read_json" if header.lstrip().startswith(b"[") else "read_ndjson"
+        raise DataError(f"{path}: is JSON; {_by_polars(path, read)}")
+
+
+def _by_polars(path: Path, read: str) -> str:
+    name = path.name.split(".")[0]
+    return f'convert it to Parquet: `pl.{read}("{path}").write_parquet("{name}.parquet")` of Polars'
 
 
 def count_bytes(data: bytes, value: int) -> int:

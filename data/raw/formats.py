@@ -20,7 +20,14 @@ from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.formulas import part_of_objects, parts_of_objects
 from stampede.data.missing import without_marks
-from stampede.data.raw.files import Block, Stretch, block_starts, count_bytes, read_blocks
+from stampede.data.raw.files import (
+    Block,
+    Stretch,
+    block_starts,
+    check_no_json,
+    count_bytes,
+    read_blocks,
+)
 from stampede.data.raw.nested import names_within, unnested
 from stampede.data.raw.rows import BadRow, RawRows, pieces_of
 from stampede.settings import cut, shown
@@ -203,6 +210,7 @@ class Delimited:
 
     def _header(self, path: Path, block: Block) -> tuple[list[str], Block]:
         line, _, rest = block.data.partition(b"\n")
+        check_no_json(path, line)
         try:
             columns = self._cells(line.rstrip(b"\r").decode("utf-8"))
         except UnicodeDecodeError:

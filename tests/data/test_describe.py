@@ -1,22 +1,31 @@
 """`stampede describe`: guesses, statistics against pandas, and what is printed."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
+import re
 import shlex
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow
 import pytest
 from sklearn.metrics import roc_auc_score
 
 from stampede.data import describe
 from stampede.data.describe import described_column, main, parts_of, read_rows
+from stampede.data.errors import DataError
 from stampede.data.guess import guess
 from stampede.data.options import PreparationOptions
+from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
 from stampede.data.schema.schema import Schema, load_schema
 from stampede.data.sources import open_source
@@ -234,6 +243,39 @@ def test_what_cannot_be_described(tmp_path, content, sentence, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_files_of_other_formats_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    frame, path = pl.DataFrame({"label": [0, 1], "user": ["a", "b"]}), Path("log.csv")
+    csv, schema = frame.write_csv().encode(), Schema(label="label", ids=["user"])
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("log.csv", csv)
+    for content, sentence in (
+        (frame.write_parquet, "is no text but Parquet; add .parquet to its name, or"),
+        (frame.write_ipc, 'is no text but Arrow (Feather); convert it to Parquet: `pl.read_ipc("'),
+        (frame.write_avro, 'is no text but Avro; convert it to Parquet: `pl.read_avro("'),
+        (frame.write_ndjson, 'is JSON; convert it to Parquet: `pl.read_ndjson("'),
+        (frame.write_json, 'is JSON; convert it to Parquet: `pl.read_json("'),
+        (gzip.compress(csv), "is no text but compressed by gzip; add .gz to its name"),
+        (pyarrow.compress(csv, "zstd", asbytes=True), "by Zstandard; add .zst to its name"),
+        (bz2.compress(csv), "compressed by bzip2; unpack it, or compress it by gzip"),
+        (lzma.compress(csv), "compressed by xz; unpack it, or compress it by gzip"),
+        (packed.getvalue(), "a zip archive; unpack it"),
+    ):
+        path.write_bytes(content) if isinstance(content, bytes) else content(path)
+        assert main([str(path)]) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and len(error.splitlines()) == 1, error
+        # Training says the same.
+        with pytest.raises(DataError, match=f"^{re.escape(error[len('error: ') :].rstrip())}$"):
+            next(RawLog(schema, [path]).chunks(BadRows("error")))
+        if "pl." in sentence:
+            exec(re.search("`(.*)`", error)[1], {"pl": pl})
+            assert pl.read_parquet("log.parquet").equals(frame)
+    path.write_text("[label],[user]\n0,a\n1,b\n")
+    assert main([str(path), "--label", "[label]"]) == 0
+
+
 def test_the_command_writes_a_table_and_a_schema(log, tmp_path, capsys):
     folder, frame = log
     out = tmp_path / "out"
@@ -254,6 +296,26 @@ def test_the_command_writes_a_table_and_a_schema(log, tmp_path, capsys):
     text = (out / "description.txt").read_text()
     for words in ("times: 2020-09-13 12:", "hash 7"):
         assert words in text
+
+
+def test_a_corrected_schema_is_not_replaced(log, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = [str(log[0] / "log_0.csv"), "--out", str(out)]
+    assert main([*command, "--label", "user"]) == 0
+    # Nobody has changed it.
+    assert main(command) == 0
+    schema = out / "schema.yaml"
+    schema.write_text(corrected := schema.read_text().replace("  tags:", "  # tags:"))
+    before = {file: file.read_bytes() for file in out.iterdir()}
+    capsys.readouterr()
+    assert main([*command, "--label", "user"]) == 2
+    error = capsys.readouterr().err
+    assert f"{schema}: has been changed" in error and f"write --schema {schema} " in error
+    assert before == {file: file.read_bytes() for file in out.iterdir()}
+    assert main([*command, "--schema", str(schema)]) == 0
+    assert schema.read_text() == corrected
+    schema.unlink()
+    assert main(command) == 0
 
 
 def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):

@@ -124,6 +124,10 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     assert describe([rows, "--out", f"{BUCKET}/described"]) == 0
     assert "schema.yaml" in names(store, f"{BUCKET}/described")
     assert f"schema is in {BUCKET}/described/schema.yaml" in capsys.readouterr().out
+    with store.open(f"{BUCKET}/described/schema.yaml", "ab") as file:
+        file.write(b"missing: [none]\n")
+    assert describe([rows, "--out", f"{BUCKET}/described"]) == 2
+    assert f"{BUCKET}/described/schema.yaml: has been changed" in capsys.readouterr().err
     # The run's own prepared data by their URL have the scores of `@run`.
     (manifest,) = store.glob(f"{BUCKET}/cache/*/manifest.json")
     own = f"s3://{manifest.rpartition('/')[0]}"
