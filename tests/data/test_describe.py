@@ -318,6 +318,16 @@ def test_a_corrected_schema_is_not_replaced(log, tmp_path, capsys):
     assert main(command) == 0
 
 
+@pytest.mark.parametrize("rows, empty", [(1, "train or validation"), (11, "validation"), (12, "")])
+def test_a_log_too_short_to_train_on(tmp_path, capsys, rows, empty):
+    path = tmp_path / "log.csv"
+    path.write_text("label,user\n" + "".join(f"{row % 2},u{row}\n" for row in range(rows)))
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.partition("\nto train\n")[2].split())
+    assert ("launch.py" in said) == (not empty)
+    assert (f"no row is in the part {empty}, so" in said) == bool(empty)
+
+
 def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):
     folder, _ = log
     path = folder / "log_1.csv"
