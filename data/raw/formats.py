@@ -75,6 +75,7 @@ class Delimited:
     numeric: Set[str]  # columns whose cells are numbers
     missing: Sequence[str]  # texts that mean that a value is missing
     json: Set[str]  # columns of JSON, also the keys or values of a column's JSON objects
+    labels: Set[str]  # columns of labels and weights
 
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows counted and bytes read so far; the last pair is that of the whole file."""
@@ -195,7 +196,7 @@ class Delimited:
                 f"{piece.path}: cannot be parsed from line {piece.lines[0]} on; check the quotes "
                 "of its cells"
             )
-        frame, marks = without_marks(frame, self.missing)
+        frame, marks = without_marks(frame, self.missing, self.labels)
         file, text, starts = str(piece.path), piece.text, piece.starts
         return RawRows(
             frame, file, piece.lines, numbers, text, piece.position, bad, marks, starts=starts
@@ -351,6 +352,7 @@ class Parquet:
 
     missing: Sequence[str]
     json: Set[str]  # see `Delimited`
+    labels: Set[str]
 
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows and bytes of a file."""
@@ -413,7 +415,7 @@ class Parquet:
         frame = frame.with_columns(
             pl.col(*named).cast(pl.String), pl.col(lists).cast(pl.List(pl.String))
         )
-        frame, marks = without_marks(frame, self.missing)
+        frame, marks = without_marks(frame, self.missing, self.labels)
         return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
 
     def _in_texts(self, schema: pyarrow.Schema, used: Set[str]) -> dict[str, str]:

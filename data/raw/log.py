@@ -322,14 +322,14 @@ def scoring_log(
 
 
 def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
-    json = schema.json_columns()
+    json, labels = schema.json_columns(), schema.label_columns()
     if schema.format == "parquet" or (schema.format == "auto" and is_parquet(file)):
-        return Parquet(schema.missing, json)
+        return Parquet(schema.missing, json, labels)
     separator = schema.separator
     if separator == "auto":
         separator = "\t" if suffix_of(file) in (".tsv", ".txt", ".tab") else ","
     numeric = schema.numeric_columns() - {split_column}
-    return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing, json)
+    return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing, json, labels)
 
 
 def _size(file: Path, anew: bool = False) -> int:
