@@ -164,8 +164,15 @@ def typed_number(column: str, kind: pl.DataType) -> Typed:
     """A number, see `number_of`; null also where the cell is empty."""
     value = number_of(column, kind)
     bad = _is_bad(column, kind, value.abs() <= LARGEST)
-    remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
-    return Typed(column, pl.when(~bad).then(value), bad, remedy)
+    return Typed(column, pl.when(~bad).then(value), bad, remedy_of_number)
+
+
+def remedy_of_number(value: Any) -> str:
+    """What to write instead of a bad number."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d[\d.' ]*,\d+\s*", value):
+        point = re.sub(r"[.' ]", "", value).replace(",", ".")
+        return f"write {point}, with a point before the fraction, and nothing between thousands"
+    return f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
 
 
 def _is_bad(column: str, kind: pl.DataType, is_good: pl.Expr) -> pl.Expr:

@@ -308,6 +308,10 @@ def _series(name: str, values: Any) -> pl.Series:
         values = _alike(name, values)
     found = pl.Series(name, values, strict=False)
     if found.dtype == pl.Object:
+        # As pandas has them in columns of its own types.
+        plain = [None if type(one).__name__ == "NAType" else one for one in values]
+        found = pl.Series(name, _alike(name, plain), strict=False)
+    if found.dtype == pl.Object:
         raise ValueError(f"column {name}: found {found[0]!r}; write text, numbers or lists")
     return found
 
