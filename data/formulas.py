@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import decimal
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +50,75 @@ _WHOLE = r"^(-?[1-9]\d*|0)\.0+$"
 
 # How pandas, spreadsheets and R write what Parquet and polars have as true and false.
 BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
+
+
+@cache
+def _texts_of_marks(marks: tuple[str, ...]) -> tuple[str, ...]:
+    found = [*marks]
+    for mark in marks:
+        whole, word = re.sub(_WHOLE, r"\1", mark), BOOLEANS.get(mark, mark)
+        if re.fullmatch(_WHOLE, f"{whole}.0"):
+            found += [whole, f"{whole}.0"]
+        found += [text for text, other in BOOLEANS.items() if other == word]
+        found += [word] * (word in BOOLEANS.values())
+    return tuple(dict.fromkeys(found))
+
+
+def texts_of_marks(marks: Iterable[str]) -> list[str]:
+    """Texts that mean a missing value, and others of the same value: -1.0 for -1, TRUE for true."""
+    return list(_texts_of_marks(tuple(marks)))
+
+
+@cache
+def _numbers_of_marks(marks: tuple[str, ...]) -> tuple[float, ...]:
+    found = []
+    for mark in marks:
+        with suppress(ValueError):
+            number = float(mark.replace("_", "x"))
+            found += [number] * (number == number)
+    return tuple(found)
+
+
+def numbers_of_marks(marks: Iterable[str]) -> list[float]:
+    """Those of the texts that mean a missing value that are numbers."""
+    return list(_numbers_of_marks(tuple(marks)))
+
+
+def marked(column: pl.Series, marks: Sequence[str]) -> pl.Series | None:
+    """Whether each value of a column means a missing one: its text, or what has the same value.
+
+    So the number -1 of any type is the mark "-1", and NaN the mark "NaN". None if no value is.
+    """
+    kind = column.dtype
+    if kind == pl.String:
+        texts = texts_of_marks(marks)
+        # In most columns all ids are longer; this is much faster than comparing them.
+        shortest = column.str.len_bytes().min()
+        if shortest is None or shortest > max(len(text.encode()) for text in texts):
+            return None
+        found = column.is_in(texts)
+    elif kind in (pl.Boolean, pl.Date):
+        found = column.cast(pl.String).is_in(texts_of_marks(marks))
+    elif kind.is_numeric():
+        numbers = numbers_of_marks(marks)
+        column = column.cast(pl.Float64) if kind.is_decimal() else column
+        has_nan = kind.is_float() and any(mark.lower() == "nan" for mark in marks)
+        if not (numbers or has_nan):
+            return None
+        if kind.is_integer():
+            lowest, highest = column.min(), column.max()
+            near = lowest is not None and [n for n in numbers if lowest <= n <= highest]
+            whole = [int(n) for n in near or [] if n.is_integer()]
+            found = column.is_in(pl.Series(whole, dtype=kind))
+        else:
+            # A fraction may have been a float32 before, see `number_of`.
+            fractions = pl.Series([n for n in numbers if not n.is_integer()], dtype=pl.Float32)
+            whole = pl.Series([n for n in numbers if n.is_integer()], dtype=column.dtype)
+            found = column.is_in(whole) | column.cast(pl.Float32).is_in(fractions)
+            found = found | column.is_nan() if has_nan else found
+    else:
+        return None
+    return found if found.any() else None
 
 
 def stripped(column: str, kind: pl.DataType) -> pl.Expr:
@@ -93,8 +164,15 @@ def typed_number(column: str, kind: pl.DataType) -> Typed:
     """A number, see `number_of`; null also where the cell is empty."""
     value = number_of(column, kind)
     bad = _is_bad(column, kind, value.abs() <= LARGEST)
-    remedy = f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
-    return Typed(column, pl.when(~bad).then(value), bad, remedy)
+    return Typed(column, pl.when(~bad).then(value), bad, remedy_of_number)
+
+
+def remedy_of_number(value: Any) -> str:
+    """What to write instead of a bad number."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d[\d.' ]*,\d+\s*", value):
+        point = re.sub(r"[.' ]", "", value).replace(",", ".")
+        return f"write {point}, with a point before the fraction, and nothing between thousands"
+    return f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
 
 
 def _is_bad(column: str, kind: pl.DataType, is_good: pl.Expr) -> pl.Expr:
@@ -404,7 +482,7 @@ def _id_texts(ids: Ids, kind: pl.DataType) -> pl.Expr:
     """Ids, or lists of those that are kept, as text."""
     if ids.separator is None:
         return pl.col(ids.column).cast(pl.String)
-    texts = pl.element().filter(~pl.element().is_in(["", *ids.missing]))
+    texts = pl.element().filter(~pl.element().is_in(texts_of_marks(["", *ids.missing])))
     cells = _listed(ids.column, kind, ids.separator)
     return _kept(cells.list.eval(_written_alike(texts, pl.String())), ids)
 
@@ -427,7 +505,7 @@ def typed_weights(column: str, kind: pl.DataType, ids: Ids, kind_of_ids: pl.Data
     texts = _listed(ids.column, kind_of_ids, ids.separator)
     number = pl.element().str.strip_chars().cast(pl.Float64, strict=False)
     numbers = _listed(column, kind, ids.separator).list.eval(number)
-    is_text = ~pl.element().is_in(["", *ids.missing]).fill_null(True)
+    is_text = ~pl.element().is_in(texts_of_marks(["", *ids.missing])).fill_null(True)
     places = _kept(texts.list.eval(pl.arg_where(is_text)), ids)
     kept = numbers.list.gather(places, null_on_oob=True)
     if ids.size is not None:

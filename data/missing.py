@@ -8,37 +8,33 @@ row `missing_row` of its table (see `data/learning/learned.py`), a null number t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import polars as pl
 
-from stampede.data.formulas import split
+from stampede.data.formulas import marked, numbers_of_marks, split
 from stampede.data.raw.rows import Marks
 from stampede.data.schema.schema import Schema
 from stampede.settings import counted
 
 
-def without_marks(frame: pl.DataFrame, missing: Sequence[str]) -> tuple[pl.DataFrame, Marks]:
-    """Replace cells whose text means a missing value by null, and count them.
+def without_marks(
+    frame: pl.DataFrame, missing: Sequence[str], labels: Set[str] = frozenset()
+) -> tuple[pl.DataFrame, Marks]:
+    """Replace cells that mean a missing value, see `marked`, by null, and count them.
 
-    A float NaN is missing if `NaN` is such a text. Empty cells are not counted.
+    Empty cells are not counted.
+
+    Args:
+        labels: columns of labels and weights, in which numbers are always values.
     """
-    longest = max(len(mark.encode()) for mark in missing)
-    has_nan = any(mark.lower() == "nan" for mark in missing)
+    numbers = set(numbers_of_marks(missing))
+    words = [mark for mark in missing if numbers.isdisjoint(numbers_of_marks([mark]))]
     counted: Marks = Counter()
     changed = []
     for column in frame:
-        if column.dtype == pl.String:
-            # In most columns all ids are longer; this is much faster than comparing them.
-            shortest = column.str.len_bytes().min()
-            if shortest is None or shortest > longest:
-                continue
-            is_mark = column.is_in(list(missing))
-        elif column.dtype.is_float() and has_nan:
-            is_mark = column.is_nan()
-        else:
-            continue
-        if is_mark.any():
+        is_mark = marked(column, words if column.name in labels else missing)
+        if is_mark is not None:
             marks = column.filter(is_mark.fill_null(False)).cast(pl.String)
             counted += counts_of_marks(marks)
             changed.append(pl.when(~is_mark).then(pl.col(column.name)).alias(column.name))

@@ -29,7 +29,7 @@ from stampede.data.learning.value_counts import Distinct, distinct_ids
 from stampede.data.learning.vocabulary import ROW_SINCE, read_vocabulary
 from stampede.data.prepared.manifest import FieldEntry
 from stampede.data.schema.schema import (
-    RULES,
+    MISSING,
     Hashed,
     IdField,
     Integers,
@@ -38,6 +38,7 @@ from stampede.data.schema.schema import (
     Schema,
     Vocabulary,
     column_of_weights,
+    rules_of,
 )
 from stampede.files import parse_json, read_file
 from stampede.settings import Section, reading
@@ -251,11 +252,12 @@ def read_saved(folder: Path, remedy: str = REMEDY) -> Saved:
     path = folder / LEARNED
     with reading(path, DataError, remedy):
         content = read_file(path)
-        rules = parse_json(content)["schema_"].get("rules", 1)
-        if rules != RULES:
+        schema = parse_json(content)["schema_"]
+        rules, known = schema.get("rules", 1), rules_of(schema.get("missing", MISSING))
+        if rules != known:
             raise DataError(
                 f"{path}: an older version of stampede prepared it, which read numbers, booleans "
-                f"or times in another way (rules {rules} instead of {RULES}); prepare the log and "
+                f"or times in another way (rules {rules} instead of {known}); prepare the log and "
                 "train again, or use that version"
             )
         return Saved.model_validate_json(content)

@@ -175,7 +175,10 @@ def write_manifest(
     record_verified(folder)
     if bad_rows.count:
         listed = (place or folder) / BAD_ROWS
-        tqdm.write(f"left out {counted(bad_rows.count, 'bad row')}, listed in {listed}")
+        rows = bad_rows.count + sum(one.rows for shards in parts.values() for one in shards)
+        share = bad_rows.count / rows
+        much = f"; they are {share:.0%} of all: is the schema right?" * (share >= 0.05)
+        tqdm.write(f"left out {counted(bad_rows.count, 'bad row')}, listed in {listed}{much}")
     if marks:
         tqdm.write(missing_marks_sentence(marks))
     for note in notes:

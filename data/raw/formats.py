@@ -82,6 +82,7 @@ class Delimited:
     numeric: Set[str]  # columns whose cells are numbers
     missing: Sequence[str]  # texts that mean that a value is missing
     json: Set[str]  # columns of JSON, also the keys or values of a column's JSON objects
+    labels: Set[str]  # columns of labels and weights
 
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows counted and bytes read so far; the last pair is that of the whole file."""
@@ -202,7 +203,7 @@ class Delimited:
                 f"{piece.path}: cannot be parsed from line {piece.lines[0]} on; check the quotes "
                 "of its cells"
             )
-        frame, marks = without_marks(frame, self.missing)
+        frame, marks = without_marks(frame, self.missing, self.labels)
         file, text, starts = str(piece.path), piece.text, piece.starts
         return RawRows(
             frame, file, piece.lines, numbers, text, piece.position, bad, marks, starts=starts
@@ -359,6 +360,7 @@ class Parquet:
 
     missing: Sequence[str]
     json: Set[str]  # see `Delimited`
+    labels: Set[str]
 
     def count(self, path: Path) -> Iterator[tuple[int, int]]:
         """Rows and bytes of a file."""
@@ -416,7 +418,7 @@ class Parquet:
             part_of_objects(column, name) for name, column in in_texts.items()
         )
         frame = with_names_as_text(unnested(frame, sorted(used)))
-        frame, marks = without_marks(frame, self.missing)
+        frame, marks = without_marks(frame, self.missing, self.labels)
         return RawRows(frame, str(path), numbers + 1, numbers, None, position, marks=marks)
 
     def _in_texts(self, schema: pyarrow.Schema, used: Set[str]) -> dict[str, str]:

@@ -79,6 +79,7 @@ class RawLog:
     Args:
         split_column: another column to read as text.
         bad_values_are_missing: whether a bad value of an input becomes null; else its row is bad.
+        is_scored: whether a row may lack its label, which is null then.
     """
 
     def __init__(
@@ -87,8 +88,9 @@ class RawLog:
         files: Sequence[Path],
         split_column: str | None = None,
         bad_values_are_missing: bool = False,
+        is_scored: bool = False,
     ) -> None:
-        self.schema = schema
+        self.schema, self._is_scored = schema, is_scored
         self.files = list(files)
         self._split_column = split_column
         self._bad_values_are_missing = bad_values_are_missing
@@ -224,6 +226,9 @@ class RawLog:
         for name, one in checked.items():
             is_bad = found[f"?{name}"]
             of_training = name == WEIGHT or name.startswith(LABEL)
+            if self._is_scored and name.startswith(LABEL):
+                text = frame.select(stripped(one.column, frame.schema[one.column])).to_series()
+                is_bad &= text.is_not_null()
             if self._bad_values_are_missing and not of_training:
                 # A column that feeds several inputs counts once.
                 taken[one.column] = max(taken[one.column], is_bad.sum())
@@ -318,18 +323,18 @@ def scoring_log(
             "time": schema.time if is_timed else None,
         }
     )
-    return RawLog(meaning, files, bad_values_are_missing=bad_values_are_missing)
+    return RawLog(meaning, files, bad_values_are_missing=bad_values_are_missing, is_scored=True)
 
 
 def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
-    json = schema.json_columns()
+    json, labels = schema.json_columns(), schema.label_columns()
     if schema.format == "parquet" or (schema.format == "auto" and is_parquet(file)):
-        return Parquet(schema.missing, json)
+        return Parquet(schema.missing, json, labels)
     separator = schema.separator
     if separator == "auto":
         separator = "\t" if suffix_of(file) in (".tsv", ".txt", ".tab") else ","
     numeric = schema.numeric_columns() - {split_column}
-    return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing, json)
+    return Delimited(separator, schema.quote, schema.columns, numeric, schema.missing, json, labels)
 
 
 def _size(file: Path, anew: bool = False) -> int:

@@ -35,8 +35,8 @@ _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 _LATER_KEYS = {"share", "keep", "pooling", "query", "weights"}
 
 
-# Counts the changes of how values are read.
-RULES = 3
+# Counts the changes of how values are read; the last one concerns numbers in `missing` alone.
+RULES, RULES_OF_MARKED_NUMBERS = 3, 4
 
 # Poolings of fields whose rows are looked up one by one.
 HISTORIES = ("attention", "none")
@@ -322,12 +322,23 @@ _Ids = Annotated[
 MISSING = ["", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "Null", "null", "None", "\\N", "-"]
 
 
+def rules_of(missing: Any) -> Literal[3, 4]:
+    """The rules by which the values of a log are read."""
+    are_texts = isinstance(missing, list) and all(isinstance(one, str) for one in missing)
+    if missing == MISSING or not are_texts:
+        return RULES
+    # Imports polars.
+    from stampede.data.formulas import numbers_of_marks
+
+    return RULES_OF_MARKED_NUMBERS if numbers_of_marks(missing) else RULES
+
+
 class Schema(Section):
     """What the columns of a click log mean; docs/schema.md describes the keys."""
 
     format: Literal["auto", "csv", "parquet"] = "auto"
     # How values are read: see `stampede.data.formulas`. What has other rules is refused.
-    rules: Literal[3] = RULES
+    rules: Literal[3, 4] = RULES  # see `rules_of`
     separator: str = "auto"
     quote: str = '"'
     columns: list[str] = Field([])
@@ -337,6 +348,13 @@ class Schema(Section):
     numbers: Annotated[dict[str, NumberField], BeforeValidator(_names_alone)] = Field({})
     weight: str | None = Field(None, min_length=1)
     time: Time | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_its_rules(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("rules", RULES) not in (3, 4):
+            return given
+        return {**given, "rules": rules_of(given.get("missing", MISSING))}
 
     @model_validator(mode="after")
     def _columns_fit_together(self) -> Schema:
@@ -406,8 +424,12 @@ class Schema(Section):
         lists = {field.weights for field in self.ids.values()}
         texts = {columns[name] for name in columns if name in self.ids}
         texts |= self._labels_of_texts()
-        numbers |= {label.column for label in self.label.values()} | {self.weight}
+        numbers |= self.label_columns()
         return numbers - texts - lists - {None, self.time and self.time.column}
+
+    def label_columns(self) -> set[str]:
+        """Columns of the file with labels, and that of the weights."""
+        return {label.column for label in self.label.values()} | {self.weight or ""} - {""}
 
     def json_columns(self) -> set[str]:
         """Columns with several ids a cell as JSON, and those of their weights."""

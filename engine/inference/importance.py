@@ -82,7 +82,10 @@ def permutation_importance(
             metrics.add(logits[known], label[known], batch.weight[known])
         found = metrics.result()
         if found["auc"] is None:
-            raise DataError(f"the {part} part has clicks only or none, so it has no AUC")
+            goals = trained.data.goals
+            of_goal = f" of {goals[at]}" if goals else ""
+            what = "clicks only or none" if metrics.samples else "no labels"
+            raise DataError(f"the {part} part has {what}{of_goal}: no AUC; write another --part")
         return np.array([found["auc"], found["logloss"]])
 
     arrays = held.shards[0].arrays

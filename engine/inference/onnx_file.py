@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, compose, helper
@@ -24,6 +26,8 @@ from stampede.data.formulas import (
     LAST_TIME,
     THURSDAY,
     WEEK,
+    numbers_of_marks,
+    texts_of_marks,
 )
 from stampede.data.learning.rows_of_ids import FIRST_ROW
 from stampede.data.schema.schema import HISTORIES
@@ -115,7 +119,7 @@ def _model(trained: Trained, rows: RowType, most_ids: int) -> tuple[onnx.ModelPr
             stored = stored_rows(read_stored_field(trained.checkpoint, table), rows, table)
             tables[table] = _buffers(stored)
             size += sum(tensor.nbytes for tensor in tables[table].values())
-        fields.append(Field(field, kind, tables[table]))
+        fields.append(Field(field, kind, tables[table], about["missing"]))
         # Before the next table is read.
         if size > MOST_BYTES:
             raise RunFolderError(
@@ -214,7 +218,7 @@ def _label_encoder(
     field: dict[str, Any], texts: list[str], about: dict[str, Any]
 ) -> dict[str, Any]:
     """From a vocabulary's ids to rows; in fields with several ids, missing ones are -1."""
-    missing = about["missing"]
+    missing = texts_of_marks(about["missing"])
     missing_row = -1 if field["multi"] else field["missing_row"]
     rows = dict(zip(texts, range(FIRST_ROW, FIRST_ROW + len(texts)), strict=True))
     # As pandas writes whole numbers with missing values; see `written_alike`.
@@ -239,7 +243,7 @@ class Scoring(nn.Module):
         super().__init__()
         self.fields = nn.ModuleList(fields)
         dtype = getattr(torch, about["numbers_dtype"])
-        self.numbers = Numbers(about["numbers"], dtype)
+        self.numbers = Numbers(about["numbers"], dtype, about["missing"])
         self.dense = DensePart(model)
 
     def forward(
@@ -286,9 +290,11 @@ class Scoring(nn.Module):
 class Numbers(nn.Module):
     """The network's numbers, see `described_model`; for training they were stored in `dtype`."""
 
-    def __init__(self, about: list[dict[str, Any]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, about: list[dict[str, Any]], dtype: torch.dtype, missing: Sequence[str]
+    ) -> None:
         super().__init__()
-        self.about, self.dtype = about, dtype
+        self.about, self.dtype, self.marks = about, dtype, numbers_of_marks(missing)
         self.register_buffer("logged", torch.tensor(["log1p" in one["transform"] for one in about]))
         scales = [(one["fill"], *_scale(one)) for one in about]
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float64).view(-1, 5).T)
@@ -298,8 +304,9 @@ class Numbers(nn.Module):
         if not values:
             return torch.zeros(samples, 0)
         fill, offset, divisor, low, high = self.scales
-        value = _rounded(torch.stack(values, 1))
-        value = torch.where(_is_number(value), value, fill)
+        value = torch.stack(values, 1)
+        is_number = _is_number(value, self.marks)
+        value = torch.where(is_number, _rounded(value), fill)
         value = torch.where(self.logged, value.clamp_min(0.0).log1p(), value)
         value = torch.minimum(torch.maximum((value - offset) / divisor, low), high)
         return value.to(self.dtype).float()
@@ -310,9 +317,13 @@ def _rounded(value: Tensor) -> Tensor:
     return value.float().double()
 
 
-def _is_number(value: Tensor) -> Tensor:
-    """Whether a value is present; one too large for float32 counts as missing."""
-    return value.abs() <= LARGEST
+def _is_number(value: Tensor, marks: Sequence[float]) -> Tensor:
+    """Whether a value is present: no mark, and not too large for float32."""
+    value = _rounded(value)
+    found = value.abs() <= LARGEST
+    for mark in marks:
+        found = found & (value != float(np.float32(mark)))
+    return found
 
 
 def _scale(number: dict[str, Any]) -> tuple[float, float, float, float]:
@@ -339,9 +350,15 @@ def _buffers(stored: dict[str, Tensor]) -> dict[str, Tensor]:
 class Field(nn.Module):
     """A field's table, see `_buffers`, and how values of an input of its `kind` become rows."""
 
-    def __init__(self, about: dict[str, Any], kind: str, table: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        about: dict[str, Any],
+        kind: str,
+        table: dict[str, Tensor],
+        missing: Sequence[str] = (),
+    ) -> None:
         super().__init__()
-        self.about, self.kind = about, kind
+        self.about, self.kind, self.marks = about, kind, numbers_of_marks(missing)
         for name in ("table", "first_order", "scale"):
             self.register_buffer(name, table.get(name))
         if kind == "number":
@@ -390,10 +407,10 @@ class Field(nn.Module):
         if self.kind == "text":
             return value
         if self.kind == "number":
-            value = _rounded(value)
+            is_number = _is_number(value, self.marks)
             # The row for missing numbers comes before the buckets.
-            row = (self.edges < value.unsqueeze(1)).sum(1) + missing + 1
-            return torch.where(_is_number(value), row, missing)
+            row = (self.edges < _rounded(value).unsqueeze(1)).sum(1) + missing + 1
+            return torch.where(is_number, row, missing)
         is_row = self._is_row(value)
         if about["encode"] == "hour_of_day":
             value = value % DAY // HOUR
@@ -408,7 +425,11 @@ class Field(nn.Module):
         if self.kind == "seconds":
             return (value >= FIRST_TIME) & (value <= LAST_TIME)
         limit = self.about["size"] if self.kind == "integer" else self.about["rows"]
-        return (value >= 0) & (value < limit)
+        found = (value >= 0) & (value < limit)
+        for mark in self.marks if self.kind == "integer" else ():
+            if mark.is_integer():
+                found = found & (value != int(mark))
+        return found
 
     def _weights(self, rows: Tensor) -> Tensor:
         """Embedding and first-order weight of rows, `[..., dim + 1]` float32."""

@@ -96,6 +96,8 @@ def predict(
     advice = "--on-bad-row skip to leave such rows out"
     if options.on_bad_value == "error":
         advice += ", --on-bad-value missing to treat bad input values as missing"
+    if not options.ignore_label:
+        advice += ", --ignore-label to score without labels and weights"
     bad_rows = BadRows(options.on_bad_row, aside, advice)
     try:
         with new_output(output, options.overwrite) as unfinished:
@@ -175,7 +177,7 @@ def _write(
             ]
             writer.write_table(pyarrow.table(arrays, schema=schema))
             count += len(piece.rows)
-    if not rows.has_label or not count:
+    if not any(of_goal.samples for of_goal in metrics):
         return count, {}
     results = [of_goal.result() for of_goal in metrics]
     if not goals:

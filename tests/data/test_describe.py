@@ -346,6 +346,22 @@ def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):
     assert len((tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_numbers_that_mean_a_missing_value(tmp_path, capsys, form):
+    path, out = tmp_path / f"log.{form}", tmp_path / "out"
+    frame = pl.DataFrame({"label": [0, 1] * 20, "user": range(40), "age": [-1, 20, 30, 40] * 10})
+    frame = frame.with_columns(price=pl.when(pl.col("user") < 8).then(-999.0).otherwise(0.5))
+    frame.write_csv(path) if form == "csv" else frame.write_parquet(path)
+    (tmp_path / "schema.yaml").write_text(
+        'label: label\nids: [user]\nnumbers: [age, price]\nmissing: ["", "-1", "-999"]\n'
+    )
+    given = ["--schema", str(tmp_path / "schema.yaml"), "--out", str(out)]
+    assert main([str(path), *given]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert " 25.00% " in lines["age"] and lines["age"].endswith("  20 .. 30 .. 40")
+    assert " 20.00% " in lines["price"] and lines["price"].endswith("  0.5 .. 0.5 .. 0.5")
+
+
 def test_mistakes_on_the_command_line(log, tmp_path, capsys):
     folder = write_small(tmp_path / "prepared")
     path, out = log[0] / "log_0.csv", tmp_path / "out"

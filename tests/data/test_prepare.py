@@ -477,8 +477,12 @@ def test_mistakes_in_files(log, capsys):
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.csv", "schema.yaml"]
     assert main(command(log, "--set", "on_bad_row=skip")) == 0
     place = log.parent / "out/bad_rows.jsonl"
-    assert f"left out 1 bad row, listed in {place}" in capsys.readouterr().out
+    assert f"left out 1 bad row, listed in {place}\n" in capsys.readouterr().out
     assert place.is_file()
+    # Of 1,000 rows.
+    log.write_text(log.read_text().replace("\n1,", "\n3,", 99))
+    assert main([*command(log, "--set", "on_bad_row=skip"), "--out", f"{log.parent}/few"]) == 0
+    assert "they are 10% of all: is the schema right?" in capsys.readouterr().out
     assert main(command(log)) == 2
     assert "already exists" in capsys.readouterr().err
 

@@ -111,6 +111,49 @@ def test_every_type_gives_the_same_arrays(tmp_path, of_text, number, whole):
     assert_same(arrays(tmp_path, [tmp_path / "log.parquet"]), of_text)
 
 
+MARKED = f"{SCHEMA}missing: ['', '-3.33', '3', '0.0']"
+
+
+@pytest.fixture(scope="module")
+def of_marked_text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("marked")
+    drawn().to_csv(folder / "log.csv", index=False)
+    return arrays(folder, [folder / "log.csv"], MARKED)
+
+
+@pytest.mark.parametrize("number, whole", TYPES)
+def test_a_number_that_means_a_missing_value_does_in_every_type(
+    tmp_path, of_marked_text, number, whole
+):
+    table = in_type(drawn(), number, whole)
+    pyarrow.parquet.write_table(table, tmp_path / "log.parquet", row_group_size=90)
+    assert_same(arrays(tmp_path, [tmp_path / "log.parquet"], MARKED), of_marked_text)
+
+
+def test_a_number_that_means_a_missing_value(tmp_path, of_text, of_marked_text):
+    frame = drawn()
+    train = len(of_marked_text["train"]["label"])
+    ids = of_marked_text["train"]["ids"]
+    # Rows of missing values: the first, and of slots the last.
+    np.testing.assert_array_equal(ids[:, 0] == 0, frame["user"][:train] == 3)
+    np.testing.assert_array_equal(ids[:, 2] == 9, frame["slot"][:train].isin([0, 3]))
+    np.testing.assert_array_equal(ids[:, 3] == 0, frame["price"][:train] == -3.33)
+    # Labels are never missing because of a number.
+    for part in of_text:
+        np.testing.assert_array_equal(of_marked_text[part]["label"], of_text[part]["label"])
+
+
+def test_a_log_prepared_when_numbers_were_never_missing_is_refused(tmp_path):
+    drawn().to_csv(tmp_path / "log.csv", index=False)
+    arrays(tmp_path, [tmp_path / "log.csv"], MARKED)
+    (path,) = (tmp_path / "out").rglob("learned.json")
+    text = path.read_text()
+    assert text.count('"rules": 4,') == 1
+    path.write_text(text.replace('"rules": 4,', '"rules": 3,'))
+    with pytest.raises(DataError, match=r"an older version .* \(rules 3 instead of 4\)"):
+        load(path.parent)
+
+
 def test_pandas_made_floats_of_ids_with_a_missing_one(tmp_path, capfd):
     frame, rows = drawn(), ROWS // 2
     frame["user"] = frame["user"].astype("Int64").mask(frame.index == rows)

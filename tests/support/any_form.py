@@ -26,6 +26,7 @@ numbers:
   views: {bins: 4}
 weight: importance
 time: {column: seen, format: iso8601}
+missing: ["", "7.77", "3.0"]
 """
 
 FORMS = ("csv", "tsv", "csv.gz", "csv.zst", "parquet")

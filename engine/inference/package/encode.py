@@ -146,12 +146,14 @@ class Encoder:
 
     def _frame(self, samples: Samples, columns: list[str]) -> pl.DataFrame:
         """Some columns, null where a value is missing."""
-        missing, text = self._about["missing"], pl.col(pl.String)
         frame = _table_of(samples, columns)
         frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
-        if any(mark.lower() == "nan" for mark in missing):
-            frame = frame.with_columns(pl.col(pl.Float32, pl.Float64).fill_nan(None))
-        return frame.with_columns(pl.when(~text.is_in(missing)).then(text))
+        found = [(one.name, formulas.marked(one, self._about["missing"])) for one in frame]
+        return frame.with_columns(
+            pl.when(~is_mark).then(pl.col(name)).alias(name)
+            for name, is_mark in found
+            if is_mark is not None
+        )
 
     def _number(self, column: str, frame: pl.DataFrame, bad_values: BadValues) -> pl.Series:
         """Float64, null where missing."""
@@ -305,6 +307,10 @@ def _series(name: str, values: Any) -> pl.Series:
     if isinstance(values, list | tuple):
         values = _alike(name, values)
     found = pl.Series(name, values, strict=False)
+    if found.dtype == pl.Object:
+        # As pandas has them in columns of its own types.
+        plain = [None if type(one).__name__ == "NAType" else one for one in values]
+        found = pl.Series(name, _alike(name, plain), strict=False)
     if found.dtype == pl.Object:
         raise ValueError(f"column {name}: found {found[0]!r}; write text, numbers or lists")
     return found

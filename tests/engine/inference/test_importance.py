@@ -94,7 +94,7 @@ def test_of_histories_and_synthetic_data(tmp_path):
     found = run.importance(repeats=2)
     assert set(run.fields) <= set(found.index)
     assert found.attrs["auc"] == pytest.approx(run.metrics["test"]["auc"], abs=1e-6)
-    with pytest.raises(DataError, match="clicks only or none"):
+    with pytest.raises(DataError, match="clicks only or none: no AUC; write another --part"):
         run.importance(rows=2, repeats=2, seed=one_class_seed(run))
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -222,6 +223,7 @@ GOOD = {
         ({"slot": [12]}, "column slot: found 12; write whole numbers from 0 to 11"),
         ({"slot": ["a"]}, "column slot: found 'a'; write whole numbers"),
         ({"age": ["old"]}, "column age: found 'old'; write a finite number"),
+        ({"age": ["1.234,56"]}, "column age: found '1.234,56'; write 1234.56, with a point before"),
         ({"age": [float("inf")]}, "column age: found inf; write a finite number"),
         ({"when": ["yesterday"]}, "found 'yesterday'; write a time in 1990 to 2099 as %Y-%m-%d"),
         ({"when": [1772668806000]}, "in the schema, which fits it"),
@@ -244,6 +246,13 @@ def test_values_that_cannot_be_used(packages, changes, words):
     assert model.score(GOOD).shape == (1,)
     with pytest.raises(ValueError, match=re.escape(words)):
         model.score({**GOOD, **changes})
+
+
+def test_missing_values_of_pandas_types(packages):
+    model = loaded(packages / "fp32")
+    for name in ("age", "slot", "user"):
+        found = [model.logits({**GOOD, name: [one]})[0] for one in (pd.NA, None)]
+        assert found[0] == found[1] != model.logits(GOOD)[0]
 
 
 def test_samples_that_are_no_mappings(packages):

@@ -117,6 +117,27 @@ def test_labels_and_prepared_folders_make_no_difference(trained_run, tmp_path, l
         assert pl.read_parquet(output).equals(labelled.drop("label", "weight", strict=False))
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_rows_without_a_label_yet_are_scored(trained_run, tmp_path, log, form):
+    whole = scores(trained_run, [log], tmp_path)
+    frame = rows_of_test_part().astype({"rating": "Int64"})
+    for gone in (slice(10, 30), slice(None)):
+        frame.loc[frame.index[gone], "rating"] = None
+        later = write_movies(tmp_path / f"later.{form}", frame)
+        found = scores(trained_run, [later], tmp_path)
+        assert found["score"].to_list() == whole["score"].to_list()
+        null = found["label"].is_null().to_numpy()
+        assert null.all() if gone == slice(None) else null.nonzero()[0].tolist() == [*range(10, 30)]
+        status, said = predict(trained_run, later, tmp_path / "again.csv", "--overwrite")
+        assert status == 0 and ("AUC" in said) == (gone != slice(None))
+        if "AUC" in said:
+            assert f"{auc_of(found.drop_nulls()):.4f}" in said
+    frame["importance"] = None
+    unweighted = write_movies(tmp_path / "unweighted.csv", frame)
+    status, said = predict(trained_run, unweighted, tmp_path / "none.csv")
+    assert status == 2 and "--ignore-label to score without labels and weights)" in said
+
+
 def test_the_parts_of_the_own_data(trained_run, tmp_path, monkeypatch, log):
     monkeypatch.setattr(prediction, "_PIECE", 100)
     for part, rows in (("train", 432), ("validation", 108), ("test", 60)):
