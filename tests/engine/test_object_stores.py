@@ -128,6 +128,10 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
         file.write(b"missing: [none]\n")
     assert describe([rows, "--out", f"{BUCKET}/described"]) == 2
     assert f"{BUCKET}/described/schema.yaml: has been changed" in capsys.readouterr().err
+    with store.open(f"{BUCKET}/log.jsonl", "wb") as file:
+        file.write(b'{"label": 0}\n')
+    assert describe([f"{BUCKET}/log.jsonl"]) == 2
+    assert f'`pl.read_ndjson("{BUCKET}/log.jsonl").write' in capsys.readouterr().err
     # The run's own prepared data by their URL have the scores of `@run`.
     (manifest,) = store.glob(f"{BUCKET}/cache/*/manifest.json")
     own = f"s3://{manifest.rpartition('/')[0]}"
