@@ -23,15 +23,15 @@ _ENGINES = {"one process": [], "spark local[2]": ["--spark", "local[2]"]}
 
 
 def on_spark(options: argparse.Namespace, report: Report) -> str:
-    """Seconds of both at each number of rows, taking turns."""
-    found, others = {}, OtherProcesses()
+    """Seconds of both at each number of rows, taking turns, and memory of the largest process."""
+    found, peaks, others = {}, {}, OtherProcesses()
     before = others.seconds()
     for rows in [20_000] if options.quick else options.rows:
         with tempfile.TemporaryDirectory() as folder:
             logs = Path(folder) / "logs"
             sizes = ["--files", str(options.files), "--rows", str(rows // options.files)]
             run_program(["-m", "stampede", "synthetic", logs, *sizes])
-            taken = {name: [] for name in _ENGINES}
+            taken, most = {name: [] for name in _ENGINES}, dict.fromkeys(_ENGINES, 0)
             for _ in range(options.repeats):
                 for name, given in _ENGINES.items():
                     print(f"{rows:,} rows, {name}", file=sys.stderr, flush=True)
@@ -39,14 +39,15 @@ def on_spark(options: argparse.Namespace, report: Report) -> str:
                     command = ["prepare", "criteo_kaggle", f"{logs}/*.tsv", "--out", out, *given]
                     done = run_program(["-m", "stampede", *command, "--set", "split=random"])
                     taken[name].append(done.seconds)
+                    most[name] = max(most[name], done.peak_bytes)
                     shutil.rmtree(out)
         found[rows] = {name: median(each) for name, each in taken.items()}
-        report.add(
-            files=options.files, prepared=found, other_processes=round(others.share(before), 3)
-        )
-    heads = ["rows", "prepared by", "seconds"]
+        peaks[rows] = most
+        share = round(others.share(before), 3)
+        report.add(files=options.files, prepared=found, peak_bytes=peaks, other_processes=share)
+    heads = ["rows", "prepared by", "seconds", "peak GB of a process"]
     table = [
-        [f"{rows:,}", name, f"{seconds:.1f}"]
+        [f"{rows:,}", name, f"{seconds:.1f}", f"{peaks[rows][name] / 1e9:.2f}"]
         for rows, engines in found.items()
         for name, seconds in engines.items()
     ]

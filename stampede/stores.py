@@ -42,6 +42,7 @@ __all__ = [
     "fetched",
     "forgotten",
     "identity",
+    "is_checkpoint_data",
     "is_url",
     "length",
     "local",
@@ -194,6 +195,11 @@ def fetched(
                 raise StoreError(errno.ENOENT, "is not there", url)
             shared.download(without=without)
     return here
+
+
+def is_checkpoint_data(name: str) -> bool:
+    """Whether a file of a run, by its name in the folder, belongs to a checkpoint's tensors."""
+    return re.search(r"(^|/)checkpoints/[^/]+/(?!manifest\.json$)", name) is not None
 
 
 def published(

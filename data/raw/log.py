@@ -150,6 +150,8 @@ class RawLog:
     def check_rows(self, counts: Sequence[int]) -> None:
         """Raise a `DataError` if the log has no rows; `counts` are those of each file."""
         if not any(counts):
+            if isinstance(self._kind(0), Parquet):
+                raise DataError(f"{self.files[0]}: has no rows; write the path of the click log")
             raise DataError(
                 f"{self.files[0]}: is empty, or has only a header line; write the path of the "
                 "click log, or, if line 1 is a row, name the columns in the schema, as in "

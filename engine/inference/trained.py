@@ -64,7 +64,7 @@ def open_trained(
             network may not be executed or has changed.
         SettingsError: the configuration of the run cannot be used.
     """
-    path = stores.fetched(path)
+    path = _fetched(path, epoch)
     check_exists(path)
     checkpoint, held = being_read(lambda: choose_checkpoint(path.absolute(), epoch))
     run = RunFolder(checkpoint.parent.parent)
@@ -88,6 +88,19 @@ def open_trained(
     if imported:
         print(f"model.import: {config.model.import_file} was executed", file=sys.stderr)
     return Trained(run.path, checkpoint, manifest.progress.epoch, config, manifest.data, held)
+
+
+def _fetched(path: str | Path, epoch: str | None) -> Path:
+    """A run; of one in a store, of the checkpoints' tensors only those that are needed."""
+    here = stores.fetched(path, without=stores.is_checkpoint_data)
+    if not stores.is_url(path):
+        return here
+    wanted = f"/{choose_checkpoint(here.absolute(), epoch).name}/"
+
+    def is_other(name: str) -> bool:
+        return stores.is_checkpoint_data(name) and wanted not in name
+
+    return stores.fetched(path, without=is_other)
 
 
 def dense_model(trained: Trained) -> CTRModel:

@@ -234,7 +234,11 @@ class _Periods:
             # Leave a file out only for its own errors, not for a full disk.
             of_file = str(failure).startswith(f"{period.file}:")
             known = getattr(failure, "known_to_all_ranks", False)
-            if self._on_bad_file == "error" or not (of_file and known):
+            if not (of_file and known):
+                raise
+            if self._on_bad_file == "error":
+                if "--on-bad-file" not in str(failure):
+                    failure.args = (f"{failure}; or leave the file out with --on-bad-file skip",)
                 raise
             reason = str(failure)
             self._here.on_main(lambda: self._leave_out(period, reason))

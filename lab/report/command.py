@@ -17,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from stampede.lab.report.page import PAGE, write_report
         from stampede.lab.report.records import baseline_of, open_runs
 
-        runs = open_runs([stores.fetched(path) for path in given.runs])
+        without = stores.is_checkpoint_data
+        runs = open_runs([stores.fetched(path, without=without) for path in given.runs])
         named = given.baseline and str(stores.local(given.baseline))
         baseline = baseline_of(runs, named) if named else None
         with stores.outgoing(given.out, overwrite=True) as out:

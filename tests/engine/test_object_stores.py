@@ -146,6 +146,24 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     assert "movies" in page and "test AUC" in page
 
 
+def test_only_the_wanted_checkpoint_is_fetched(store, tmp_path, monkeypatch):
+    train(tmp_path / "job", [*put_movies(store, tmp_path / "job"), "train.epochs=2"])
+    another_machine(monkeypatch, tmp_path / "other")
+    url, rows = f"{BUCKET}/runs/movies", f"{BUCKET}/given/log.csv"
+
+    def fetched():
+        return {file.parent.name for file in stores.local(url).rglob("*.distcp")}
+
+    assert report([url, "--out", str(tmp_path / "report")]) == 0 and not fetched()
+    for epoch, held in (("1", {"epoch_0001"}), ("2", {"epoch_0001", "epoch_0002"})):
+        output = str(tmp_path / f"{epoch}.csv")
+        assert predict_command.main([url, rows, output, "--epoch", epoch]) == 0
+        assert fetched() == held
+    # What is here stays.
+    assert report([url, "--out", str(tmp_path / "report")]) == 0
+    assert fetched() == {"epoch_0001", "epoch_0002"}
+
+
 def train_as_ranks(folder, overrides, world_size, environment):
     # The process that forks the ranks has its own.
     os.environ.update(environment)
