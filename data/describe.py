@@ -155,8 +155,8 @@ def _described(options: argparse.Namespace, out: str, made: Path, spool: Path) -
     rows_of = [[of_goal[part][0] for of_goal in parts.values()] for part in range(len(PARTS))]
     empty = [name for name, counts in zip(PARTS, rows_of, strict=True) if not any(counts)]
     if empty and options.rows is None and split.split != "periods":
-        lacking = f"no row is in the part {' or '.join(empty)}, so a training is refused; "
-        command = _indented([lacking + "give a log of more rows, or another split with --set"])
+        lacking = f"no rows for {' and '.join(empty)}, so training refuses this log; "
+        command = _indented([lacking + "give more rows, or another split with --set"])
     blocks.append(["to train", *command])
     text = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
     (made / TEXT).write_text(text, encoding="utf-8")

@@ -207,7 +207,7 @@ def _check_is_text(path: Path, data: bytes) -> None:
     for magic, (what, remedy) in _OTHERS.items():
         if data.startswith(magic):
             remedy = _by_polars(path, remedy) if remedy.startswith("read_") else remedy
-            raise DataError(f"{path}: is no text but {what}; {remedy}")
+            raise DataError(f"{path}: is {what}; {remedy}")
 
 
 def check_no_json(path: Path, header: bytes) -> None:

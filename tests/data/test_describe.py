@@ -251,12 +251,12 @@ def test_files_of_other_formats_are_named(tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile(packed, "w") as file:
         file.writestr("log.csv", csv)
     for content, sentence in (
-        (frame.write_parquet, "is no text but Parquet; add .parquet to its name, or"),
-        (frame.write_ipc, 'is no text but Arrow (Feather); convert it to Parquet: `pl.read_ipc("'),
-        (frame.write_avro, 'is no text but Avro; convert it to Parquet: `pl.read_avro("'),
+        (frame.write_parquet, "is Parquet; add .parquet to its name, or"),
+        (frame.write_ipc, 'is Arrow (Feather); convert it to Parquet: `pl.read_ipc("'),
+        (frame.write_avro, 'is Avro; convert it to Parquet: `pl.read_avro("'),
         (frame.write_ndjson, 'is JSON; convert it to Parquet: `pl.read_ndjson("'),
         (frame.write_json, 'is JSON; convert it to Parquet: `pl.read_json("'),
-        (gzip.compress(csv), "is no text but compressed by gzip; add .gz to its name"),
+        (gzip.compress(csv), "is compressed by gzip; add .gz to its name"),
         (pyarrow.compress(csv, "zstd", asbytes=True), "by Zstandard; add .zst to its name"),
         (bz2.compress(csv), "compressed by bzip2; unpack it, or compress it by gzip"),
         (lzma.compress(csv), "compressed by xz; unpack it, or compress it by gzip"),
@@ -318,14 +318,14 @@ def test_a_corrected_schema_is_not_replaced(log, tmp_path, capsys):
     assert main(command) == 0
 
 
-@pytest.mark.parametrize("rows, empty", [(1, "train or validation"), (11, "validation"), (12, "")])
+@pytest.mark.parametrize("rows, empty", [(1, "train and validation"), (11, "validation"), (12, "")])
 def test_a_log_too_short_to_train_on(tmp_path, capsys, rows, empty):
     path = tmp_path / "log.csv"
     path.write_text("label,user\n" + "".join(f"{row % 2},u{row}\n" for row in range(rows)))
     assert main([str(path), "--out", str(tmp_path / "out")]) == 0
     said = " ".join(capsys.readouterr().out.partition("\nto train\n")[2].split())
     assert ("launch.py" in said) == (not empty)
-    assert (f"no row is in the part {empty}, so" in said) == bool(empty)
+    assert (f"no rows for {empty}, so" in said) == bool(empty)
 
 
 def test_bad_rows_are_left_out_and_counted(log, tmp_path, capsys):
