@@ -173,7 +173,7 @@ def _check_unchanged(schema: str, guessed: str) -> None:
     text = guessed if found is None else found.decode("utf-8", "replace")
     if text != guessed and not is_as_guessed(text):
         raise DataError(
-            f"{schema}: has been changed since it was guessed; write --schema {schema} to describe "
+            f"{schema}: is not what describe wrote; write --schema {schema} to describe "
             "the log with it, --out ANOTHER_FOLDER to guess anew, or delete it"
         )
 

@@ -7,11 +7,12 @@ imports only polars and numpy.
 from __future__ import annotations
 
 import decimal
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,73 +53,106 @@ _WHOLE = r"^(-?[1-9]\d*|0)\.0+$"
 BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 
 
-@cache
-def _texts_of_marks(marks: tuple[str, ...]) -> tuple[str, ...]:
-    found = [*marks]
-    for mark in marks:
-        whole, word = re.sub(_WHOLE, r"\1", mark), BOOLEANS.get(mark, mark)
-        if re.fullmatch(_WHOLE, f"{whole}.0"):
-            found += [whole, f"{whole}.0"]
-        found += [text for text, other in BOOLEANS.items() if other == word]
-        found += [word] * (word in BOOLEANS.values())
-    return tuple(dict.fromkeys(found))
+class MarkedValues(NamedTuple):
+    """The values of texts that mean a missing one, such as -999 and false.
 
+    Attributes:
+        numbers: fractions and infinities.
+        words: true or false.
+    """
 
-def texts_of_marks(marks: Iterable[str]) -> list[str]:
-    """Texts that mean a missing value, and others of the same value: -1.0 for -1, TRUE for true."""
-    return list(_texts_of_marks(tuple(marks)))
+    whole: tuple[int, ...]
+    numbers: tuple[float, ...]
+    words: tuple[str, ...]
+    dates: tuple[str, ...]
 
 
 @cache
-def _numbers_of_marks(marks: tuple[str, ...]) -> tuple[float, ...]:
-    found = []
-    for mark in marks:
+def _values_of_marks(marks: tuple[str, ...]) -> MarkedValues:
+    whole, numbers = [], []
+    for mark in map(str.strip, marks):
+        if re.fullmatch(r"[+-]?\d+(\.0+)?", mark):
+            whole.append(int(mark.partition(".")[0]))
+            continue
         with suppress(ValueError):
             number = float(mark.replace("_", "x"))
-            found += [number] * (number == number)
-    return tuple(found)
+            if number.is_integer():
+                whole.append(int(number))
+            elif number == number:
+                numbers.append(number)
+    words = {BOOLEANS.get(mark, mark) for mark in marks} & set(BOOLEANS.values())
+    dates = [mark for mark in marks if re.fullmatch(r"\d{4}-\d\d-\d\d", mark)]
+    return MarkedValues(tuple(whole), tuple(numbers), tuple(sorted(words)), tuple(dates))
 
 
-def numbers_of_marks(marks: Iterable[str]) -> list[float]:
-    """Those of the texts that mean a missing value that are numbers."""
-    return list(_numbers_of_marks(tuple(marks)))
+def values_of_marks(marks: Iterable[str]) -> MarkedValues:
+    """The values of the texts that mean a missing one."""
+    return _values_of_marks(tuple(marks))
 
 
-def marked(column: pl.Series, marks: Sequence[str]) -> pl.Series | None:
+def texts_of_marks(marks: Sequence[str]) -> list[str]:
+    """Texts that mean a missing value, and others of the same value: -1.0 for -1, TRUE for true."""
+    values = values_of_marks(marks)
+    whole = [f"{number}{fraction}" for number in values.whole for fraction in ("", ".0")]
+    words = [text for text, word in BOOLEANS.items() if word in values.words]
+    return list(dict.fromkeys([*marks, *whole, *words, *values.words]))
+
+
+def marked(column: pl.Series, marks: Sequence[str], is_number: bool = False) -> pl.Series | None:
     """Whether each value of a column means a missing one: its text, or what has the same value.
 
     So the number -1 of any type is the mark "-1", and NaN the mark "NaN". None if no value is.
+
+    Args:
+        is_number: whether texts are read as numbers.
     """
-    kind = column.dtype
+    kind, values = column.dtype, values_of_marks(marks)
     if kind == pl.String:
-        texts = texts_of_marks(marks)
-        # In most columns all ids are longer; this is much faster than comparing them.
-        shortest = column.str.len_bytes().min()
-        if shortest is None or shortest > max(len(text.encode()) for text in texts):
-            return None
-        found = column.is_in(texts)
-    elif kind in (pl.Boolean, pl.Date):
-        found = column.cast(pl.String).is_in(texts_of_marks(marks))
+        found = _is_marked_text(column, marks, values)
+        if is_number and (values.whole or values.numbers):
+            parsed = column.str.strip_chars().cast(pl.Float64, strict=False)
+            of_number = _is_marked_number(parsed, values)
+            found = of_number if found is None else found | of_number
+    elif kind == pl.Boolean and values.words:
+        found = column.cast(pl.String).is_in(list(values.words))
+    elif kind == pl.Date and values.dates:
+        found = column.cast(pl.String).is_in(list(values.dates))
     elif kind.is_numeric():
-        numbers = numbers_of_marks(marks)
-        column = column.cast(pl.Float64) if kind.is_decimal() else column
-        has_nan = kind.is_float() and any(mark.lower() == "nan" for mark in marks)
-        if not (numbers or has_nan):
-            return None
-        if kind.is_integer():
-            lowest, highest = column.min(), column.max()
-            near = lowest is not None and [n for n in numbers if lowest <= n <= highest]
-            whole = [int(n) for n in near or [] if n.is_integer()]
-            found = column.is_in(pl.Series(whole, dtype=kind))
-        else:
-            # A fraction may have been a float32 before, see `number_of`.
-            fractions = pl.Series([n for n in numbers if not n.is_integer()], dtype=pl.Float32)
-            whole = pl.Series([n for n in numbers if n.is_integer()], dtype=column.dtype)
-            found = column.is_in(whole) | column.cast(pl.Float32).is_in(fractions)
-            found = found | column.is_nan() if has_nan else found
+        found = _is_marked_number(column, values)
+        if kind.is_float() and any(mark.lower() == "nan" for mark in marks):
+            found = column.is_nan() if found is None else found | column.is_nan()
     else:
+        found = None
+    return found if found is not None and found.any() else None
+
+
+def _is_marked_text(
+    column: pl.Series, marks: Sequence[str], values: MarkedValues
+) -> pl.Series | None:
+    texts = texts_of_marks(marks)
+    if values.whole:
+        return column.is_in(texts) | column.str.replace(_WHOLE, "${1}").is_in(texts)
+    # In most columns all ids are longer; this is much faster than comparing them.
+    shortest = column.str.len_bytes().min()
+    if shortest is None or shortest > max((len(text.encode()) for text in texts), default=-1):
         return None
-    return found if found.any() else None
+    return column.is_in(texts)
+
+
+def _is_marked_number(column: pl.Series, values: MarkedValues) -> pl.Series | None:
+    kind, found = column.dtype, []
+    if kind.is_integer():
+        lowest, highest = column.min(), column.max()
+        near = [n for n in values.whole if lowest is not None and lowest <= n <= highest]
+        return column.is_in(pl.Series(near, dtype=kind)) if near else None
+    column = column.cast(pl.Float64) if kind.is_decimal() else column
+    exact = [*map(float, values.whole), *(n for n in values.numbers if math.isinf(n))]
+    if exact:
+        found.append(column.is_in(pl.Series(exact, dtype=column.dtype)))
+    if fractions := [n for n in values.numbers if not math.isinf(n)]:
+        # It may have been a float32 before, see `number_of`.
+        found.append(column.cast(pl.Float32).is_in(pl.Series(fractions, dtype=pl.Float32)))
+    return reduce(operator.or_, found) if found else None
 
 
 def stripped(column: str, kind: pl.DataType) -> pl.Expr:
@@ -170,8 +204,12 @@ def typed_number(column: str, kind: pl.DataType) -> Typed:
 def remedy_of_number(value: Any) -> str:
     """What to write instead of a bad number."""
     if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d[\d.' ]*,\d+\s*", value):
-        point = re.sub(r"[.' ]", "", value).replace(",", ".")
-        return f"write {point}, with a point before the fraction, and nothing between thousands"
+        point = re.sub(r"[.' ]", "", value).strip().replace(",", ".")
+        # A comma may stand between thousands, too.
+        other = f" or {value.strip().replace(',', '')}" * bool(
+            re.search(r"^\D*\d+,\d{3}\s*$", value)
+        )
+        return f"write {point}{other}, with a point before the fraction, nothing between thousands"
     return f"write a finite number up to {LARGEST:.1e}, or leave the cell empty"
 
 
@@ -482,9 +520,9 @@ def _id_texts(ids: Ids, kind: pl.DataType) -> pl.Expr:
     """Ids, or lists of those that are kept, as text."""
     if ids.separator is None:
         return pl.col(ids.column).cast(pl.String)
-    texts = pl.element().filter(~pl.element().is_in(texts_of_marks(["", *ids.missing])))
-    cells = _listed(ids.column, kind, ids.separator)
-    return _kept(cells.list.eval(_written_alike(texts, pl.String())), ids)
+    texts = _written_alike(pl.element(), pl.String())
+    kept = texts.filter(~texts.is_in(texts_of_marks(["", *ids.missing])))
+    return _kept(_listed(ids.column, kind, ids.separator).list.eval(kept), ids)
 
 
 def _kept(cells: pl.Expr, ids: Ids) -> pl.Expr:
@@ -505,7 +543,8 @@ def typed_weights(column: str, kind: pl.DataType, ids: Ids, kind_of_ids: pl.Data
     texts = _listed(ids.column, kind_of_ids, ids.separator)
     number = pl.element().str.strip_chars().cast(pl.Float64, strict=False)
     numbers = _listed(column, kind, ids.separator).list.eval(number)
-    is_text = ~pl.element().is_in(texts_of_marks(["", *ids.missing])).fill_null(True)
+    alike = _written_alike(pl.element(), pl.String())
+    is_text = ~alike.is_in(texts_of_marks(["", *ids.missing])).fill_null(True)
     places = _kept(texts.list.eval(pl.arg_where(is_text)), ids)
     kept = numbers.list.gather(places, null_on_oob=True)
     if ids.size is not None:

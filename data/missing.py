@@ -12,28 +12,38 @@ from collections.abc import Sequence, Set
 
 import polars as pl
 
-from stampede.data.formulas import marked, numbers_of_marks, split
+from stampede.data.formulas import (
+    marked,
+    split,
+    texts_of_marks,
+    values_of_marks,
+    written_alike,
+)
 from stampede.data.raw.rows import Marks
 from stampede.data.schema.schema import Schema
 from stampede.settings import counted
 
 
 def without_marks(
-    frame: pl.DataFrame, missing: Sequence[str], labels: Set[str] = frozenset()
+    frame: pl.DataFrame,
+    missing: Sequence[str],
+    labels: Set[str] = frozenset(),
+    numeric: Set[str] = frozenset(),
 ) -> tuple[pl.DataFrame, Marks]:
     """Replace cells that mean a missing value, see `marked`, by null, and count them.
 
     Empty cells are not counted.
 
     Args:
-        labels: columns of labels and weights, in which numbers are always values.
+        labels: columns of labels and weights, in which numbers and booleans are always values.
+        numeric: columns of numbers, perhaps as texts.
     """
-    numbers = set(numbers_of_marks(missing))
-    words = [mark for mark in missing if numbers.isdisjoint(numbers_of_marks([mark]))]
+    words = [mark for mark in missing if not any(values_of_marks([mark]))]
     counted: Marks = Counter()
     changed = []
     for column in frame:
-        is_mark = marked(column, words if column.name in labels else missing)
+        marks = words if column.name in labels else missing
+        is_mark = marked(column, marks, column.name in numeric)
         if is_mark is not None:
             marks = column.filter(is_mark.fill_null(False)).cast(pl.String)
             counted += counts_of_marks(marks)
@@ -50,17 +60,18 @@ def counts_of_marks(marks: pl.Series) -> Marks:
 def marks_in_bags(frame: pl.DataFrame, schema: Schema) -> Marks:
     """Ids of multi-valued cells that are missing because of their text."""
     marks, found = [mark for mark in schema.missing if mark], Counter()
+    texts = texts_of_marks(marks)
     for name, field in schema.ids.items():
         if field.separator is None or not marks:
             continue
         cells = frame[field.column or name]
         if cells.dtype == pl.String:
-            cells = cells.filter(cells.str.contains_any(marks).fill_null(False))
+            cells = cells.filter(cells.str.contains_any(texts).fill_null(False))
             split_cells = split(pl.col(cells.name), field.separator)
             cells = cells.to_frame().select(split_cells).to_series()
-        if isinstance(cells.dtype, pl.List | pl.Array) and cells.dtype.inner == pl.String:
-            ids = cells.explode()
-            found |= counts_of_marks(ids.filter(ids.is_in(marks).fill_null(False)))
+        if isinstance(cells.dtype, pl.List | pl.Array):
+            ids = written_alike(cells.explode())[0].cast(pl.String)
+            found |= counts_of_marks(ids.filter(ids.is_in(texts).fill_null(False)))
     return found
 
 

@@ -163,8 +163,9 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next step, and torch take big ones in huge pages.
 
     By default glibc returns big blocks to the system and gets them back page by page, zeroed: a
-    tenth of a step at batch 65,536. The process keeps its peak memory until it ends. Settings in
-    the environment win; C libraries other than glibc are left alone.
+    tenth of a step at batch 65,536. The process keeps what it has freed, see
+    `give_back_freed_memory`. Settings in the environment win; C libraries other than glibc are left
+    alone.
     """
     # torch reads this at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO
+from typing import Any
 from uuid import uuid4
 
 from fsspec.spec import AbstractBufferedFile
@@ -51,7 +51,8 @@ class WholeFiles(HdfsFileSystem):
     ) -> bytes:
         """The bytes of a file, or those from `start` to `end - 1`, without reading ahead."""
         there, begin = self.client.read(self._strip_protocol(path)), start or 0
-        return there.read_range(begin, min(end or len(there), len(there)) - begin)
+        until = len(there) if end is None else min(end, len(there))
+        return there.read_range(begin, max(until - begin, 0))
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         path = self._strip_protocol(path)
@@ -68,7 +69,7 @@ class WholeFiles(HdfsFileSystem):
             there.write(value)
 
     @contextmanager
-    def _unnamed(self, path: str, suffix: str, overwrite: bool) -> Iterator[BinaryIO]:
+    def _unnamed(self, path: str, suffix: str, overwrite: bool) -> Iterator[Any]:
         parent, _, name = self._strip_protocol(path).rpartition("/")
         unnamed = f"{parent}/.{name}.{suffix}"
         try:
@@ -85,7 +86,7 @@ class WholeFiles(HdfsFileSystem):
 class _Reader(AbstractBufferedFile):
     """A file that is read in blocks, as of other stores; the driver's own cannot be buffered."""
 
-    def __init__(self, fs: WholeFiles, path: str, block_size: int | None, **options: Any) -> None:
+    def __init__(self, fs: WholeFiles, path: str, block_size: Any, **options: Any) -> None:
         self._there = fs.client.read(path)
         options["size"] = len(self._there)
         super().__init__(fs, path, "rb", block_size or "default", **options)

@@ -203,7 +203,7 @@ class Delimited:
                 f"{piece.path}: cannot be parsed from line {piece.lines[0]} on; check the quotes "
                 "of its cells"
             )
-        frame, marks = without_marks(frame, self.missing, self.labels)
+        frame, marks = without_marks(frame, self.missing, self.labels, self.numeric)
         file, text, starts = str(piece.path), piece.text, piece.starts
         return RawRows(
             frame, file, piece.lines, numbers, text, piece.position, bad, marks, starts=starts

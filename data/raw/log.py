@@ -330,6 +330,8 @@ def scoring_log(
 
 def _format_of(schema: Schema, file: Path, split_column: str | None = None) -> Delimited | Parquet:
     json, labels = schema.json_columns(), schema.label_columns()
+    # Where a label is one of some texts, numbers are no values.
+    labels -= schema.label_texts()
     if schema.format == "parquet" or (schema.format == "auto" and is_parquet(file)):
         return Parquet(schema.missing, json, labels)
     separator = schema.separator

@@ -35,8 +35,9 @@ _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 _LATER_KEYS = {"share", "keep", "pooling", "query", "weights"}
 
 
-# Counts the changes of how values are read; the last one concerns numbers in `missing` alone.
-RULES, RULES_OF_MARKED_NUMBERS = 3, 4
+# Counts the changes of how values are read; the last one concerns logs with numbers, booleans or
+# dates in `missing` alone.
+RULES, RULES_OF_MARKED_VALUES = 3, 4
 
 # Poolings of fields whose rows are looked up one by one.
 HISTORIES = ("attention", "none")
@@ -328,9 +329,9 @@ def rules_of(missing: Any) -> Literal[3, 4]:
     if missing == MISSING or not are_texts:
         return RULES
     # Imports polars.
-    from stampede.data.formulas import numbers_of_marks
+    from stampede.data.formulas import values_of_marks
 
-    return RULES_OF_MARKED_NUMBERS if numbers_of_marks(missing) else RULES
+    return RULES_OF_MARKED_VALUES if any(values_of_marks(missing)) else RULES
 
 
 class Schema(Section):
@@ -423,7 +424,7 @@ class Schema(Section):
         numbers = {columns[name] for name in self.numbers}
         lists = {field.weights for field in self.ids.values()}
         texts = {columns[name] for name in columns if name in self.ids}
-        texts |= self._labels_of_texts()
+        texts |= self.label_texts()
         numbers |= self.label_columns()
         return numbers - texts - lists - {None, self.time and self.time.column}
 
@@ -443,9 +444,10 @@ class Schema(Section):
         """Columns of the file that are read as ids, or as a label of certain values."""
         columns = self.sources()
         found = {columns[n] for n in columns if not isinstance(self.ids.get(n), Quantiles | None)}
-        return found | self._labels_of_texts()
+        return found | self.label_texts()
 
-    def _labels_of_texts(self) -> set[str]:
+    def label_texts(self) -> set[str]:
+        """Columns of the file whose labels are certain texts."""
         return {label.column for label in self.label.values() if label.positive}
 
     @property

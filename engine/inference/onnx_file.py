@@ -26,8 +26,9 @@ from stampede.data.formulas import (
     LAST_TIME,
     THURSDAY,
     WEEK,
-    numbers_of_marks,
+    MarkedValues,
     texts_of_marks,
+    values_of_marks,
 )
 from stampede.data.learning.rows_of_ids import FIRST_ROW
 from stampede.data.schema.schema import HISTORIES
@@ -294,7 +295,7 @@ class Numbers(nn.Module):
         self, about: list[dict[str, Any]], dtype: torch.dtype, missing: Sequence[str]
     ) -> None:
         super().__init__()
-        self.about, self.dtype, self.marks = about, dtype, numbers_of_marks(missing)
+        self.about, self.dtype, self.marks = about, dtype, values_of_marks(missing)
         self.register_buffer("logged", torch.tensor(["log1p" in one["transform"] for one in about]))
         scales = [(one["fill"], *_scale(one)) for one in about]
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float64).view(-1, 5).T)
@@ -317,12 +318,14 @@ def _rounded(value: Tensor) -> Tensor:
     return value.float().double()
 
 
-def _is_number(value: Tensor, marks: Sequence[float]) -> Tensor:
+def _is_number(value: Tensor, marks: MarkedValues) -> Tensor:
     """Whether a value is present: no mark, and not too large for float32."""
-    value = _rounded(value)
-    found = value.abs() <= LARGEST
-    for mark in marks:
-        found = found & (value != float(np.float32(mark)))
+    rounded = _rounded(value)
+    found = rounded.abs() <= LARGEST
+    for mark in marks.whole:
+        found = found & (value != float(mark))
+    for mark in filter(math.isfinite, marks.numbers):
+        found = found & (rounded != float(np.float32(mark)))
     return found
 
 
@@ -358,7 +361,7 @@ class Field(nn.Module):
         missing: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.about, self.kind, self.marks = about, kind, numbers_of_marks(missing)
+        self.about, self.kind, self.marks = about, kind, values_of_marks(missing)
         for name in ("table", "first_order", "scale"):
             self.register_buffer(name, table.get(name))
         if kind == "number":
@@ -426,9 +429,9 @@ class Field(nn.Module):
             return (value >= FIRST_TIME) & (value <= LAST_TIME)
         limit = self.about["size"] if self.kind == "integer" else self.about["rows"]
         found = (value >= 0) & (value < limit)
-        for mark in self.marks if self.kind == "integer" else ():
-            if mark.is_integer():
-                found = found & (value != int(mark))
+        for mark in self.marks.whole if self.kind == "integer" else ():
+            if 0 <= mark < limit:
+                found = found & (value != mark)
         return found
 
     def _weights(self, rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -95,12 +96,16 @@ def _fetched(path: str | Path, epoch: str | None) -> Path:
     here = stores.fetched(path, without=stores.is_checkpoint_data)
     if not stores.is_url(path):
         return here
-    wanted = f"/{choose_checkpoint(here.absolute(), epoch).name}/"
+    wanted = None
+    # A run may save another one in the meantime.
+    while wanted != (chosen := choose_checkpoint(here.absolute(), epoch).name):
+        wanted = chosen
+        stores.fetched(path, without=partial(_is_other, wanted))
+    return here
 
-    def is_other(name: str) -> bool:
-        return stores.is_checkpoint_data(name) and wanted not in name
 
-    return stores.fetched(path, without=is_other)
+def _is_other(checkpoint: str, name: str) -> bool:
+    return stores.is_checkpoint_data(name) and f"/{checkpoint}/" not in name
 
 
 def dense_model(trained: Trained) -> CTRModel:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from stampede.data import DataError
+from stampede.data.formulas import marked
 from stampede.data.learning.learned import load
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
@@ -141,6 +142,47 @@ def test_a_number_that_means_a_missing_value(tmp_path, of_text, of_marked_text):
     # Labels are never missing because of a number.
     for part in of_text:
         np.testing.assert_array_equal(of_marked_text[part]["label"], of_text[part]["label"])
+
+
+NAN, WIDE = float("nan"), 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "values, marks, expected",
+    [
+        (["-999.00", "2", "NA"], ["NA", "-999"], [True, False, True]),
+        ([" -999", "1000", "7"], ["-999", "1e3"], [True, True, False]),
+        ([2**53 + 1, 2**53, None], [str(2**53 + 1)], [True, False, None]),
+        ([WIDE, 1], [str(WIDE)], [True, False]),
+        ([1e39, float("inf"), NAN], ["inf"], [False, True, False]),
+        ([1.5, NAN], ["NaN"], [False, True]),
+        ([float(np.float32(9.99)), 7.0], ["9.99"], [True, False]),
+        ([True, False], ["FALSE"], [False, True]),
+        (["TRUE", "x"], ["true"], [True, False]),
+        (["a"], [], None),
+        ([1.5], ["NA", "1"], None),
+        ([None], ["1"], None),
+    ],
+)
+def test_values_that_mean_a_missing_one(values, marks, expected):
+    found = marked(pl.Series("a", values, strict=False), marks, is_number=True)
+    assert (None if found is None else found.to_list()) == expected
+
+
+def test_labels_are_missing_because_of_texts_alone(tmp_path):
+    rules = [
+        Schema.model_validate({"label": "y", "ids": {"u": {}}, "missing": m}).rules
+        for m in (["", "NA"], ["-1"], ["False"], ["1970-01-01"])
+    ]
+    assert rules == [3, 4, 4, 4]
+    pl.DataFrame({"y": [True, False], "u": [0, 1]}).write_parquet(tmp_path / "log.parquet")
+    pl.DataFrame({"y": ["b", "-1"], "u": [0, 1]}).write_csv(tmp_path / "log.csv")
+    for form, label, bad in (("parquet", "y", 0), ("csv", {"column": "y", "positive": ["b"]}, 1)):
+        section = {"label": label, "ids": {"u": {}}, "missing": ["-1", "0", "False"]}
+        rows = BadRows("skip")
+        log = RawLog(Schema.model_validate(section), [tmp_path / f"log.{form}"])
+        (chunk,) = log.chunks(rows)
+        assert chunk.frame["u"].null_count() == 1 and rows.count == bad
 
 
 def test_a_log_prepared_when_numbers_were_never_missing_is_refused(tmp_path):

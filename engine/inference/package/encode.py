@@ -148,12 +148,16 @@ class Encoder:
         """Some columns, null where a value is missing."""
         frame = _table_of(samples, columns)
         frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
-        found = [(one.name, formulas.marked(one, self._about["missing"])) for one in frame]
-        return frame.with_columns(
-            pl.when(~is_mark).then(pl.col(name)).alias(name)
-            for name, is_mark in found
-            if is_mark is not None
-        )
+        quantiles = (one for one in self._about["fields"] if one["encode"] == "quantiles")
+        numeric = {one["column"] for one in (*self._about["numbers"], *quantiles)}
+        changed = []
+        for column in frame:
+            is_number = column.name in numeric
+            is_mark = formulas.marked(column, self._about["missing"], is_number)
+            if is_mark is not None:
+                value = pl.when(~is_mark).then(pl.col(column.name))
+                changed.append(value.alias(column.name))
+        return frame.with_columns(changed)
 
     def _number(self, column: str, frame: pl.DataFrame, bad_values: BadValues) -> pl.Series:
         """Float64, null where missing."""
