@@ -55,7 +55,7 @@ class Trainer:
         )
         self._clock = _TrainingClock(run)
         self._settled = progress.step + _STEPS_UNTIL_SETTLED
-        self._gave_back = time.monotonic()
+        self._gave_back = time.perf_counter()
         self._mean = EpochMean(run.job, len(self._batches), config.train.averaging or 0)
         self._agreement = Agreement(processes)
         self._due = CheckpointDue(config.checkpoint, self._agreement)
@@ -163,9 +163,9 @@ class Trainer:
         progress.samples += sent.batch.global_samples
         progress.reader = sent.position
         self._monitor.after_step(step)
-        if time.monotonic() - self._gave_back > _SECONDS_OF_KEPT_MEMORY:
+        if time.perf_counter() - self._gave_back > _SECONDS_OF_KEPT_MEMORY:
             give_back_freed_memory()
-            self._gave_back = time.monotonic()
+            self._gave_back = time.perf_counter()
         if step == self._settled:
             self._advise_on_memory()
         if run.job.skips_nonfinite and count_if_skipped(loss, progress):

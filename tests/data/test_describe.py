@@ -310,7 +310,7 @@ def test_a_corrected_schema_is_not_replaced(log, tmp_path, capsys):
     capsys.readouterr()
     assert main([*command, "--label", "user"]) == 2
     error = capsys.readouterr().err
-    assert f"{schema}: has been changed" in error and f"write --schema {schema} " in error
+    assert f"{schema}: is not what describe wrote" in error and f"write --schema {schema} " in error
     assert before == {file: file.read_bytes() for file in out.iterdir()}
     assert main([*command, "--schema", str(schema)]) == 0
     assert schema.read_text() == corrected

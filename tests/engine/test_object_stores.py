@@ -127,7 +127,7 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     with store.open(f"{BUCKET}/described/schema.yaml", "ab") as file:
         file.write(b"missing: [none]\n")
     assert describe([rows, "--out", f"{BUCKET}/described"]) == 2
-    assert f"{BUCKET}/described/schema.yaml: has been changed" in capsys.readouterr().err
+    assert f"{BUCKET}/described/schema.yaml: is not what describe wrote" in capsys.readouterr().err
     with store.open(f"{BUCKET}/log.jsonl", "wb") as file:
         file.write(b'{"label": 0}\n')
     assert describe([f"{BUCKET}/log.jsonl"]) == 2
