@@ -177,9 +177,10 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Return what `keep_freed_memory` keeps and nothing has used: pieces between used blocks.
+    """Return freed memory that lies unused between used blocks.
 
-    Where a thread reads batches from a disk, they were more and more for some hundred steps.
+    `keep_freed_memory` lets it grow for some hundred steps where a thread reads batches from a
+    disk.
     """
     trim = _of_glibc("malloc_trim")
     if trim is not None:
