@@ -3,12 +3,13 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 VENV_PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test slow soak bench lint docs
+.PHONY: help setup train test slow wide soak bench lint docs
 
 help:
 	@echo "make train   set up .venv if needed, train configs/quickstart.yaml, print the result"
 	@echo "make test    set up .venv if needed, run the fast tests; ALL=1: the slow ones too"
 	@echo "make slow    set up .venv if needed, run the slow tests"
+	@echo "make wide    set up .venv if needed, run the tests that CI leaves out"
 	@echo "make soak    set up .venv if needed, run the soak tests; SOAK='-k NAME': some of them"
 	@echo "make bench   set up .venv if needed, measure the training speed; QUICK=1: in two minutes"
 	@echo "make docs    set up .venv if needed, build the manual into site/"
@@ -25,10 +26,13 @@ train: setup
 	$(VENV_PYTHON) launch.py configs/quickstart.yaml run.overwrite=true
 
 test: setup
-	$(VENV_PYTHON) -m pytest $(if $(filter-out 0,$(ALL)),-m "not soak")
+	$(VENV_PYTHON) -m pytest $(if $(filter-out 0,$(ALL)),-m "not wide and not soak")
 
 slow: setup
-	$(VENV_PYTHON) -m pytest -m "slow and not soak"
+	$(VENV_PYTHON) -m pytest -m "slow and not wide and not soak"
+
+wide: setup
+	$(VENV_PYTHON) -m pytest -m "wide and not soak"
 
 # pytest's exit status 5 means that no test was selected.
 soak: setup

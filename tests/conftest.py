@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+from collections import Counter
 
 # The tensors are small: threads would cost more than they bring, many times more on a busy machine.
 # Of processes that tests start, too.
@@ -50,7 +51,15 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    seen = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("cases"):
+            function = item.nodeid.partition("[")[0]
+            if seen[function] >= mark.args[0]:
+                item.add_marker("wide")
+            seen[function] += 1
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 

@@ -146,7 +146,7 @@ exit ${status:-0}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_slurm_starts_the_run(store, tmp_path, monkeypatch):
     weights = expected()
     commands = {"srun": SRUN, "scontrol": "#!/bin/sh\necho localhost\necho other\n"}
@@ -184,7 +184,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_ray_trains_with_two_workers_one_of_which_dies(store, tmp_path, monkeypatch, request):
     pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
     weights = expected("train.epochs=8")

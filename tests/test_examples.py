@@ -29,7 +29,7 @@ def losses_in(output):
     return [float(loss) for loss in re.findall(r"loss.*?(\d+\.\d+)", output)]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_it_learns(name):
     losses = losses_in(output_of(name))
@@ -52,7 +52,7 @@ def test_plain_pytorch_comes_close_to_the_truth():
     assert losses_in(output_of("plain_pytorch.py"))[-1] < 0.53
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_notebook_runs_and_shows_no_warnings(tmp_path):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     (tmp_path / "examples").mkdir()

@@ -68,6 +68,8 @@ NOT_RUN = (
     "stampede incremental configs/criteo_kaggle.yaml 'data.path=logs/*.tsv'",
     "python launch.py --plan --world-size 128 --device-memory 80GB configs/plan_10b.yaml",
 )
+# Pages whose commands take longest; those of the first page are the README's.
+LONG = ("index.md", "incremental.md", "stores.md", "questions.md")
 COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")
 # Blocks of other kinds that have a test of their own, by how they begin.
 OTHER = ("g = sum", "Q1 = ", 'name: "shop"', "train_step ")
@@ -211,7 +213,11 @@ def run_session(block):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))])
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=[pytest.mark.wide] if page in LONG else [])
+    for page in PAGES
+    if any(blocks(page))
+])  # fmt: skip
 def test_commands_of_a_page_run_and_print_what_it_shows(page, desk, capfd):
     if page != "stores.md":
         check_commands(page, desk, capfd)
@@ -243,7 +249,7 @@ def check_commands(page, desk, capfd):
             compare_output(block, "".join(capfd.readouterr()))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_what_a_warm_start_prints_is_shown(tmp_path):
     """On logs whose schemas differ in every way that the page shows."""
     (block,) = [block for block in blocks("checkpoints.md") if block[0].startswith("weights from")]

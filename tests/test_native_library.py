@@ -119,7 +119,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "-m", "", *sys.
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor that has them never")
 def test_they_pass_the_same_tests():
     # Those of the sources that ask for the instructions: waiting_rows.cpp, lanes.h, products.cpp.

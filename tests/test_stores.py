@@ -291,7 +291,7 @@ stores.published(sys.argv[1])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_killed_while_it_is_copied(store):
     url = f"{BUCKET}/runs/a"
     here = stores.local(url)
@@ -339,7 +339,7 @@ def test_a_connection_that_is_cut_is_opened_again(store):
     assert left == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize(("status", "said"), [(403, "access is refused"), (404, "is not there")])
 def test_a_key_that_goes_or_is_closed_ends_with_its_url(store, status, said):
     put(store, day="c\n1\n")

@@ -48,6 +48,7 @@ def environment():
     }
 
 
+@pytest.mark.wide
 def test_all_cases_run_on_a_cpu_too(tmp_path, environment):
     out = tmp_path / "gpu.json"
     program = [sys.executable, "-c", IN_ONE_PROCESS, str(out)]

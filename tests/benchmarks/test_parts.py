@@ -44,7 +44,7 @@ def test_ranks_wait_for_each_other_and_repeat_their_exchanges(clicks):
     assert found["waits_per_step"] >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_launcher_and_its_peer_train_on_the_same_clicks(clicks, tmp_path):
     for name in ("1024 fp32 all", "1024 sparse_adam keeps memory"):
         assert end_to_end.train(name, clicks, tmp_path) > 0

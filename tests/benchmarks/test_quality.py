@@ -48,7 +48,7 @@ def subsets(folder, name, **given):
     return list(write_subsets(name, Namespace(**options), folder))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["criteo", "avazu"])
 def test_all_have_the_rows_that_the_launcher_has(tmp_path, name):
     (rows,) = subsets(tmp_path, name)

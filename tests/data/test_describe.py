@@ -449,7 +449,7 @@ def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
     assert describe._error_of(1.0, 20, 1000) > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_reader_that_has_enough(log, tmp_path):
     command = [sys.executable, "-m", "stampede", "describe", str(log[0] / "log_0.csv")]
     command += ["--out", str(tmp_path / "out")]

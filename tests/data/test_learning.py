@@ -35,7 +35,7 @@ def counts_of(chunks, folder, budget):
     return counts
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @settings(max_examples=30, deadline=None)
 @given(chunks=CHUNKS, others=CHUNKS, budget=st.sampled_from([1, 400, 10**9]))
 def test_columns_counted_together(tmp_path_factory, chunks, others, budget):

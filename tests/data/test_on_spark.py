@@ -94,6 +94,7 @@ def assert_same(one, other):
     assert found[0] == found[1]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "cuts, options",
     [
@@ -115,7 +116,7 @@ def test_the_folder_is_that_of_one_process(local, tmp_path, cuts, options):
     assert_same(here, there)
 
 
-@settings(max_examples=4)
+@settings(max_examples=1)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([MOVIES, SHARED, HISTORIES]))
 @example(0, HISTORIES)
 @example(2, SHARED)
@@ -140,6 +141,7 @@ def test_random_logs(local, tmp_path_factory, seed, schema):
     assert_same(here, there)
 
 
+@pytest.mark.wide
 def test_a_large_file_is_read_by_several_tasks(local, tmp_path, monkeypatch):
     """40 MB of text, divided after each 16 MB."""
     monkeypatch.setattr(on_spark, "_MOST_PIECES", 1)
@@ -273,6 +275,7 @@ def test_what_fails_in_spark_itself_is_told_in_a_sentence(local, tmp_path):
         engine._each(1, lambda number: 1 // number)
 
 
+@pytest.mark.wide
 def test_the_command_on_a_cluster(tmp_path):
     """Spark's own master and two workers, each a process of its own."""
     import pyspark
@@ -314,6 +317,7 @@ def waited(file, words):
     raise AssertionError(file.read_text())
 
 
+@pytest.mark.wide
 def test_a_session_of_another_thread_is_left(local, tmp_path):
     files = write_logs(tmp_path, movies(100), ())
 
@@ -326,6 +330,7 @@ def test_a_session_of_another_thread_is_left(local, tmp_path):
     assert local.range(3).count() == 3
 
 
+@pytest.mark.wide
 def test_a_folder_is_prepared_anew(local, tmp_path):
     """Spark's processes do not keep the vocabularies of the log before."""
     engine = partial(OnSpark, local)

@@ -109,6 +109,7 @@ def p_value(counts):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("size", [2, 3, 10, 64])
 def test_small_sets_over_many_keys(size):
     orders = np.stack([Permutation(size, (7, key))(np.arange(size)) for key in range(2000)])

@@ -244,7 +244,7 @@ def test_real_avazu_rows(tmp_path, split_hour):
         assert found["numbers"].shape == (sum(parts == number), 0)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_criteo_1tb_is_tested_on_its_last_file(made_up, tmp_path):
     # Natural order: day_10 is after day_2.
     for day, rows in ((1, slice(0, 700)), (2, slice(700, 2000)), (10, slice(2000, 3000))):
@@ -515,7 +515,7 @@ def test_cells_that_are_missing_because_of_their_text_are_reported(log, capsys):
     assert "user" not in manifest_of(log.parent / "ids")["source"]["missing_marks"]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_no_torch_for_preparing(log):
     program = (
         "import sys; from stampede.data.prepare_command import main; "
@@ -570,7 +570,7 @@ sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_memory_does_not_grow_with_the_rows(log):
     """Ten times the rows of the same ids; the larger log alone would need 60 MB more."""
     lines = log.read_text().splitlines()

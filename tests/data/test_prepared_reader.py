@@ -210,7 +210,7 @@ def test_readahead_asks_for_every_window_before_it_is_read(dataset, monkeypatch,
     assert max(held) <= 4 * 64 + 16
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_old_windows_are_dropped_from_memory(tmp_path):
     """The resident memory of a long epoch stays near that of its windows."""
     rows = 1 << 19

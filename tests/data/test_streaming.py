@@ -61,6 +61,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("shuffle, numbers", [("block", 2), ("none", 0)])
 def test_the_rows_are_those_of_a_disk(store, tmp_path, monkeypatch, shuffle, numbers):
     monkeypatch.setattr(streaming, "_CHUNK", 16)
@@ -85,7 +86,7 @@ def room(place):
     return sum(512 * file.stat().st_blocks for file in place.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_room_is_used_and_bounded(store, tmp_path):
     rows, window, windows = 1 << 17, 1 << 14, 4
     arrays = drawn_rows(rows, single=26, numbers=13)
@@ -108,7 +109,7 @@ def test_the_room_is_used_and_bounded(store, tmp_path):
     assert (windows - 2) * size < most < 1.1 * windows * size
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("single, multi", [(26, 0), (2, 6)])
 def test_the_room_is_bounded_in_later_evaluations(store, tmp_path, single, multi):
     rows, window, windows = 1 << 17, 1 << 14, 5
@@ -174,7 +175,7 @@ def test_processes_of_a_host_fetch_a_row_once(store, tmp_path):
     assert len(asked) == len(set(asked)) == 4 * 4
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_store_that_fails_is_named(store, tmp_path):
     put(store, tmp_path / "here", drawn_rows(500), 150)
     refuse = []
@@ -192,7 +193,7 @@ def test_a_store_that_fails_is_named(store, tmp_path):
         assert len(part.read(torch.arange(500)).ids) == 500
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_rows_that_were_not_fetched_after_a_failure_are_fetched_again(store, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_CHUNK", 16)
     monkeypatch.setattr(streaming, "_MOST_CHUNKS", 1)

@@ -162,7 +162,7 @@ def test_ids_are_as_many_as_in_criteo_kaggle():
             assert occurring(exponent, CRITEO_ROWS) == pytest.approx(size, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_part_of_a_log_as_large_as_criteo_kaggle(tmp_path, capsys):
     assert main([str(tmp_path), "--criteo", "0.0005"]) == 0
     assert "1 file of 22,920 rows in" in capsys.readouterr().out

@@ -67,6 +67,7 @@ def programs(draw):
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ranks, several", [(1, 8), (2, 16)])
 def test_it_trains_as_in_float64(ranks, several):
     # A start of processes takes longer than many programs; the first list is that of the simplest.

@@ -28,6 +28,7 @@ DIN = ["model.name=din", "data.histories=attention", "model.attention.activation
 
 
 # The update of tables adds float32 gradients.
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("overrides, lr, exact, ranks", [
     (DEEPFM, 1e-15, 1e-10, 4), (DEEPFM, 0.1, 1e-6, 2),
     (MMOE, 1e-15, 1e-10, 2), (DIN, 1e-15, 1e-10, 4),
@@ -50,6 +51,7 @@ def test_any_number_of_ranks(tmp_path, overrides, lr, exact, ranks):
             torch.testing.assert_close(one, expected, rtol=exact, atol=exact)
 
 
+@pytest.mark.wide
 def test_a_compiled_network_waits_for_the_others_too(tmp_path):
     # Each size of a batch is compiled anew, as is what lies between two norms.
     given = [*JOB, "data.rows=512", "data.test_rows=256", "evaluate.batch_size=256",
@@ -60,6 +62,7 @@ def test_a_compiled_network_waits_for_the_others_too(tmp_path):
     assert found.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
+@pytest.mark.wide
 def test_a_run_goes_on_with_other_ranks(tmp_path):
     """The running statistics are in the checkpoint, and scores are those of the run."""
     given = [*JOB, "optim.embedding.lr=1e-3", "train.epochs=2", "run.name=once"]

@@ -25,6 +25,7 @@ def results():
 
 
 @pytest.mark.slow
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "index", range(len(CASES)), ids=lambda i: f"{CASES[i].plan}-{CASES[i].communication}-{i}"
 )

@@ -75,7 +75,7 @@ def evaluate_without_memory(folder, settings):
 ROWS = {2: 3 * 128 + 1, 4: 40 * 128 + 3}
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("ranks, weighted", [(2, True), (4, False)])
 def test_metrics_do_not_depend_on_the_ranks(tmp_path, ranks, weighted):
     from sklearn.metrics import log_loss, roc_auc_score
@@ -139,7 +139,7 @@ def test_ranks_stop_early_and_reduce_rates_together(tmp_path):
     assert rates[-1] in (pytest.approx(rates[0] / 2), pytest.approx(rates[0] / 4))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_two_ranks_fit_the_regression_and_advise_as_one(tmp_path):
     """Rank 0 fits it, while the other one waits."""
     found = []

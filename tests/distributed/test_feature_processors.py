@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 CASES = [case_of("row_wise", "all")] + [case_of(plan, "touched") for plan in PLANS]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("count, cases", [(1, CASES[:2]), (2, CASES), (4, CASES[1:4])])
 def test_position_weights_and_tables_behind_them_follow_float64(count, cases):
     results = run_ranks(count, train_all, cases, count == 2)[0]

@@ -57,6 +57,7 @@ def touched_by_others(count):
     return dict(zip(ON[count], ranks[0], strict=True))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "count, case",
     [
@@ -81,6 +82,7 @@ def test_gradients_that_are_not_divided_are_so_on_every_plan():
         assert deviation(start_of(case, found), found["weights"], divided) > 0.01
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_gradients_and_counts_of_several_passes_add_up(count):
     cases = {1: SMALL[:2], 2: [*LARGE, *SMALL], 4: SMALL[:4]}[count]

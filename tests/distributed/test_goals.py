@@ -46,6 +46,7 @@ def run_on(folder, overrides, world_size=1):
     run(goal_config(folder, *overrides, world_size=world_size))
 
 
+@pytest.mark.wide
 def test_reproducible_to_the_last_bit(tmp_path):
     more = ["train.reproducible=true", "train.goal_weighting=uncertainty", "model.name=mmoe"]
     more += ["model.options={}"]

@@ -217,6 +217,7 @@ def expected(data, tmp_path_factory):
     }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("ranks, cases", [(1, CASES[::4]), (2, CASES), (4, CASES[1:3])])
 def test_training_is_that_of_the_reference(tmp_path, data, expected, ranks, cases):
     # One launch goes through all plans.

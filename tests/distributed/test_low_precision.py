@@ -34,6 +34,7 @@ TOGETHER[4] = tuple(case for case in TOGETHER[2] if case.plan == ON_TWO_NODES)
 
 
 @pytest.mark.slow
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "case, count",
     [

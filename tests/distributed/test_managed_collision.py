@@ -18,6 +18,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("count, runs", [(1, RUNS[:2]), (2, RUNS), (4, RUNS[1:2])])
 def test_every_id_has_one_row_and_rows_follow_the_equations(count, runs):
     ranks = run_ranks(count, train_all, runs)

@@ -33,7 +33,7 @@ def assert_equal_weights(found, kinds):
             assert all(torch.equal(whole[name], other[name]) for name in whole)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "count, kind, plan",
     [

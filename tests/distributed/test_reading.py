@@ -83,6 +83,7 @@ def test_ranks_share_the_batches_and_resume_for_each_other(tmp_path, shuffle):
     assert joined(read(1, 1, states[0])) == alone[8:]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("ranks, plan", [(4, "row_wise"), (2, "data_parallel")])
 def test_ranks_whose_part_of_a_batch_is_empty(tmp_path, ranks, plan):
     """Of a sample, as the last batch of training and of evaluation has here."""

@@ -60,6 +60,7 @@ def went_on(done, folder, undisturbed, *steps):
     same_end(folder / "small", undisturbed)
 
 
+@pytest.mark.wide
 def test_workers_that_sleep_or_are_killed_are_replaced(tmp_path, undisturbed):
     """One sleeps, then that of rank 0 is killed, which holds the lock and writes all files."""
     # A run that is to be replaced, which a restart must not do once more.

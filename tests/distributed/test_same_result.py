@@ -34,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 # Last training batches of 256 (full) and 3 = ranks + 1 samples.
+@pytest.mark.wide
 @pytest.mark.parametrize("plan, rows", [("table_row_wise", 1795), ("auto", 1792)])
 def test_two_ranks(tmp_path, plan, rows):
     overrides = [f"data.rows={rows}", "evaluate.select_on=test", "data.test_rows=259"]
@@ -46,6 +47,7 @@ def test_two_ranks(tmp_path, plan, rows):
         assert together[0].plan == {plan}
 
 
+@pytest.mark.wide
 def test_lower_precision_between_ranks(tmp_path):
     at = "sharding.communication"
     overrides = ["data.rows=1024", "model.dim=10", "sharding.plan=row_wise"]
@@ -72,6 +74,7 @@ def alone(tmp_path_factory):
     return partial(undisturbed_runs(tmp_path_factory, REPRODUCIBLE), 1)
 
 
+@pytest.mark.wide
 def test_reproducible_runs_end_with_the_same_bits(tmp_path, alone):
     given = [*REPRODUCIBLE, "sharding.plan=row_wise"]
     run_ranks(4, run_small, tmp_path, given, 4, ranks_per_node=2)

@@ -51,6 +51,7 @@ def stopped(tmp_path_factory):
 
 
 # Fewer ranks go on in test_same_result.
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "plan, ranks, check", [("row_wise", 2, same_end), ("column_wise", 4, check_weights)]
 )

@@ -27,7 +27,7 @@ def run_with_a_slow_rank(folder, overrides, world_size, slow):
     run_small(folder, overrides, world_size)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_slow_rank_is_named(tmp_path, slow=1):
     overrides = ["train.timing_every=4", "evaluate.every=3", "sharding.plan=row_wise"]
     overrides += ["train.profile.start=2", "train.profile.steps=1"]

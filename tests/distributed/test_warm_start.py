@@ -49,6 +49,7 @@ def saved(request, tmp_path_factory):
     return ranks, folder / "movies"
 
 
+@pytest.mark.cases(1)
 def test_any_plan_reads_what_any_plan_wrote(saved, tmp_path):
     """New runs, whose log has grown."""
     by, saved = saved

@@ -190,7 +190,7 @@ def test_a_run_looks_at_the_memory_once_it_has_settled(tmp_path, monkeypatch, fr
     assert said == [2] * (free == 0)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_prints_logs_and_summarizes_it(tmp_path, capsys):
     untrained = ["optim.embedding.lr=0", "optim.dense.lr=0", "train.epochs=2"]
     run_small(tmp_path, [COMPARED, "evaluate.compare_with_trees=false", *untrained])

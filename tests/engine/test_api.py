@@ -76,6 +76,7 @@ def ended_after_two(folder):
     return called, list(run.history["validation_auc"]), run.metrics
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_ends_after_the_epoch_that_is_told_so(tmp_path, ranks):
     found = [ended_after_two(tmp_path)] if ranks == 1 else run_ranks(2, ended_after_two, tmp_path)
@@ -170,7 +171,7 @@ def frames_alike(frame):
     yield pyarrow.Table.from_pandas(frame.astype({"movie": "float64"}))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_frames_of_other_types_give_the_same_scores(movie_run):
     frame = rows_of_test_part().reset_index(drop=True)
     frame = frame.drop(columns=["rating", "importance"])

@@ -70,6 +70,7 @@ REAL = ("adult.csv.gz", "avazu_20k.csv.gz", "criteo_1tb_day0_10k.tsv.gz")
 
 
 @pytest.mark.slow
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", [*LOGS, *REAL])
 def test_the_printed_command_trains(tmp_path, monkeypatch, capfd, name):
     monkeypatch.chdir(tmp_path)

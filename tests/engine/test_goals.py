@@ -247,6 +247,7 @@ def test_other_goals_are_other_data(trained, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("more", [["train.goal_weighting=uncertainty"], ["model.name=esmm"]])
 def test_a_continued_run_is_the_whole_one(tmp_path, more):
     if "model.name=esmm" in more:

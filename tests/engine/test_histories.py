@@ -94,6 +94,7 @@ def test_empty_cells_stay_empty(trained):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("one_registry")
 def test_packages_and_onnx_files_score_as_the_run(either, rows_to_score, tmp_path):
     expected = open_run(either).score(rows_to_score)
@@ -150,6 +151,7 @@ def continued(folder, options, ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("more", [[], WIDTHS], ids=["one width", "widths"])
 def test_a_run_continues_with_another_plan_and_more_ranks(tmp_path, more):
     """As one that was not interrupted, up to rounding: tables move, with their moments."""

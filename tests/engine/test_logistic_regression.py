@@ -90,7 +90,7 @@ def test_one_class_is_refused(tmp_path):
         logistic_regression(opened(tmp_path, {"train": train, "test": train}))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_network_lr_is_the_same_model(tmp_path):
     """Its L2 is that of the C which validation chose, and its training ends in the minimum."""
     size = ["data.rows=6000", "data.test_rows=3000", "data.scale=0.0001"]

@@ -45,7 +45,7 @@ def runs(tmp_path_factory):
     return plain, train_on_movies(folder, "run.name=sampled", "train.epochs=2", *SAMPLED)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_only_scores_differ(runs, tmp_path):
     plain, sampled = map(open_run, runs)
     assert plain.metrics == sampled.metrics
@@ -77,7 +77,7 @@ def test_metrics_of_raw_rows_are_those_of_the_scores(runs, tmp_path):
     assert told not in predict(runs[1], "@run", "--ignore-label", tmp_path / "d.csv")[1]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.usefixtures("one_registry")
 def test_several_goals(tmp_path):
     folder = write_goals(tmp_path)
@@ -200,7 +200,7 @@ def test_the_key_is_above_0_and_at_most_1():
             configuration(train={"negative_rate": wrong})
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_periods_and_their_packages(tmp_path):
     """Trained and scored on the files as they are; scores of new rows are for all rows."""
     found = []

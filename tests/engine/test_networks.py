@@ -64,6 +64,7 @@ def train_networks(folder, names, overrides, world_size=1):
         }
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", OURS)
 def test_it_learns(name, tmp_path):
     # Layer norm makes rare ids' vectors as large as all others, so that Wukong learns later.
@@ -79,6 +80,7 @@ def alone(tmp_path_factory):
     return train_networks(tmp_path_factory.mktemp("alone"), KINDS, SHORT)
 
 
+@pytest.mark.wide
 def test_two_processes_give_the_weights_of_one(alone, tmp_path):
     found = run_ranks(2, train_networks, tmp_path, IN_TWO_PROCESSES, SHORT, 2)
     for rank, of_rank in enumerate(found):
@@ -92,6 +94,7 @@ def test_two_processes_give_the_weights_of_one(alone, tmp_path):
                 )
 
 
+@pytest.mark.wide
 def test_bf16(alone, tmp_path, monkeypatch):
     # A CPU without instructions for it would not choose it.
     monkeypatch.setattr(

@@ -75,6 +75,7 @@ def here(tmp_path_factory):
     return train_on_movies(prepare_movies(tmp_path_factory.mktemp("here")))
 
 
+@pytest.mark.wide
 def test_the_result_is_that_of_local_files(store, here, tmp_path, monkeypatch):
     there = train(tmp_path / "there", put_movies(store, tmp_path / "there", "csv.zst"))
     for name, values in weights(here).items():
@@ -89,6 +90,7 @@ def test_the_result_is_that_of_local_files(store, here, tmp_path, monkeypatch):
     np.testing.assert_array_equal(found, stampede.open_run(here).score(rows))
 
 
+@pytest.mark.wide
 def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     train(tmp_path / "job", put_movies(store, tmp_path / "job"))
     another_machine(monkeypatch, tmp_path / "other")
@@ -185,6 +187,7 @@ def train_as_hosts(folder, overrides, hosts, environment):
     return found.metrics["test"], found.score(rows_of_test_part())
 
 
+@pytest.mark.wide
 def test_hosts_without_a_shared_folder(store, tmp_path, monkeypatch):
     job = [*put_movies(store, tmp_path), "sharding.plan=row_wise", "train.epochs=2"]
     ours = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
@@ -222,6 +225,7 @@ def train_partly_shared(folder, overrides, environment):
     train(folder, overrides, 3)
 
 
+@pytest.mark.wide
 def test_hosts_of_which_two_share_a_folder(store, tmp_path):
     job = [*put_movies(store, tmp_path), "sharding.plan=row_wise"]
     job += ["train.batch_size=63", "evaluate.batch_size=63"]
@@ -254,6 +258,7 @@ def test_days_of_hosts_without_a_shared_folder_are_refused(store, tmp_path):
     assert not store.find(f"{BUCKET}/runs")
 
 
+@pytest.mark.wide
 def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):
     job = put_movies(store, tmp_path)
     train(tmp_path, job)
@@ -266,6 +271,7 @@ def test_a_run_is_not_replaced_unasked(store, tmp_path, monkeypatch):
     assert store.info(f"{BUCKET}/runs/movies/summary.json")["ETag"] != changed
 
 
+@pytest.mark.wide
 def test_rows_that_are_fetched_while_they_are_read(store, tmp_path):
     """In two processes, and in one, continued, beside what a folder of the disk gives."""
     data, url = reading.prepared(tmp_path / "data"), f"{BUCKET}/prepared"
@@ -324,6 +330,7 @@ def test_days_from_a_store(store, tmp_path, monkeypatch):
     assert names(store, f"{BUCKET}/runs/ads/period_0004/checkpoints") >= {"manifest.json"}
 
 
+@pytest.mark.wide
 def test_a_store_that_takes_nothing_more_stops_the_run_with_a_sentence(store, tmp_path):
     job = put_movies(store, tmp_path)
     refuse = []

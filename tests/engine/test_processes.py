@@ -67,7 +67,7 @@ def test_a_restart_continues_what_the_same_torchrun_began(tmp_path, monkeypatch)
     assert [start(*which, "run.overwrite=true") for which in starts] == [False, True, False]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_too_few_files_are_not_blamed_on_another_rank():
     program = (
         "import resource, sys\n"
@@ -192,7 +192,7 @@ BEFORE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("command", BEFORE)
 def test_products_have_the_same_bits_wherever_their_factors_lie(tmp_path, command):
     (tmp_path / "empty.yaml").write_text("")
@@ -229,7 +229,7 @@ def printed(program, **environment):
     return int(subprocess.check_output(command, cwd=ROOT, env={**kept, **environment}))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.skipif(
     not HUGE.exists() or "[always]" in HUGE.read_text() or not os.confstr("CS_GNU_LIBC_VERSION"),
     reason="not glibc, or all pages are huge anyway",

@@ -96,7 +96,7 @@ def test_a_nonfinite_step_changes_no_weights(way, poison, says, tmp_path, monkey
         assert all(map(torch.equal, before, [_values(held) for held in weights]))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "way, precision", [("queued", "fp32"), ("queued", "bf16"), ("kernels", "fp32")]
 )

@@ -53,6 +53,7 @@ def same_bits(one, other):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("split", ["sequential", "files", "by_column"])
 def test_it_is_the_run_without_a_validation_part_and_with_the_epochs_it_chose(
     trained, split, capsys

@@ -65,7 +65,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path, refused):
     run_small(tmp_path, ["checkpoint.resume=auto", "train.epochs=2"])
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_checkpoints_that_cannot_be_written(tmp_path, refused):
     overrides = ["train.epochs=2", "checkpoint.every_steps=9", "checkpoint.asynchronous=false"]
     run_small(tmp_path, [*overrides, "train.epochs=1"])
@@ -107,7 +107,7 @@ OF_TORCH = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_tables_that_get_no_memory(tmp_path):
     """For which the machine has enough, but not the process."""
     (tmp_path / "small.yaml").write_text("")

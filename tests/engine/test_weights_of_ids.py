@@ -93,7 +93,7 @@ def by_hand(run, frame):
     return np.array(found)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_weights_multiply_and_means_divide_by_the_number_of_ids(trained, rows_to_score):
     """Of all rows that differ in nothing else, and with the missing value's weight 1."""
     scores = open_run(trained).score(rows_to_score)
@@ -133,7 +133,7 @@ def test_packages_score_as_the_run(trained, rows_to_score, tmp_path):
     np.testing.assert_allclose(plain, model.score({**columns, "times": ones}))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.usefixtures("one_registry")
 @pytest.mark.parametrize("trained", ["apart"], indirect=True)
 def test_an_onnx_file_scores_as_the_run(trained, rows_to_score, tmp_path):
@@ -185,7 +185,7 @@ ids:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("encode", ["encode: integer, size: 9", "min_count: 1"])
 def test_ids_with_a_fraction_keep_their_weights(tmp_path, encode):
     """In logs, frames and packages, with missing ids and bad ones; scores by hand."""

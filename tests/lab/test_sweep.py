@@ -101,7 +101,7 @@ def test_a_killed_grid_goes_on_and_its_table_has_means_and_failures(tmp_path, tr
         swept(tmp_path, grid.replace("1e-4", "2e-4"))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_sweep_in_a_store_goes_on_elsewhere(tmp_path, trained, monkeypatch):
     given = [str(write_sweep(tmp_path, "grid: {model.name: [lr, fm]}\n")), "--out", f"{BUCKET}/out"]
     with object_store(tmp_path / "here") as store:
@@ -116,7 +116,7 @@ def test_a_sweep_in_a_store_goes_on_elsewhere(tmp_path, trained, monkeypatch):
         assert store.exists(f"{BUCKET}/out/trials/lr-seed1/summary.json")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_other_seeds_run_with_the_best_value_of_a_tuned_axis(tmp_path, trained):
     published = "published: {theirs: {lr: 0.7}}\n"
     swept(tmp_path, GRID + "tune: rate\nmetrics: [auc, parameters]\n" + published)

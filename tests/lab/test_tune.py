@@ -45,7 +45,7 @@ def test_without_time_the_configuration_stays(folder, capsys):
     assert "trials: 1, of which 0 cut short and 0 failed" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_search_in_a_store_goes_on_elsewhere(folder, monkeypatch, capsys):
     small = [one for one in job(folder) if not one.startswith("run.dir")]
     given = [str(folder / "movies.yaml"), *small, "--minutes", "0", "--out", f"{BUCKET}/tuned"]
@@ -118,7 +118,7 @@ def test_trials_train_on_the_last_rows_and_the_best_configuration_on_all(folder)
         tuned(folder, *given, rows=200)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_trial_that_is_worse_than_half_of_the_others_is_cut_short(folder, monkeypatch):
     monkeypatch.setattr(module, "_in_processes", lambda _, __, given: _work(1, *given))
     tuned(folder, minutes=60, trials=8)
@@ -139,7 +139,7 @@ def search_of(folder, *overrides):
     return _Search(folder / "movies.yaml", values, folder / "out", "auc", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_trial_ends_with_its_epoch_when_the_time_is_over(folder):
     epochs = {"train.epochs": Parameter(choices=[100_000])}
     _work(1, search_of(folder), epochs, "deepfm", _Limits(time.time() + 3, 10))
@@ -167,7 +167,7 @@ def test_a_mistake_that_is_corrected_does_not_bind_the_folder(folder):
         tuned(folder, "train.epochs=2")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("at", ["before it is told", "while it is told"])
 def test_a_search_that_was_killed_after_its_first_trial_goes_on(folder, at):
     expected = tuned(folder)
@@ -205,7 +205,7 @@ def searching(arguments):
     sys.exit(main(arguments))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_trains_on_after_a_signal(folder, number):
     """Its processes end with it: at once, or of a killed one with their epochs."""

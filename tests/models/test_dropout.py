@@ -146,7 +146,7 @@ def test_samples_that_are_folded_into_the_first_dimension():
     assert torch.equal(whole, torch.cat(parts))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_compiled_masks_are_the_same():
     network = MLP(4, NetworkShape(0, 0, 4, (8, 8), dropout=0.5), torch.Generator().manual_seed(0))
     draws, inputs = draw_by_sample(network), torch.randn(16, 4)

@@ -78,12 +78,14 @@ def only_steps(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_right_kernels_are_trusted(setting):
     assert found_by(setting) is None
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("pooled, mean", [(True, True), (False, False)])
 def test_of_other_lookups(pooled, mean):
     assert found_by(SETTINGS[0], pooled, mean, columns=20) is None
@@ -134,6 +136,7 @@ def test_what_was_right_is_not_tried_again(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kernels", ["auto", "torch", "triton"])
 def test_plain_torch_takes_the_place_of_a_wrong_kernel(kernels, make_wrong, caplog):
     make_wrong("_update_rows")

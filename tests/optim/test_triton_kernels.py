@@ -75,7 +75,7 @@ def assert_sums(lookup, dim, clipped, l2, grad=None):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(lookup=lookups(), dim=st.sampled_from([4, 12, 20, 64]), data=st.data())
 def test_sums_of_any_lookup(lookup, dim, data):
@@ -189,7 +189,7 @@ def test_pieces_give_the_same_bits(cuts, dim, l2, seed):
     assert all(map(torch.equal, at_once, in_pieces))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_what_the_kernels_are_compiled_to(tmp_path):
     """How often instructions occur in each kernel; compiling needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -452,6 +452,7 @@ def base(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["SIGTERM", "checkpoint damaged"])
 def test_one_fault(base, name):
     inject(KINDS[name], base, f"{name} 0")

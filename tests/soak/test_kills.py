@@ -164,7 +164,7 @@ def in_rounds(draw, count, seconds, ranks, folder, undisturbed, kill):
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("count", [len(STAGES), pytest.param(60, marks=pytest.mark.soak)])
 def test_one_process(tmp_path, count):
     whole = Launched(tmp_path / "said", arguments(tmp_path / "undisturbed")).end()

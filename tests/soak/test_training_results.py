@@ -14,6 +14,7 @@ def launch(*arguments):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "overrides, share",
     [
@@ -34,6 +35,7 @@ def test_quickstart_comes_close_to_the_attainable_auc(tmp_path, overrides, share
 
 
 # One seed each; configs/sweeps/authors_code.yaml runs more. The margins allow for the seed.
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "setting, margin, epochs",
     [

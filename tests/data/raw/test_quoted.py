@@ -96,7 +96,7 @@ def cells_of(line):
 EVEN = st.text('a," ', max_size=8).filter(lambda cell: cell.count('"') % 2 == 0)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @settings(max_examples=100)
 @given(cells=st.lists(EVEN, min_size=1, max_size=6))
 @example(cells=['""a""'])

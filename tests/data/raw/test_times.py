@@ -33,7 +33,7 @@ def log(times):
     return pd.DataFrame({"y": np.arange(n) % 2, "user": np.arange(n) % 7, "t": times})
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "unit, form", [*((unit, "parquet") for unit in UNITS), ("microseconds", "csv")]
 )

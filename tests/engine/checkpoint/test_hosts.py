@@ -90,6 +90,7 @@ def spread(folder, has_another):
 
 
 # With one rank a host, two other hosts share a disk.
+@pytest.mark.wide
 @pytest.mark.parametrize("per_host", [1, 2])
 @pytest.mark.parametrize("has_another", [False, True])
 def test_other_hosts_have_a_copy_for_a_while(tmp_path, has_another, per_host):

@@ -43,7 +43,7 @@ REGULARIZED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_random_numbers_decay_plateaus_and_norms_continue(tmp_path):
     def trained(name, *overrides):
         # As other programs, a run before it, or a process of its own would leave it.

@@ -192,6 +192,7 @@ def save_while_changing(folder, overrides, world_size):
         return *weights, first_weights(job), progress.step, fewest, random
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "ranks, overrides",
     [

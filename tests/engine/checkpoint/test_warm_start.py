@@ -141,7 +141,7 @@ def test_another_dim(trained, tmp_path):
     assert any("network" in name for name in report["loaded"])
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(source, tmp_path, capsys):
     """A run that is continued does not start again from the other run, which may be gone."""
     folder = movie_folder(tmp_path / "new", 900)
@@ -164,7 +164,7 @@ def test_a_run_is_told_of_it_and_goes_on_from_its_own_checkpoints(source, tmp_pa
         train_on_movies(folder, given, "run.name=parts", "checkpoint.resume=auto")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_synthetic_clicks_of_more_ids(tmp_path):
     run_small(tmp_path, [])
     start = tmp_path / "small"

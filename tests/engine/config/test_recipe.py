@@ -183,7 +183,7 @@ def test_the_batch_divides_by_the_ranks():
         chosen(ROWS, "train.batch_size=1000", world_size=3)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_goes_on_with_what_it_began_with(tmp_path):
     """A recipe of a later version, or another number of ranks, would choose otherwise."""
     small = tmp_path / "small.yaml"

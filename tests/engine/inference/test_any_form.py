@@ -61,6 +61,7 @@ def in_onnx(folder):
     return session, json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
 
 
+@pytest.mark.wide
 def test_words_for_booleans_in_an_onnx_file_and_a_package(folder, in_onnx):
     session, about = in_onnx
     model, columns = loaded(folder / "package"), drawn(2, 1)

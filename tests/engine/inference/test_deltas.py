@@ -75,7 +75,7 @@ def test_a_chain_of_deltas_is_a_full_export_byte_for_byte(days, full, deltas, tm
     assert_a_chain_is_whole(days, full, deltas, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_chain_of_int8(days, tmp_path, capsys):
     full, deltas = packages_and_deltas(days, tmp_path, "int8")
     assert "changed or new" in capsys.readouterr().out
@@ -155,7 +155,7 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path):
         assert words in refused(export.main, tmp_path, *given)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_server_takes_the_package_that_is_published(days, full, deltas, tmp_path):
     models = tmp_path / "models"
     first = shutil.copytree(full[1], models / "day_1")

@@ -102,7 +102,7 @@ def test_ids_that_were_floats_in_training(tmp_path):
     assert abs(found - model.score(frame.assign(user=None))).max() > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_numbers_of_a_prepared_folder_are_as_narrow_as_there(tmp_path):
     # Its ids are rows without a vocabulary.
     parts = {
@@ -168,7 +168,7 @@ def exported(*arguments):
     return run_command(command.main, *arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_an_existing_folder_is_replaced_only_where_it_is_a_package(trained_run, tmp_path):
     out = tmp_path / "package"
     status, said = exported(trained_run, out, "--rows", "int8")
@@ -196,7 +196,7 @@ def full(tmp_path, run, name, *options):
     assert f"{tmp_path}/{name}: cannot be written (" in said and "File too large" in said
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_full_disk_leaves_nothing(trained_run, tmp_path):
     with files_of_at_most(5000):
         full(tmp_path, trained_run, "package")
@@ -219,7 +219,7 @@ def test_a_disk_that_becomes_full(trained_run, tmp_path, monkeypatch, owner, nam
         full(tmp_path, trained_run, "package")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_working_folder_is_replaced(trained_run, tmp_path, monkeypatch):
     assert exported(trained_run, tmp_path / "package")[0] == 0
     (tmp_path / "link").symlink_to("package")

@@ -74,6 +74,7 @@ def dense_in_onnx(program):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "name, numbers, options",
     [
@@ -104,7 +105,7 @@ def test_networks_are_exported_for_any_number_of_samples(name, numbers, options)
         np.testing.assert_allclose(in_onnx(rows, given), expected, atol=2e-6 * largest, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "settings",
     [
@@ -165,7 +166,7 @@ def with_network(network):
     return DensePart(model), export_dense_part(model)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_what_a_network_may_be_written_with():
     part, exported = with_network(Plain())
     program, in_onnx = from_json(exported), dense_in_onnx(exported)
@@ -188,7 +189,7 @@ class Branching(nn.Module):
         return torch.cond(dense.sum() > 0, *branches, (found.sum((1, 2)),))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_what_a_network_in_onnx_may_have_besides():
     part, exported = with_network(Branching())
     in_onnx, rows = dense_in_onnx(exported), torch.randn(9, 2, 11)

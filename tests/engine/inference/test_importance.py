@@ -28,7 +28,7 @@ def metrics(run, frame, label, weight):
     return np.array([auc, log_loss(label, score, sample_weight=weight)])
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_each_column_against_shuffled_frames(run):
     """All inputs of a column move: a number and its bucket, several ids, parts of the time."""
     found = run.importance(repeats=3, seed=7)

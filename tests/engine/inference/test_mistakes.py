@@ -227,7 +227,7 @@ ALLOWED = "--allow-import"
 FLIPPED = NUMBERS_ONLY.replace("return self", "return -self")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_keeps_its_networks_file_and_refuses_another(tmp_path):
     network = own_network(tmp_path, "numbers_only", NUMBERS_ONLY)
     run_small(tmp_path, network)

@@ -121,7 +121,7 @@ def test_scores_are_those_of_predict(session, model, trainers):
         np.testing.assert_allclose(logits(session, some), expected[rows], atol=1e-6, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_narrow_rows_are_those_of_the_package(trained_run, packages, trainers, tmp_path):
     kind = "int8"
     session, said = written(trained_run, tmp_path, "--rows", kind)
@@ -133,7 +133,7 @@ def test_narrow_rows_are_those_of_the_package(trained_run, packages, trainers, t
     assert abs(found - exact).max() > 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_larger_vocabularies_take_rows(trained_run, model, trainers, tmp_path):
     columns, expected = trainers
     session, _ = written(trained_run, tmp_path, "--most-ids", 3, "--overwrite")
@@ -236,7 +236,7 @@ time: {column: t, format: "%Y-%m-%d %H"}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_every_kind_of_field(tmp_path):
     (tmp_path / "schema.yaml").write_text(EVERY_KIND)
     i = pd.Series(range(200))
@@ -282,7 +282,7 @@ def test_every_kind_of_field(tmp_path):
     assert expected.std() > 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_rows_of_tables_without_a_missing_one(tmp_path):
     run_small(tmp_path, ["model.name=dlrm"])
     run = tmp_path / "small"
@@ -361,7 +361,7 @@ def test_a_file_that_would_be_too_large(trained_run, tmp_path, monkeypatch, most
     assert f"have more than {most:,} bytes, the limit of an ONNX file" in said
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_without_a_package(trained_run, tmp_path, monkeypatch, package):
     monkeypatch.delitem(sys.modules, "stampede.engine.inference.onnx_file")
@@ -372,7 +372,7 @@ def test_without_a_package(trained_run, tmp_path, monkeypatch, package):
     assert run_command(command.main, trained_run, tmp_path / "package")[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_page_shows_how_to_score(tmp_path, monkeypatch):
     """Its example in Python, with the schema of the page of schemas, and its `config.pbtxt`."""
     schemas, page = (

@@ -75,6 +75,7 @@ def test_a_csv_file_has_the_same(trained_run, tmp_path):
     assert_frame_equal(found, expected, check_dtypes=False, rel_tol=1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("world_size, plan", [(2, "data_parallel"), (4, "grid_shard")])
 def test_checkpoints_of_several_ranks(tmp_path, world_size, plan):
     prepare_movies(tmp_path)
@@ -99,6 +100,7 @@ def test_the_epoch_is_chosen(trained_run, tmp_path, log):
     assert found == pytest.approx(last, abs=1e-6)
 
 
+@pytest.mark.wide
 def test_labels_and_prepared_folders_make_no_difference(trained_run, tmp_path, log):
     raw = scores(trained_run, [log], tmp_path)
     frame = rows_of_test_part().drop(columns=["rating", "importance"])

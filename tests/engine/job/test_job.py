@@ -23,7 +23,7 @@ def afresh():
     torch._dynamo.reset()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.usefixtures("afresh")
 def test_a_continued_run_may_be_compiled(tmp_path):
     # All batches of a part are of one size: each size is compiled anew, as is each layer.

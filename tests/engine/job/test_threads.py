@@ -29,7 +29,7 @@ def test_the_work_of_a_step_decides(tmp_path, overrides, expected):
         assert job.ctr_model.training
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_rows_that_all_take_every_step_are_work(tmp_path):
     """Rows outside of a batch are clipped too, so they cannot wait."""
     large = ["data.scale=0.05", "optim.embedding.l2=1e-3", "train.batch_size=64"]

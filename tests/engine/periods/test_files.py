@@ -98,7 +98,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path, monkeypatch,
     assert "waiting for files" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_files_may_come_in_the_order_of_their_times(tmp_path):
     folder = tmp_path / "timed"
     path = write_job(folder)
@@ -133,7 +133,7 @@ def follow(path, said):
         sys.exit(incremental.main([str(path), "--follow"]))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_following_takes_files_that_are_whole_and_ends_on_a_signal(tmp_path):
     folder, said = tmp_path / "followed", tmp_path / "said"
     path = write_job(folder)

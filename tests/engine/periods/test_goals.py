@@ -12,6 +12,7 @@ from support.goals import JOB, SCHEMA, goal_log
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.wide
 def test_each_file_is_scored_then_trained(tmp_path):
     for number in (1, 2, 3):
         frame = goal_log(500, seed=number)

@@ -127,7 +127,7 @@ def test_the_recipe_looks_at_all_rows_so_far(tmp_path):
     assert second.optim.embedding.schedule.decay == "constant"
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("how", ["three", "anew"])
 def test_a_period_is_scored_by_the_model_before_it(how, request):
     """Compared with scoring the file by the run of the previous period."""
@@ -148,7 +148,7 @@ def test_a_period_is_scored_by_the_model_before_it(how, request):
     assert len(before.embeddings("site")) == 8 and len(before.embeddings("user")) > 60
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_period_of_a_small_log_is_a_new_model_of_all_files(anew, tmp_path, capsys):
     """The same bits as a first period of all files, or of the newest ones."""
     two = tmp_path / "two"
@@ -192,7 +192,7 @@ def test_a_large_log_or_one_whose_files_are_gone_goes_on(tmp_path, monkeypatch, 
     assert_same_end(folder, other)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_file_that_goes_after_its_period_was_noted(tmp_path, monkeypatch, capsys):
     """A period that was killed before its first checkpoint is planned anew."""
     path = write_logs(tmp_path / "killed", [0, 30])
@@ -258,6 +258,7 @@ def test_a_new_row_depends_only_on_its_id(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "how, given, ranks",
     [("full", [*KEEP_ALL, "data.max_rows=60"], (2, 4, 1)), ("anew", ANEW, (1, 2, 1))],
@@ -283,6 +284,7 @@ def test_each_period_may_have_another_number_of_ranks(how, given, ranks, request
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("how", "given"), [("three", KEEP_ALL), ("anew", ANEW)])
 def test_an_interrupted_period_continues_with_the_same_bits(
     how, given, request, tmp_path, monkeypatch
@@ -381,7 +383,7 @@ def write_days(folder, write_last):
     train(path)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_ids_that_became_floats_are_the_same_ids(tmp_path, capsys):
     write_days(tmp_path / "whole", lambda frame: frame)
     said = capsys.readouterr()
@@ -462,7 +464,7 @@ def _open_files(path):
     return counts
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_process_of_many_periods_keeps_no_files_of_each(tmp_path):
     path = write_logs(tmp_path / "many", [0, 10, 20], rows=60)
     for first, *later in run_ranks(2, _open_files, path):

@@ -16,7 +16,7 @@ from support.planning import gpus, planned_config
 from support.predicting import run_command
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_ten_billion_rows_fit_128_gpus_and_the_costs_are_written(tmp_path, monkeypatch):
     config = planned_config(world_size=128, batch_size=65536)
     large = dry_run(config, gpus(128, 141))
@@ -108,14 +108,14 @@ def test_what_is_enough_fits_or_is_proposed(config, too_small, proposal, enough)
     assert enough is None or dry_run(config, enough).fits
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_synthetic_clicks_are_planned_without_drawing_them():
     config = load_config(ROOT / "configs/quickstart.yaml", ["data.scale=1.0"], 8)
     done = dry_run(config, gpus(8, 80))
     assert sum(table.rows for table in done.work.tables.values()) == 33_762_577
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_prepared_data_tell_their_sizes(tmp_path):
     log, folder = str(shared("data/avazu_20k.csv.gz")), str(tmp_path / "folder")
     config = load_config(

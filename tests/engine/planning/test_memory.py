@@ -40,6 +40,7 @@ def allocated(model, samples):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name, options", VARIANTS, ids=variant_id)
 def test_the_estimate_is_close_to_what_is_allocated(name, options):
     model = model_of(name, options)
@@ -91,6 +92,7 @@ def planned_and_real(folder, overrides, here):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -140,6 +142,6 @@ def every_sharding_type(folder):
             assert planned == real, given
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_two_ranks_under_every_sharding_type(tmp_path):
     run_ranks(2, every_sharding_type, tmp_path)

@@ -37,7 +37,7 @@ def test_fewer_than_two_steps_change_nothing(tmp_path):
     same_end(tmp_path / "of_1", tmp_path / "of_0")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_continues_within_an_epoch(tmp_path):
     every = [*AVERAGED, "train.epochs=2", "checkpoint.every_steps=5"]
     run_small(tmp_path, [*every, "run.name=whole"])

@@ -50,7 +50,7 @@ def test_of_one_class_or_equal_or_diverged_logits(logits, labels, expected):
     assert metrics.intercept() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_model_keeps_it(tmp_path):
     run_small(tmp_path, [*CALIBRATED, "train.epochs=2", "run.name=with"])
     run_small(tmp_path, [*CALIBRATED[1:], "train.epochs=2", "run.name=without"])
@@ -64,7 +64,7 @@ def test_the_model_keeps_it(tmp_path):
     assert predicted / labels == pytest.approx(found["with"]["calibration"], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_an_interrupted_evaluation_leaves_the_bias(tmp_path, monkeypatch):
     run_small(tmp_path, [*CALIBRATED, "train.epochs=2", "run.name=whole"])
     run_small(tmp_path, [*CALIBRATED, "train.epochs=1", "run.name=parts"])

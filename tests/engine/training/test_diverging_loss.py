@@ -63,7 +63,7 @@ def test_a_signal_after_a_divergence_keeps_the_previous_checkpoint(tmp_path, mon
 SKIPS = "train.on_nonfinite=skip_batch"
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_batch_that_is_skipped_changes_nothing(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         poisoned(patch, [5, 6, 12])

@@ -78,7 +78,7 @@ def test_training_stops_when_epochs_are_no_better(tmp_path, scripted, capsys):
     assert "no better AUC on the validation part since epoch 3" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_that_stopped_early_stays_stopped_until_it_may_wait_longer(tmp_path, scripted):
     scripted(0.7, 0.6, 0.6, 0.71)
     overrides = ["train.epochs=4", "checkpoint.resume=auto"]
@@ -117,6 +117,7 @@ def test_results_are_those_of_the_selected_epoch_beside_the_last_one(tmp_path, s
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("metric", "epoch", "said"),
     [("auc", 3, "AUC"), ("logloss", 1, "logloss"), ("both", 2, "AUC minus logloss")],

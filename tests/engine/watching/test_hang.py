@@ -116,7 +116,7 @@ def wait_for_a_lost_host(folder, port):
         time.sleep(36000)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_store_that_never_answers_holds_nobody_up(tmp_path):
     """Not even in a save, which may take a day: a process that is there would say so."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -263,7 +263,7 @@ def test_the_requested_steps_are_traced(tmp_path, capsys):
     assert [path.name for path in (run / "profile").iterdir()] == [Path(TRACE).name]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_log_and_the_trace_go_on_with_the_run(timed_run, tmp_path, capsys):
     run = tmp_path / "small"
     run_disturbed(tmp_path, [*LONG, *trace(3, 100)], 4)

@@ -26,6 +26,7 @@ def undisturbed(tmp_path_factory):
     return folder / "small"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "action, step, saved",
     [(kill, 12, 10), (ask_to_stop, 4, 4), (ask_to_stop, 16, 16)],
@@ -43,6 +44,7 @@ def test_a_run_continues_from_its_newest_checkpoint(
     same_end(tmp_path / "small", undisturbed)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("which, step", [(1, 3), (5, 8)])
 def test_an_interrupted_evaluation_is_repeated(tmp_path, monkeypatch, undisturbed, which, step):
     evaluate, begun = evaluation.evaluate, []
@@ -61,6 +63,7 @@ def test_an_interrupted_evaluation_is_repeated(tmp_path, monkeypatch, undisturbe
     same_end(tmp_path / "small", undisturbed)
 
 
+@pytest.mark.wide
 def test_checkpoints_by_the_clock(tmp_path, undisturbed):
     run_small(tmp_path, [*LONG, "checkpoint.every_minutes=1e-9", "checkpoint.keep=100"])
     same_end(tmp_path / "small", undisturbed)
@@ -69,6 +72,7 @@ def test_checkpoints_by_the_clock(tmp_path, undisturbed):
     assert names == within | {"epoch_0001", "epoch_0002"}
 
 
+@pytest.mark.wide
 def test_an_epoch_without_an_evaluation_can_end_with_a_checkpoint(tmp_path):
     overrides = ["train.epochs=3", "evaluate.every_epochs=3"]
     run_small(tmp_path, overrides)

@@ -62,7 +62,7 @@ def test_a_page_of_several_runs(run_folders, runs, tmp_path, capsys):
         assert f"difference of {part} AUC" in shown and f"{high - low:+.4f}" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_page_of_another_run_is_not_overwritten(run_folders, tmp_path, capsys):
     small, other = run_folders / "b256", run_folders / "b512"
     for given, is_written in (
@@ -132,7 +132,7 @@ def without(values, key):
     return {name: value for name, value in values.items() if name != key}
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_one_bad_run_does_not_cost_the_report_of_the_others(run_folders, tmp_path, capsys):
     bad = tmp_path / "bad"
     shutil.copytree(run_folders / "b256", bad, ignore=shutil.ignore_patterns("checkpoints"))

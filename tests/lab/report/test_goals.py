@@ -12,6 +12,7 @@ from support.goals import goal_config, write_goals
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.wide
 def test_each_goal_has_a_table_and_pictures(tmp_path):
     run(goal_config(write_goals(tmp_path), "train.epochs=2"))
     runs = open_runs([tmp_path / "goals"])

@@ -46,7 +46,7 @@ def test_queued_steps_are_those_of_the_cpu(setting, twice):
     assert_close(found, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "setting, poison", zip(BOTH_KINDS, (float("nan"), float("inf")), strict=True)
 )

@@ -27,6 +27,7 @@ from support.torchrec_models import (
 
 
 @pytest.mark.slow
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_follow_the_equations(name):
     exact, without_clip, reference, counts = follow(name)
