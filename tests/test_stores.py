@@ -43,15 +43,6 @@ def test_a_log_is_read_where_it_lies(store, tmp_path):
     assert not (tmp_path / "stores").exists()
 
 
-@pytest.mark.slow
-def test_an_identity_changes_with_the_content(store):
-    put(store, day="c\n1\n")
-    before = stores.identity(f"{BUCKET}/logs/day.csv")
-    assert stores.identity(f"{BUCKET}/logs/day.csv") == before
-    put(store, day="c\n2\n")
-    assert stores.identity(f"{BUCKET}/logs/day.csv") != before
-
-
 REFUSED = {
     f"{BUCKET}/logs/none.csv": "none.csv: is not there",
     f"{BUCKET}/logs": "logs: is a folder; write its files",

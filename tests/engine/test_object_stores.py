@@ -23,7 +23,7 @@ from stampede.lab.report.command import main as report
 from stampede.lease import Lease
 from support import periods, reading
 from support.jobs import tensors_of, without_times
-from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
+from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part
 from support.movies import movies, write_movies
 from support.object_store import BUCKET, between, object_store
 from support.packages import loaded
@@ -67,27 +67,6 @@ def another_machine(monkeypatch, folder):
 def names(store, url):
     store.invalidate_cache()
     return {name.rpartition("/")[2] for name in store.find(url)}
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    """The same run with local files."""
-    return train_on_movies(prepare_movies(tmp_path_factory.mktemp("here")))
-
-
-@pytest.mark.wide
-def test_the_result_is_that_of_local_files(store, here, tmp_path, monkeypatch):
-    there = train(tmp_path / "there", put_movies(store, tmp_path / "there", "csv.zst"))
-    for name, values in weights(here).items():
-        np.testing.assert_array_equal(weights(there)[name], values)
-    assert {"manifest.json", "summary.json", "metrics.jsonl"} <= names(
-        store, f"{BUCKET}/runs/movies"
-    )
-    # Elsewhere, with nothing but the URL.
-    another_machine(monkeypatch, tmp_path / "other")
-    rows = rows_of_test_part()
-    found = stampede.open_run(f"{BUCKET}/runs/movies").score(rows)
-    np.testing.assert_array_equal(found, stampede.open_run(here).score(rows))
 
 
 @pytest.mark.wide
@@ -308,26 +287,6 @@ def test_rows_that_are_fetched_while_they_are_read(store, tmp_path):
 def run_prepared_with(environment, *arguments):
     os.environ |= environment
     reading.run_prepared(*arguments)
-
-
-def test_days_from_a_store(store, tmp_path, monkeypatch):
-    path = periods.write_job(tmp_path / "job")
-    job = [f"data.path={BUCKET}/days/log*.csv", f"run.dir={BUCKET}/runs"]
-    for day in (1, 2, 10):
-        periods.write_log(tmp_path / "day.csv", day, seed=day)
-        store.put_file(str(tmp_path / "day.csv"), f"{BUCKET}/days/log_{day}.csv")
-        (tmp_path / "day.csv").rename(tmp_path / f"job/log_{day}.csv")
-    periods.train(path, job)
-    periods.train(path)
-    last = "ads/period_0003"
-    there = weights(stores.working(f"{BUCKET}/runs/ads") / "period_0003")
-    for name, values in weights(tmp_path / f"job/runs/{last}").items():
-        np.testing.assert_array_equal(there[name], values)
-    another_machine(monkeypatch, tmp_path / "other")
-    periods.write_log(tmp_path / "day.csv", 11, seed=11)
-    store.put_file(str(tmp_path / "day.csv"), f"{BUCKET}/days/log_11.csv")
-    periods.train(path, job)
-    assert names(store, f"{BUCKET}/runs/ads/period_0004/checkpoints") >= {"manifest.json"}
 
 
 @pytest.mark.wide

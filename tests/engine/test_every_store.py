@@ -1,4 +1,4 @@
-"""Google Cloud Storage, Azure and HDFS: a job, and what is said when something is wrong there."""
+"""S3, Google Cloud Storage, Azure and HDFS: a job, and what is said of what is wrong there."""
 
 import errno
 import gzip
@@ -19,10 +19,13 @@ from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run
 from stampede.lease import Lease
+from support import periods
 from support.hadoop import hdfs_store
 from support.jobs import tensors_of
 from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
+from support.object_store import BUCKET as S3
+from support.object_store import object_store
 from support.other_stores import AZURE, GOOGLE, azure_account, azure_store, google_store
 from support.packages import loaded
 
@@ -30,7 +33,12 @@ pytestmark = pytest.mark.slow
 
 HDFS = "hdfs"
 OF_HDFS = pytest.mark.parametrize("store", [HDFS], indirect=True)
-SERVERS = {GOOGLE: lambda folder: google_store(), AZURE: azure_store, HDFS: hdfs_store}
+SERVERS = {
+    S3: object_store,
+    GOOGLE: lambda folder: google_store(),
+    AZURE: azure_store,
+    HDFS: hdfs_store,
+}
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -60,70 +68,134 @@ def assert_same(run_folder, expected):
         np.testing.assert_array_equal(found[name], values)
 
 
+def put_log(store, folder):
+    """The log of `prepare_movies` and its schema in the store, beside those here."""
+    prepare_movies(folder)
+    write_movies(folder / "log.csv.gz", movies(ROWS))
+    write_movies(folder / "log.parquet", movies(ROWS))
+    given = f"{store.bucket}/given"
+    for name in ("log.csv.gz", "log.parquet", "schema.yaml"):
+        store.put_file(str(folder / name), f"{given}/{name}")
+    return given
+
+
+def train(store, folder, *overrides):
+    """As the launcher does it; the run's URL."""
+    job = [one for one in JOB if not one.startswith("data.")]
+    config = load_config(
+        folder / "movies.yaml", [*job, f"run.dir={store.bucket}/runs", *overrides], 1
+    )
+    run(config)
+    return f"{store.bucket}/runs/{config.run.name}"
+
+
 def test_a_job(store, machine, tmp_path):
-    here = train_on_movies(prepare_movies(tmp_path / "here"), "train.epochs=2")
-    (log, packed), given = ("log.parquet", "log.csv.gz"), f"{store.bucket}/given"
-    for name in (log, packed):
-        write_movies(tmp_path / "here" / name, movies(ROWS))
-    for name in (log, packed, "schema.yaml"):
-        store.put_file(str(tmp_path / "here" / name), f"{given}/{name}")
-
-    def train(*overrides):
-        job = [one for one in JOB if not one.startswith("data.")]
-        place = f"run.dir={store.bucket}/runs"
-        config = load_config(tmp_path / "here/movies.yaml", [*job, place, *overrides], 1)
-        run(config)
-        return f"{store.bucket}/runs/{config.run.name}"
-
+    given = put_log(store, tmp_path / "here")
+    here = train_on_movies(tmp_path / "here", "train.epochs=2")
     table = ["data.kind=table", f"data.schema_file={given}/schema.yaml"]
     table += [f"data.cache={store.bucket}/cache", "data.validation_fraction=0.2"]
-    url = train(f"data.path={given}/{log}", *table)
+    url = train(store, tmp_path / "here", f"data.path={given}/log.parquet", *table)
     # Continued on a machine that has nothing of it, from the text.
     machine("second")
-    text = [f"data.path={given}/{packed}", *table, "train.epochs=2"]
-    assert train(*text, "checkpoint.resume=auto") == url
+    text = [f"data.path={given}/log.csv.gz", *table, "train.epochs=2"]
+    assert train(store, tmp_path / "here", *text, "checkpoint.resume=auto") == url
     assert_same(stores.working(url), here)
     with pytest.raises(stampede.RunFolderError, match="movies exists; write run"):
-        train(*text)
-    # Prepared data, as a copy and streamed.
-    out = f"{store.bucket}/prepared"
-    options = ["--schema", f"{given}/schema.yaml", "-s", "validation_fraction=0.2"]
-    options += ["-s", "features=paper"]
-    assert prepare(["table", f"{given}/{packed}", *options, "--out", out]) == 0
-    from_prepared = ["data.kind=prepared", f"data.path={out}", "train.epochs=2"]
-    assert_same(stores.working(train(*from_prepared, "run.name=prepared")), here)
-    train(*from_prepared, "run.name=streamed", "data.cache_gb=1e-5")
+        train(store, tmp_path / "here", *text)
     # What reads a run.
     machine("third")
     rows = rows_of_test_part()
     scores = stampede.open_run(here).score(rows)
     np.testing.assert_array_equal(stampede.open_run(url).score(rows), scores)
     scored = f"{store.bucket}/scores.parquet"
-    assert predict_command.main([url, f"{given}/{packed}", scored]) == 0
-    assert predict_command.main([url, f"{given}/{packed}", scored]) == 2
-    bad = tmp_path / "bad.csv.gz"
-    bad.write_bytes((tmp_path / "here" / packed).read_bytes() + gzip.compress(b"too,few\n"))
-    store.put_file(str(bad), f"{given}/bad.csv.gz")
-    skipping = ["--on-bad-row", "skip", "--overwrite"]
-    aside = f"{store.bucket}/some.bad_rows.jsonl"
-    for given_rows, is_bad in (("bad.csv.gz", True), (packed, False)):
-        rows_to_score = [url, f"{given}/{given_rows}", f"{store.bucket}/some.csv"]
-        assert predict_command.main([*rows_to_score, *skipping]) == 0
-        assert stores.exists(aside) == is_bad
+    assert predict_command.main([url, f"{given}/log.csv.gz", scored]) == 0
+    assert predict_command.main([url, f"{given}/log.csv.gz", scored]) == 2
     with store.open(scored) as file:
         found = pl.read_parquet(file.read())["score"]
     np.testing.assert_allclose(found[-len(rows) :], scores, rtol=1e-6)
-    for more in ([], ["--overwrite"]):
-        assert export_command.main([url, f"{store.bucket}/package", *more]) == 0
+    assert export_command.main([url, f"{store.bucket}/package"]) == 0
+    package = loaded(
+        stampede.open_run(here).export(tmp_path / "package"), f"{store.bucket}/package"
+    )
+    np.testing.assert_array_equal(package.score(rows), scores)
+
+
+@pytest.mark.wide
+def test_other_commands(store, machine, tmp_path):
+    given, out = put_log(store, tmp_path / "here"), f"{store.bucket}/commands"
+    here = train_on_movies(tmp_path / "here")
+    # Prepared data, as a copy and streamed.
+    options = ["--schema", f"{given}/schema.yaml", "-s", "validation_fraction=0.2"]
+    options += ["-s", "features=paper", "--out", f"{out}/prepared"]
+    assert prepare(["table", f"{given}/log.csv.gz", *options]) == 0
+    prepared = ["data.kind=prepared", f"data.path={out}/prepared"]
+    url = train(store, tmp_path / "here", *prepared, "run.name=prepared")
+    assert_same(stores.working(url), here)
+    train(store, tmp_path / "here", *prepared, "run.name=streamed", "data.cache_gb=1e-5")
+    machine("second")
+    bad = tmp_path / "bad.csv.gz"
+    bad.write_bytes((tmp_path / "here/log.csv.gz").read_bytes() + gzip.compress(b"too,few\n"))
+    store.put_file(str(bad), f"{given}/bad.csv.gz")
+    skipping = ["--on-bad-row", "skip", "--overwrite"]
+    for rows, is_bad in (("bad.csv.gz", True), ("log.csv.gz", False)):
+        assert predict_command.main([url, f"{given}/{rows}", f"{out}/some.csv", *skipping]) == 0
+        assert stores.exists(f"{out}/some.bad_rows.jsonl") == is_bad
+    for _ in range(2):
+        assert export_command.main([url, f"{out}/package", "--overwrite"]) == 0
     assert command(["importance", url]) == 2
-    assert command(["importance", url, "--rows=100", "--out", f"{store.bucket}/importance"]) == 0
-    assert command(["describe", f"{given}/{packed}", "--out", f"{store.bucket}/described"]) == 0
-    assert stores.exists(f"{store.bucket}/described/schema.yaml")
-    assert command(["report", url, "--out", f"{store.bucket}/report"]) == 0
-    assert stores.exists(f"{store.bucket}/report/report.html")
-    package = stampede.open_run(here).export(tmp_path / "package")
-    there = loaded(package, f"{store.bucket}/package")
-    np.testing.assert_array_equal(there.score(rows), loaded(package).score(rows))
+    assert command(["importance", url, "--rows=100", "--out", f"{out}/importance"]) == 0
+    assert command(["describe", f"{given}/log.csv.gz", "--out", f"{out}/described"]) == 0
+    assert stores.exists(f"{out}/described/schema.yaml")
+    assert command(["report", url, "--out", f"{out}/report"]) == 0
+    assert stores.exists(f"{out}/report/report.html")
+
+
+@pytest.mark.wide
+def test_searches_and_sweeps_go_on_elsewhere(store, machine, tmp_path):
+    given, out = put_log(store, tmp_path / "job"), f"{store.bucket}/tried"
+    job = [one for one in JOB if not one.startswith("data.path")]
+    job += [f"data.path={given}/log.parquet", f"data.schema_file={given}/schema.yaml"]
+    job += [f"data.cache={store.bucket}/cache"]
+    base = str(tmp_path / "job/movies.yaml")
+    grid = tmp_path / "job/grid.yaml"
+    grid.write_text("config: movies.yaml\ngrid: {model.name: [lr, fm]}\n")
+    commands = {
+        "tuned/tuned.yaml": ["tune", base, *job, "--minutes", "0", "--out", f"{out}/tuned"],
+        "swept/results.csv": ["sweep", str(grid), *job, "--out", f"{out}/swept"],
+    }
+    for result, given_command in commands.items():
+        found = []
+        for name in ("first", "second"):
+            machine(name)
+            store.invalidate_cache()
+            assert command(given_command) == 0
+            found.append(stores.read_object(f"{out}/{result}"))
+        # Nothing was trained again, or its seconds would differ.
+        assert found[0] == found[1] and found[0]
+
+
+@pytest.mark.cases(1)
+def test_days(store, machine, tmp_path):
+    path = periods.write_job(tmp_path / "job")
+    days = f"{store.bucket}/days"
+    job = [f"data.path={days}/log*.csv", f"run.dir={store.bucket}/runs_of_days"]
+
+    def arrives(day):
+        file = tmp_path / f"job/log_{day}.csv"
+        periods.write_log(file, day, seed=day)
+        store.put_file(str(file), f"{days}/{file.name}")
+        store.invalidate_cache()
+
+    arrives(1)
+    arrives(2)
+    periods.train(path, job)
+    # The next day comes to another machine.
+    machine("second")
+    arrives(3)
+    periods.train(path, job)
+    periods.train(path)
+    url = f"{store.bucket}/runs_of_days/ads"
+    assert_same(stores.working(url) / "period_0003", tmp_path / "job/runs/ads/period_0003")
 
 
 def test_an_identity_changes_with_the_content(store):
@@ -189,6 +261,8 @@ def test_a_key_that_goes_while_it_is_read(store):
         file.read(10)
 
 
+# The server of S3 takes any.
+@pytest.mark.parametrize("store", [GOOGLE, AZURE, HDFS], indirect=True)
 def test_wrong_credentials(store, monkeypatch, capfd):
     if store.kind == GOOGLE:
         refused = said(f"{GOOGLE}/refused/a.csv")
@@ -210,9 +284,9 @@ def test_wrong_credentials(store, monkeypatch, capfd):
 
 
 def test_files_that_a_glob_finds_keep_the_account(store):
-    store.pipe_file(f"{store.bucket}/days/a.csv", b"c\n1\n")
+    store.pipe_file(f"{store.bucket}/found/a.csv", b"c\n1\n")
     account = "@devstoreaccount1.dfs.core.windows.net" if store.kind == AZURE else ""
-    url = f"{store.bucket}{account}/days"
+    url = f"{store.bucket}{account}/found"
     (file,) = expand(f"{url}/*.csv")
     assert str(file) == f"{url}/a.csv"
     assert [block.data for block in read_blocks(file)] == [b"c\n1\n"]
