@@ -34,20 +34,18 @@ if not torch.cuda.is_available():
 
 # Files whose tests take longest, which begin first: no worker is left alone with one at the end.
 LONGEST = (
-    "test_manual_commands.py",
-    "test_gpu_script.py",
+    "test_cluster_walk.py",
     "test_on_spark.py",
-    "test_restarts.py",
-    "test_exported_networks.py",
-    "test_histories.py",
+    "test_every_store.py",
+    "test_manual_commands.py",
     "test_object_stores.py",
-    "test_loop.py",
-    "test_same_result.py",
-    "test_examples.py",
-    "test_onnx_file.py",
     "test_every_plan.py",
+    "test_loop.py",
+    "test_gpu_script.py",
+    "test_examples.py",
     "test_tune.py",
-    "test_kills.py",
+    "test_restarts.py",
+    "test_onnx_file.py",
 )
 
 

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("pyspark", reason="pyspark is not installed")
-if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-    pytest.skip("there is no Java", allow_module_level=True)
+from support.spark import needs_spark
+
+needs_spark()
 
 from stampede import open_run, spark, stores
 from stampede.data import on_spark

@@ -12,11 +12,12 @@ from support.movie_runs import JOB, prepare_movies
 from support.movies import movies, write_movies
 from support.object_store import BUCKET, USER
 from support.paths import ROOT
+from support.spark import needs_spark
 from support.two_hosts import two_hosts
 from support.waiting import wait_for
 
-pytest.importorskip("pyspark", reason="pyspark is not installed")
-pytestmark = [pytest.mark.soak, pytest.mark.slow]
+needs_spark()
+pytestmark = pytest.mark.slow
 
 ROWS, EPOCHS = 6000, 12
 SPARK = "local-cluster[2,1,1024]"
@@ -101,7 +102,7 @@ def test_the_page(hosts, tmp_path):
 
     run(*STAMPEDE, "export", run_url, f"{BUCKET}/package")
     scored, expected = tmp_path / "scored.parquet", tmp_path / "expected.parquet"
-    run(python, "-c", SCORE, SPARK, new, scored)
+    run(python, "-c", SCORE, "local[2]", new, scored)
     run(*STAMPEDE, "predict", run_url, new, expected)
     found, expected = pd.read_parquet(scored), pl.read_parquet(expected)
     assert len(found) == 500
