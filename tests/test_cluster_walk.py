@@ -12,11 +12,12 @@ from support.movie_runs import JOB, prepare_movies
 from support.movies import movies, write_movies
 from support.object_store import BUCKET, USER
 from support.paths import ROOT
-from support.spark import needs_spark
+from support.spark import missing
 from support.two_hosts import two_hosts
 from support.waiting import wait_for
 
-needs_spark()
+if missing():
+    pytest.skip(missing(), allow_module_level=True)
 pytestmark = pytest.mark.slow
 
 ROWS, EPOCHS = 6000, 12

@@ -19,9 +19,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from support.spark import needs_spark
+from support.spark import missing
 
-needs_spark()
+if missing():
+    pytest.skip(missing(), allow_module_level=True)
 
 from stampede import open_run, spark, stores
 from stampede.data import on_spark

@@ -1,13 +1,12 @@
 """Spark, where it is installed."""
 
+import importlib.util
 import os
 import shutil
 
-import pytest
 
-
-def needs_spark():
-    """Skip the tests of a file where PySpark or Java is missing."""
-    pytest.importorskip("pyspark", reason="pyspark is not installed")
-    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        pytest.skip("there is no Java", allow_module_level=True)
+def missing() -> str:
+    """What is not installed of that which Spark needs; "" if all is there."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed"
+    return "" if os.environ.get("JAVA_HOME") or shutil.which("java") else "there is no Java"
