@@ -69,7 +69,7 @@ NOT_RUN = (
     "python launch.py --plan --world-size 128 --device-memory 80GB configs/plan_10b.yaml",
 )
 # Pages whose commands take longest; those of the first page are the README's.
-LONG = ("index.md", "incremental.md", "stores.md", "questions.md")
+LONG = ("index.md", "incremental.md", "stores.md", "questions.md", "experiments.md", "clusters.md")
 COMMAND = re.compile(r"(make|\.|python|torchrun|stampede|cd|cp|pip|jupyter) ")
 # Blocks of other kinds that have a test of their own, by how they begin.
 OTHER = ("g = sum", "Q1 = ", 'name: "shop"', "train_step ")

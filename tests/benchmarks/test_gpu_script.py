@@ -114,6 +114,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.wide
 def test_what_fails_is_kept_and_the_rest_goes_on(tmp_path, environment):
     (tmp_path / "parts.py").write_text(PARTS)
     out = tmp_path / "gpu.json"

@@ -95,7 +95,7 @@ def assert_same(one, other):
     assert found[0] == found[1]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "cuts, options",
     [
@@ -343,6 +343,7 @@ def test_a_folder_is_prepared_anew(local, tmp_path):
         assert_same(tmp_path / "here", tmp_path / "there")
 
 
+@pytest.mark.wide
 def test_workers_find_files_by_relative_names_and_tell_which_is_gone(local, tmp_path, monkeypatch):
     """Spark's workers began in another folder."""
     write_logs(tmp_path, movies(300), (100, 200))

@@ -156,7 +156,7 @@ def read_as_rank(folder, environment):
     return [int(batch.sparse.values().sum()) for batch in epochs(part, order, 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_processes_of_a_host_fetch_a_row_once(store, tmp_path):
     import os
 

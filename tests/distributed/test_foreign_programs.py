@@ -57,7 +57,7 @@ def touched_by_others(count):
     return dict(zip(ON[count], ranks[0], strict=True))
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "count, case",
     [

@@ -31,7 +31,7 @@ def trained(folder, given):
     return tensors_of(folder / given / "checkpoints/epoch_0001")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_run_is_that_of_a_group_of_its_own(tmp_path):
     found, expected = (run_ranks(2, trained, tmp_path, given) for given in ("given", "own"))
     assert found[0].keys() == expected[0].keys()

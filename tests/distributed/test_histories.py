@@ -238,6 +238,7 @@ def test_training_is_that_of_the_reference(tmp_path, data, expected, ranks, case
             torch.testing.assert_close(weights.view(-1, 1), dense[name], rtol=0, atol=EXACT)
 
 
+@pytest.mark.wide
 def test_reproducible_runs_end_with_the_same_bits(tmp_path, data):
     job = [one for one in JOB if not one.startswith("model.pretrained")]
     runs = []

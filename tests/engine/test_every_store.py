@@ -35,9 +35,9 @@ HDFS = "hdfs"
 OF_HDFS = pytest.mark.parametrize("store", [HDFS], indirect=True)
 SERVERS = {
     S3: object_store,
+    HDFS: hdfs_store,
     GOOGLE: lambda folder: google_store(),
     AZURE: azure_store,
-    HDFS: hdfs_store,
 }
 
 
@@ -89,6 +89,7 @@ def train(store, folder, *overrides):
     return f"{store.bucket}/runs/{config.run.name}"
 
 
+@pytest.mark.cases(2)
 def test_a_job(store, machine, tmp_path):
     given = put_log(store, tmp_path / "here")
     here = train_on_movies(tmp_path / "here", "train.epochs=2")

@@ -127,6 +127,7 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
     assert "movies" in page and "test AUC" in page
 
 
+@pytest.mark.wide
 def test_only_the_wanted_checkpoint_is_fetched(store, tmp_path, monkeypatch):
     train(tmp_path / "job", [*put_movies(store, tmp_path / "job"), "train.epochs=2"])
     another_machine(monkeypatch, tmp_path / "other")

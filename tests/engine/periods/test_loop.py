@@ -170,7 +170,7 @@ def test_a_period_of_a_small_log_is_a_new_model_of_all_files(anew, tmp_path, cap
     assert lines(anew)[2]["new_ids_samples"] > 100
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_large_log_or_one_whose_files_are_gone_goes_on(tmp_path, monkeypatch, capsys):
     """From the new model of the first two files."""
     folder, other = tmp_path / "large", tmp_path / "gone"
