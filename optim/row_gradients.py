@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -37,6 +37,7 @@ class _Notes:
         self._param = TensorWeakRef(param)
         self._lookups: list[Tensor] = []
         self._pass = -1
+        self._entries = 0  # Of the gradient, when its last pass ended.
         self._ids: Tensor | None = None
         self._noted = False
         self._gradient: Tensor | None = None
@@ -55,17 +56,25 @@ class _Notes:
         lookups, self._lookups = self._lookups if in_this_pass else [], []
         earlier = self._param().grad
         first = earlier is None or not earlier.is_sparse
-        if not grad.is_sparse or (first and len(lookups) < 2):
+        before = None if first else self.ids_of(earlier)
+        self._entries = grad._nnz() if grad.is_sparse else 0
+        ids = self._ids_of_pass(grad, lookups) if grad.is_sparse else None
+        if not grad.is_sparse or (first and len(lookups) < 2 and ids is not None):
             self._noted, self._ids, self._gradient = False, None, None
             return
-        ids = grad._indices()[0]
-        # A lookup without a module (`functional.embedding`) is in the gradient only.
-        if lookups and sum(map(len, lookups)) >= len(ids):
-            ids = torch.cat(lookups)
         if not first:
-            before = self.ids_of(earlier)
-            ids = None if before is None else torch.cat([before, ids])
+            ids = None if before is None or ids is None else torch.cat([before, ids])
         self._noted, self._ids, self._gradient = True, ids, None
+
+    @staticmethod
+    def _ids_of_pass(grad: Tensor, lookups: list[Tensor]) -> Tensor | None:
+        """The ids behind the gradient of a pass; None if they are lost."""
+        ids = grad._indices()[0]
+        if len(lookups) == 1 and lookups[0].data_ptr() != ids.data_ptr():
+            # A lookup without a module (`functional.embedding`), or by one that came later, was
+            # added to it, or a hook made another tensor of it.
+            return None
+        return torch.cat(lookups) if lookups and sum(map(len, lookups)) >= len(ids) else ids
 
     def after_accumulation(self, param: Tensor) -> None:
         """Called when the gradient is in `param.grad`; the notes belong to it."""
@@ -77,7 +86,9 @@ class _Notes:
         known, indices = self._gradient, grad._indices()
         # While held here, the memory cannot be reused by another gradient.
         if known is None or known.shape != indices.shape or known.data_ptr() != indices.data_ptr():
-            return _own_ids(grad)
+            # Merged, which its own ids do not tell.
+            is_merged = self._noted or grad._nnz() < self._entries
+            return None if is_merged else _own_ids(grad)
         return self._ids
 
 
@@ -86,26 +97,34 @@ _NOTES = WeakTensorKeyDictionary()
 _found: WeakSet[nn.Module] = WeakSet()
 
 
-def follow(param: Tensor) -> None:
-    """Note all lookups in a table by its current modules, as long as it lives."""
+def follow(params: Iterable[Tensor]) -> None:
+    """Note all lookups in tables by their current modules, as long as these live.
+
+    Raises:
+        ValueError: a module changes gradients or weights behind the optimizer's back.
+    """
     # Tables of TorchRec are on `meta` at first, and their modules are replaced.
-    if param.is_meta or not param.requires_grad or param in _NOTES:
-        return
+    tables = {id(param): param for param in params if param.requires_grad and not param.is_meta}
     # A parameter does not know its modules, and an optimizer gets parameters only. Torch's hook for
     # registered parameters misses modules that are older than it, copied or unpickled. Its hook
     # for the forward of all modules keeps torch.export(strict=True) from tracing any
     # (pytorch/pytorch#167329).
-    if not any(_weight(module) is param for module in _found):
+    known = {id(_weight(module)) for module in _found}
+    # Another module may have been tied to a table that another optimizer had.
+    if any(param in _NOTES or key not in known for key, param in tables.items()):
         kinds = _with_subclasses(nn.Embedding) | _with_subclasses(nn.EmbeddingBag)
         # type(), since isinstance() is slower and would resolve lazy proxies.
         _found.update(module for module in gc.get_objects() if type(module) in kinds)
     for module in _found:
         # A copy of a module has its hooks.
-        if _weight(module) is param and _note_lookup not in module._forward_hooks.values():
+        if id(_weight(module)) in tables and _note_lookup not in module._forward_hooks.values():
+            _check(module)
             module.register_forward_hook(_note_lookup)
-    notes = _NOTES[param] = _Notes(param)
-    param.register_hook(notes.before_accumulation)
-    param.register_post_accumulate_grad_hook(notes.after_accumulation)
+    for param in tables.values():
+        if param not in _NOTES:
+            notes = _NOTES[param] = _Notes(param)
+            param.register_hook(notes.before_accumulation)
+            param.register_post_accumulate_grad_hook(notes.after_accumulation)
 
 
 def _weight(module: nn.Module) -> Tensor | None:
@@ -138,6 +157,15 @@ def _own_ids(grad: Tensor) -> Tensor | None:
     return None if grad.is_coalesced() and grad._nnz() > 1 else grad._indices()[0]
 
 
+def _check(module: nn.Module) -> None:
+    if module.scale_grad_by_freq or module.max_norm is not None:
+        raise ValueError(
+            f"a table of shape {tuple(module.weight.shape)} is looked up by a module with "
+            "scale_grad_by_freq, which divides gradients by the counts that the clip multiplies "
+            "by, or max_norm, which changes weights outside the optimizer; leave both out"
+        )
+
+
 def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
     """After the forward of a table's module: note the lookup.
 
@@ -147,12 +175,7 @@ def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
     notes = _NOTES.get(module.weight)
     if notes is None:
         return
-    if module.scale_grad_by_freq or module.max_norm is not None:
-        raise ValueError(
-            f"a table of shape {tuple(module.weight.shape)} is looked up by a module with "
-            "scale_grad_by_freq, which divides gradients by the counts that the clip multiplies "
-            "by, or max_norm, which changes weights outside the optimizer; leave both out"
-        )
+    _check(module)
     if module.padding_idx is not None:
         notes.padding_idx = module.padding_idx
     node = getattr(output, "grad_fn", None)
@@ -187,14 +210,12 @@ class TableOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for param in self._params():
-            follow(param)
+        follow(self._params())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group."""
         super().add_param_group(param_group)
-        for param in self.param_groups[-1]["params"]:
-            follow(param)
+        follow(self.param_groups[-1]["params"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state; unlike torch, states of fp16 and bf16 tables stay float32."""
@@ -245,8 +266,9 @@ def row_gradients(param: Tensor, settings: UpdateSettings, counts: Tensor | None
     ids = ids_behind(param)
     if ids is None:
         raise ValueError(
-            f"the sparse gradient of {name} is coalesced, so the counts of its ids are lost; "
-            "usual causes are grad.coalesce(), DistributedDataParallel and the unscaling of a "
+            f"the sparse gradient of {name} is not as backward left it but coalesced, or another "
+            "tensor after several lookups, so the counts of its ids are lost; usual causes are "
+            "grad.coalesce(), grad.mul_(), DistributedDataParallel and the unscaling of a "
             "GradScaler; avoid these, or give step(counts={parameter: occurrences of each row}), "
             "summed over the ranks"
         )

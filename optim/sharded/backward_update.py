@@ -189,6 +189,9 @@ class BackwardUpdate:
 
         Ranks without tables pass through it too, so every rank takes part in the update.
         """
+        if not self._collections[number].names:
+            # All its tables are frozen.
+            return
         current = torch._C._current_graph_task_id()
         if current != self._pass:
             self._find_optimizers()
@@ -216,7 +219,9 @@ class BackwardUpdate:
                     "a backward pass asks for a second update of the tables without an optimizer "
                     "step in between. For gradient accumulation write "
                     "cowclip_sharders(backwards_per_step=N): gradients and counts of N backward "
-                    "passes add up. With backwards_per_step=None every pass is an update. "
+                    "passes add up. With backwards_per_step=None every pass is an update. If the "
+                    "program leaves out the optimizer's step, as after a large gradient, call "
+                    "model.fused_optimizer.step() there: the tables have taken theirs. "
                     "Semi-synchronous pipelines are not supported, as they look up outdated rows"
                 )
             self._under_way.update(reached)
@@ -238,16 +243,21 @@ class BackwardUpdate:
 
     def after_step(self) -> None:
         """The tables' own optimizer (`fused_optimizer`) has stepped: the step under way is over."""
-        if self._per_step is not None and self._passes:
-            check_scale(scale_of_the_loss())
+        if not self._passes:
+            return
+        check_scale(scale_of_the_loss())
+        if self._per_step is not None:
             self._is_stepped = True
             self._end_step()
 
     def _after_step_of(self, optimizer: Optimizer) -> None:
         # TorchRec's optimizers call others, which tell their own steps.
-        if self._per_step is None or not self._passes or isinstance(optimizer, KeyedOptimizer):
+        if not self._passes or isinstance(optimizer, KeyedOptimizer):
             return
-        known = self._optimizers.after_step(optimizer, in_time=self._passes >= self._per_step)
+        in_time = self._passes >= (self._per_step or 1)
+        known = self._optimizers.after_step(optimizer, in_time)
+        if self._per_step is None:
+            return
         if known.is_models and known.in_time:
             self._end_step()
         elif known.is_models:

@@ -13,6 +13,11 @@ from torchrec.distributed.composable.table_batched_embedding_slice import (
     TableBatchedEmbeddingSlice,
 )
 
+_STEPS_OF_SCALER = (
+    torch.amp.GradScaler.step.__code__,
+    torch.amp.GradScaler._maybe_opt_step.__code__,
+)
+
 # So many passes through the tables may show that an optimizer is the model's. Asking costs some
 # microseconds for each of its parameters.
 _TRIES = 8
@@ -88,11 +93,12 @@ def scale_of_the_loss() -> float:
 
     Neither the optimizer nor the hooks of its step know the scaler, except those of the few kinds
     that unscale gradients themselves (`fused=True`), where it is `optimizer.grad_scale`
-    (pytorch/pytorch#123428). No issue asks for more, so the callers are asked.
+    (pytorch/pytorch#123428). No issue asks for more, so the callers are asked: `step`, which calls
+    such an optimizer itself, or what a scaler of another class has in its place.
     """
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
+        if frame.f_code in _STEPS_OF_SCALER:
             return frame.f_locals["self"].get_scale()
         frame = frame.f_back
     return 1.0

@@ -120,7 +120,7 @@ class _LookUp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tbe = ctx.tbe
-        if ctx.version != tbe.version:
+        if ctx.version != tbe.version or ctx.parts is None:
             raise ValueError(
                 "tables with CowClip: these rows were looked up before the last update, so their "
                 "gradient does not belong to the current weights. Semi-synchronous and "

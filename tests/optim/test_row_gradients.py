@@ -71,9 +71,64 @@ def test_every_occurrence_counts(passes, padding_idx):
 
 def test_a_gradient_put_in_place_by_hand_counts_for_itself():
     table = Lookups()
-    backward(table.look_up("embedding", [1, 2]) for _ in range(2))
+    backward([table.look_up("embedding", [1, 2])])
     table.weight.grad = torch.sparse_coo_tensor([[4, 4]], torch.ones(2, DIM), (ROWS, DIM))
     assert ids_behind(table.weight).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("change", [
+    lambda grad: grad / 2,
+    lambda grad: grad.clone(),
+    lambda grad: grad.mul_(0.5),
+    lambda grad: grad.coalesce(),
+])  # fmt: skip
+@pytest.mark.parametrize("several", ["lookups", "passes"])
+def test_another_gradient_after_several_lookups_has_lost_its_counts(several, change):
+    table = Lookups()
+    outputs = [table.look_up("embedding", [1, 2, 1]) for _ in range(2)]
+    for each in [outputs] if several == "lookups" else [[one] for one in outputs]:
+        backward(each)
+    assert sorted(ids_behind(table.weight).tolist()) == [1, 1, 1, 1, 2, 2]
+    table.weight.grad.div_(2)
+    assert len(ids_behind(table.weight)) == 6
+    table.weight.grad = change(table.weight.grad)
+    assert ids_behind(table.weight) is None
+
+
+def test_a_gradient_that_autograd_returned_has_lost_its_counts():
+    table = Lookups()
+    loss = sum(table.look_up("embedding", [1, 2]).sum() for _ in range(2))
+    (table.weight.grad,) = torch.autograd.grad(loss, [table.weight])
+    assert ids_behind(table.weight) is None
+
+
+def test_one_id_that_was_coalesced_has_lost_its_count():
+    table = Lookups()
+    backward([table.look_up("embedding", [3, 3, 3])])
+    table.weight.grad = table.weight.grad.coalesce()
+    assert ids_behind(table.weight) is None
+    table.weight.grad = None
+    backward([table.look_up("embedding", [3])])
+    assert ids_behind(table.weight).tolist() == [3]
+
+
+def test_modules_that_share_a_table():
+    """Tied before the optimizer is made; one that came later is not seen until another is made."""
+    first, second = (torch.nn.Embedding(ROWS, DIM, sparse=True) for _ in range(2))
+    kept = CowClipAdam(first.parameters())
+    second.weight = first.weight
+    ids = torch.tensor([1, 2, 2])
+
+    def found():
+        first.weight.grad = None
+        (first(ids).sum() + second(ids).sum()).backward()
+        return ids_behind(first.weight)
+
+    assert found() is None
+    with pytest.raises(ValueError, match="the counts of its ids are lost"):
+        kept.step()
+    CowClipAdam(first.parameters())
+    assert sorted(found().tolist()) == [1, 1, 2, 2, 2, 2]
 
 
 def test_a_backward_that_fails_leaves_no_counts():
@@ -206,6 +261,5 @@ def test_padding_rows_never_change(optimizer_class, kind):
 def test_modules_that_rescale_are_refused(options):
     (name,) = options
     made = table(**options)
-    CowClipAdam(made.parameters())
     with pytest.raises(ValueError, match=name):
-        made(torch.tensor([1]))
+        CowClipAdam(made.parameters())
