@@ -9,14 +9,22 @@ from tensordict import TensorDict
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchrec import KeyedJaggedTensor, PoolingType
+from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import row_wise, table_row_wise
 from torchrec.distributed.train_pipeline import TrainPipelineBase
 from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
     GradientAccumulationWrapper,
 )
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from stampede.optim import NonFiniteGradientError, TableInit, cowclip_sharders, local_cowclip_tables
+from stampede.optim import (
+    FrozenTables,
+    NonFiniteGradientError,
+    TableInit,
+    cowclip_sharders,
+    local_cowclip_tables,
+)
 from support import bags
 from support.gathering import tables_of, whole_tables
 from support.parity import (
@@ -33,10 +41,12 @@ from support.parity import shard as shard_case
 from support.ranks import process_group, run_ranks
 from support.two_tables import (
     CLIP,
+    CPU,
     SETTINGS,
     Model,
     assert_trains,
     dense_optimizer,
+    embeddings_of,
     features,
     shard,
     steps_of,
@@ -367,6 +377,64 @@ def test_a_scaler_that_does_not_scale_or_scales_something_else_is_fine():
         harmless = torch.amp.GradScaler("cpu", **options)
         harmless.scale(model(features()).sum()).backward()
         harmless.step(dense)
+
+
+@pytest.mark.parametrize("passes", [1, None])
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_scaler_is_refused_whatever_the_optimizer(passes, is_fused):
+    model = shard(Model(), cowclip_sharders(backwards_per_step=passes))
+    dense = torch.optim.Adam(model.module.dense.parameters(), fused=is_fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with pytest.raises(ValueError, match="a GradScaler scales the loss by 1024"):
+        for _ in range(2):
+            scaler.scale(model(features()).sum()).backward()
+            scaler.step(dense)
+
+
+def test_frozen_tables_do_not_count_passes():
+    model = Model()
+    apply_optimizer_in_backward(FrozenTables, embeddings_of(model), {})
+    model = DistributedModelParallel(model, device=CPU, sharders=cowclip_sharders())
+    before, dense = weights_of(model), dense_optimizer(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(2):
+        for _ in range(2):
+            scaler.scale(model(features()).sum()).backward()
+        scaler.step(dense)
+        scaler.update()
+    assert torch.equal(weights_of(model), before)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_second_backward_of_one_forward_is_refused(passes):
+    model = shard(Model(), cowclip_sharders(backwards_per_step=passes))
+    found = model(features())
+    found.sum().backward(retain_graph=True)
+    with pytest.raises(ValueError, match="a second backward of one forward"):
+        found.square().sum().backward()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_step_that_is_left_out_is_told_by_the_tables_own_optimizer(passes):
+    model, other = shard_two_alike()
+    model = shard(Model(), cowclip_sharders(backwards_per_step=passes))
+    model.load_state_dict(other.state_dict())
+    dense = dense_optimizer(other), dense_optimizer(model)
+    for step in range(4):
+        other(features(step)).sum().backward()
+        model(features(step)).sum().backward()
+        if step != 1:
+            dense[0].step()
+            dense[1].step()
+        else:
+            other.fused_optimizer.step()
+        # With two announced, a pass alone is the step.
+        if passes == 2 or step == 1:
+            model.fused_optimizer.step()
+        for each in dense:
+            each.zero_grad()
+    assert steps_of(model) == steps_of(other) == [4]
+    torch.testing.assert_close(weights_of(model), weights_of(other))
 
 
 def test_gradients_of_other_inputs_may_be_asked_for_any_time():
