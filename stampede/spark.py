@@ -9,7 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow
 import pyarrow.parquet as pq
+from polars import selectors
 
 from stampede import stores
 from stampede.data.errors import DataError
 from stampede.data.on_spark import OnSpark, failures_told
 from stampede.data.options import PreparationOptions
 from stampede.data.prepare import prepare as prepare_on
+from stampede.data.raw.nested import holds, unnested, values_within
 from stampede.data.schema.schema import load_schema
 from stampede.data.sources import open_source
 from stampede.engine.start_up import same_products
@@ -31,7 +34,7 @@ from stampede.files import hidden
 from stampede.settings import from_key_values
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def prepare(
@@ -58,7 +61,7 @@ def prepare(
     Raises:
         DataError, SettingsError, StoreError: what is wrong, and what to write instead.
     """
-    load_schema(stores.fetched(schema))
+    used = load_schema(stores.fetched(schema)).used_columns()
     given = [f"{key}={json.dumps(value)}" for key, value in (options or {}).items()]
     checked = from_key_values(given, PreparationOptions, "options")
     with stores.outgoing(out, overwrite=False) as folder:
@@ -67,8 +70,9 @@ def prepare(
             raise DataError(f"{out}: already exists; delete it, or choose another folder")
         log = hidden(folder, "log")
         try:
-            with failures_told():
-                dataframe.write.mode("overwrite").parquet(f"file://{log}")
+            with failures_told(), _times_as_everywhere(dataframe.sparkSession):
+                taken = _columns(dataframe, _places(dataframe, used))
+                taken.write.mode("overwrite").parquet(f"file://{log}")
             if not any(pq.read_metadata(file).num_rows for file in log.glob("*.parquet")):
                 raise DataError(f"{out}: the table has no rows that this process sees; give some")
             files = f"{glob.escape(str(log))}/*.parquet"
@@ -108,9 +112,15 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
     # Of the package as it is now, not of one that a process has read before.
     version = hashlib.sha256(about).hexdigest()
     model, schema = _model(place, version), dataframe.schema
+    places = _places(dataframe, model.columns)
     names = [f"score_{goal}" for goal in model.goals] or ["score"]
     try:
-        model.score(pl.from_arrow(dataframe.sparkSession.createDataFrame([], schema).toArrow()))
+        with failures_told():
+            # Of all columns, as those that Arrow lacks would fail in Spark's workers.
+            numbered = [StructField(str(n), one.dataType) for n, one in enumerate(schema.fields)]
+            none = dataframe.sparkSession.createDataFrame([], type(schema)(numbered)).toArrow()
+        named = none.select(places).rename_columns([schema.names[place] for place in places])
+        model.score(_rows(named, model.columns))
     except ValueError as failure:
         raise DataError(f"the table to score: {failure}") from None
     for name in names:
@@ -120,11 +130,56 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
 
     def scored(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
-            found = _model(place, version).score(pl.from_arrow(batch)).reshape(len(batch), -1)
+            of_batch = _model(place, version)
+            given = _rows(batch.select(places), of_batch.columns)
+            found = of_batch.score(given).reshape(len(batch), -1)
             arrays = [*batch.columns, *map(pyarrow.array, found.T.astype("float64"))]
             yield pyarrow.RecordBatch.from_arrays(arrays, [*batch.schema.names, *names])
 
     return dataframe.mapInArrow(scored, schema)
+
+
+def _places(dataframe: DataFrame, used: Collection[str]) -> list[int]:
+    """Where a table has the used columns, and those that may have used values within them.
+
+    Raises:
+        DataError: it has one twice.
+    """
+    names = dataframe.columns
+    found = [place for place, name in enumerate(names) if holds(name, used)]
+    taken = [names[place] for place in found]
+    twice = next((name for name in taken if taken.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"the table has the column {twice!r} twice; rename or drop one of them")
+    return found
+
+
+def _columns(dataframe: DataFrame, places: Sequence[int]) -> DataFrame:
+    """Some columns of a table, others of which may have the same names but for their case."""
+    names = dataframe.columns
+    numbered = dataframe.toDF(*map(str, range(len(names))))
+    return numbered.select(*(numbered[str(place)].alias(names[place]) for place in places))
+
+
+@contextmanager
+def _times_as_everywhere(session: SparkSession) -> Iterator[None]:
+    """Let Spark write times as others do: INT96, its default, has neither their zone nor range."""
+    key, conf = "spark.sql.parquet.outputTimestampType", session.conf
+    before = conf.get(key)
+    conf.set(key, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        conf.set(key, before)
+
+
+def _rows(given: pyarrow.Table | pyarrow.RecordBatch, columns: Sequence[str]) -> pl.DataFrame:
+    """Rows with a model's columns, as from Parquet files: also of structs, and times in UTC."""
+    found = pl.DataFrame(pl.from_arrow(given))
+    in_zones = selectors.datetime(time_zone="*")
+    found = found.with_columns(in_zones.dt.convert_time_zone("UTC"))
+    known = {*found.columns, *values_within(found.schema)}
+    return unnested(found, [name for name in columns if name in known])
 
 
 @lru_cache(maxsize=1)

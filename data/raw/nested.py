@@ -38,6 +38,11 @@ def values_within(types: Mapping[str, pl.DataType]) -> dict[str, pl.Expr]:
     return {name: values for name, values in found.items() if name not in types}
 
 
+def holds(column: str, used: Iterable[str]) -> bool:
+    """Whether a column is used, or may have used values within it."""
+    return any(name == column or name.startswith(f"{column}.") for name in used)
+
+
 def _names(column: str, kind: pyarrow.DataType) -> Iterator[str]:
     of = pyarrow.types
     if of.is_map(kind):

@@ -1,5 +1,6 @@
 """Preparation and scoring on Spark, compared with those of one process."""
 
+import datetime
 import filecmp
 import json
 import os
@@ -35,10 +36,12 @@ from stampede.data.sources import open_source
 from stampede.data.synthetic_command import main as write_criteo
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.cli import stampede
+from stampede.engine.config.load import load_config
+from stampede.engine.run import run
 from stampede.settings import SettingsError
 from support import periods
 from support.jobs import tensors_of
-from support.movie_runs import prepare_movies, train_on_movies
+from support.movie_runs import JOB, prepare_movies, train_on_movies
 from support.movies import MOVIES, movies, write_movies
 from support.object_store import BUCKET, object_store
 from support.packages import loaded
@@ -264,6 +267,52 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
         spark.scores(table.withColumn("score", table.age), package)
     with pytest.raises(DataError, match=r"the table to score: .*age"):
         spark.scores(table.drop("age"), package)
+
+
+TIMED = """
+format: parquet
+label: clicked
+ids: {at: {min_count: 1}, kind: {column: of.kind, min_count: 1}, day: {min_count: 1}}
+numbers: {size: {column: of.size}}
+"""
+
+
+@pytest.mark.wide
+def test_times_and_what_is_within_columns(local, tmp_path):
+    """Times of any year, in whatever zone Spark shows them; columns that no model reads."""
+    draw, utc = np.random.default_rng(0), datetime.timezone.utc
+    begin = datetime.datetime(1500, 3, 1, tzinfo=utc)
+    rows = [
+        (int(draw.integers(2)), begin + datetime.timedelta(days=int(d), hours=5),
+         {"kind": f"k{d % 3}", "size": float(d)}, datetime.date(2024, 1, 1 + int(d) % 5))
+        for d in draw.integers(0, 400_000, 300)
+    ]  # fmt: skip
+    names = ["clicked", "at", "of", "day"]
+    frame = pl.DataFrame(rows, schema=names, orient="row")
+    of = pl.Struct({"kind": pl.String, "size": pl.Float64})
+    frame = frame.cast({"at": pl.Datetime("us", "UTC"), "of": of})
+    frame.write_parquet(tmp_path / "one.parquet")
+    schema = "clicked INT, at TIMESTAMP, of STRUCT<kind: STRING, size: DOUBLE>, day DATE"
+    local.conf.set("spark.sql.session.timeZone", "America/New_York")
+    table = local.createDataFrame(rows, schema).coalesce(1)
+    here = prepared(tmp_path / "here", f"{tmp_path}/one.parquet", schema=TIMED, split="random")
+    schema_file = tmp_path / "here.yaml"
+    more = table.selectExpr("*", "1 AS DAY", "2 AS DAY", "make_interval(1) AS pause")
+    there = spark.prepare(more, schema_file, tmp_path / "there", {"split": "random"})
+    assert_same(here, there)
+    job = [one for one in JOB if not one.startswith("data.")]
+    given = ["data.kind=prepared", f"data.path={here}", f"run.dir={tmp_path}", "run.name=timed"]
+    (tmp_path / "job.yaml").write_text("")
+    run(load_config(tmp_path / "job.yaml", [*job, *given], 1))
+    model = open_run(tmp_path / "timed")
+    model.export(tmp_path / "package")
+    found = spark.scores(table, tmp_path / "package").toArrow()["score"]
+    np.testing.assert_array_equal(found, model.score(pl.read_parquet(tmp_path / "one.parquet")))
+    twice = table.selectExpr("*", "1 AS clicked")
+    with pytest.raises(DataError, match="the table has the column 'clicked' twice"):
+        spark.prepare(twice, schema_file, tmp_path / "none")
+    with pytest.raises(DataError, match="CalendarIntervalType"):
+        spark.scores(table.selectExpr("*", "make_interval(1) AS i"), tmp_path / "package")
 
 
 def test_what_fails_in_spark_itself_is_told_in_a_sentence(local, tmp_path):

@@ -95,7 +95,9 @@ def fetch(url: str, folder: str) -> None:
         store.get(f"{key.rstrip('/')}/", f"{folder}/", recursive=True)
     # The errors of the stores have no common type.
     except Exception as failure:
-        raise ValueError(f"{url}: cannot be fetched ({failure!s:.200})") from None
+        said = f"{url}: cannot be fetched ({failure!s:.200})"
+        # Credentials that somebody wrote into it are not shown.
+        raise ValueError(re.sub(r"(?<=://)[^\s?]*@|(?<=\?)[^\s:]+", "...", said)) from None
 
 
 def checked(folder: Path) -> dict[str, Any]:
