@@ -88,6 +88,10 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
 
 def fetch(url: str, folder: str) -> None:
     """Copy a package or a delta from an object store."""
+    # A colon before an @ that is no port.
+    if hidden := re.match(r"(\w+://)[^@]*:(?!\d+/)[^@]*(?=@)|([^?]*\?).", url):
+        shown = f"{hidden[1]}...{url[hidden.end() :]}" if hidden[1] else f"{hidden[2]}..."
+        raise ValueError(f"{shown}: write the credentials into the environment, not into the URL")
     try:
         import fsspec
 
@@ -95,9 +99,7 @@ def fetch(url: str, folder: str) -> None:
         store.get(f"{key.rstrip('/')}/", f"{folder}/", recursive=True)
     # The errors of the stores have no common type.
     except Exception as failure:
-        said = f"{url}: cannot be fetched ({failure!s:.200})"
-        # Credentials that somebody wrote into it are not shown.
-        raise ValueError(re.sub(r"(?<=://)[^\s?]*@|(?<=\?)[^\s:]+", "...", said)) from None
+        raise ValueError(f"{url}: cannot be fetched ({failure!s:.200})") from None
 
 
 def checked(folder: Path) -> dict[str, Any]:
