@@ -84,6 +84,9 @@ def checked(url: str) -> str:
         shown = f"{scheme}://{place}?..."
     if shown:
         raise StoreError(errno.EINVAL, "write the credentials into the environment", shown)
+    if "::" in rest:
+        # fsspec takes the parts of such a name for file systems.
+        raise StoreError(errno.EINVAL, "a name with :: cannot be read; rename it", url)
     return url
 
 

@@ -97,8 +97,10 @@ def matches(pattern: str) -> list[Any]:
     with asking(pattern) as (fs, key):
         fs.invalidate_cache()
         is_glob = re.search(r"[*?\[]", key) is not None
+        # As on a disk: beside other characters two are one.
+        glob = "/".join(re.sub(r"\*+", "*", p) if p.strip("*") else p for p in key.split("/"))
         # Without a glob nothing is listed, which the user may not be allowed to do.
-        found = fs.glob(key, detail=True) if is_glob else {}
+        found = fs.glob(glob, detail=True) if is_glob else {}
         if "/." not in f"/{key}":
             # As on a disk, without hidden files: leases, and what is being written.
             found = {name: one for name, one in found.items() if "/." not in f"/{name}"}

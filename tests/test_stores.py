@@ -36,7 +36,8 @@ def lines(url):
 def test_a_log_is_read_where_it_lies(store, tmp_path):
     put(store, day_10="c\n3\n", day_2="c\n1\n2\n")
     assert [file.name for file in expand(f"{BUCKET}/logs/*.csv")] == ["day_2.csv", "day_10.csv"]
-    assert lines(f"{BUCKET}/logs/*.csv") == b"c\n1\n2\nc\n3\n"
+    for pattern in ("logs/*.csv", "logs/**.csv", "**/*.csv"):
+        assert lines(f"{BUCKET}/{pattern}") == b"c\n1\n2\nc\n3\n"
     # A file that comes while the process runs, as `stampede incremental --follow` needs it.
     put(store, day_11="c\n4\n")
     assert len(expand(f"{BUCKET}/logs/*.csv")) == 3
@@ -46,6 +47,7 @@ def test_a_log_is_read_where_it_lies(store, tmp_path):
 REFUSED = {
     f"{BUCKET}/logs/none.csv": "none.csv: is not there",
     f"{BUCKET}/logs": "logs: is a folder; write its files",
+    f"{BUCKET}/logs/a::b.csv": "logs/a::b.csv: a name with :: cannot be read; rename it",
     "s3://no-such-bucket/a.csv": "a.csv: is not there",
     f"{BUCKET}/logs/*.tsv": "*.tsv: no such file or glob; write the URL",
     "ftp://host/a.csv": "an unknown kind of store; write one of s3://",

@@ -89,8 +89,10 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
 def fetch(url: str, folder: str) -> None:
     """Copy a package or a delta from an object store."""
     # A colon before an @ that is no port.
-    if hidden := re.match(r"(\w+://)[^@]*:(?!\d+/)[^@]*(?=@)|([^?]*\?).", url):
-        shown = f"{hidden[1]}...{url[hidden.end() :]}" if hidden[1] else f"{hidden[2]}..."
+    hidden = re.match(r"(\w+://)[^@]*:(?!\d+/)[^@]*(?=@)", url)
+    signed = re.match(r"([^?]*\?).*(sig|signature|key|token)=", url, re.IGNORECASE)
+    if hidden or signed:
+        shown = f"{hidden[1]}...{url[hidden.end() :]}" if hidden else f"{signed[1]}..."
         raise ValueError(f"{shown}: write the credentials into the environment, not into the URL")
     try:
         import fsspec
