@@ -9,14 +9,16 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from stampede.files import hidden, new_file, read_json, remove, to_json, write_file
-from stampede.store_access import StoreError, asking, content_id, opened
+from stampede.store_access import PART_BYTES, StoreError, asking, content_id, in_parts, opened
 
+# Files, and parts of large ones, that are copied at once.
 _THREADS = 8
 
 
@@ -126,11 +128,12 @@ class SharedFolder:
             alike = known.get("id") == content_id(there[name])
             return not alike or known.get("here") != _state(files[name])
 
-        def get(name: str) -> None:
+        def get(name: str, parts: int) -> None:
             target = self._here / name if name else self._here
             target.parent.mkdir(parents=True, exist_ok=True)
             with new_file(target) as unfinished, asking(self._url) as (fs, key):
-                fs.get_file(f"{key}/{name}" if name else key, str(unfinished))
+                options = in_parts(self._url, there[name]["size"], parts, is_put=False)
+                fs.get_file(f"{key}/{name}" if name else key, str(unfinished), **options)
             self.record[name] = {"id": content_id(there[name]), "here": _state(target)}
 
         wanted = {name: one["size"] for name, one in there.items() if is_old(name)}
@@ -153,12 +156,13 @@ class SharedFolder:
                     raise
             self.record.pop(name, None)
 
-        def put(name: str) -> None:
+        def put(name: str, parts: int) -> None:
             check()
             before = _state(files[name])
             with asking(self._url) as (fs, key):
                 target = f"{key}/{name}" if name else key
-                fs.put_file(str(files[name]), target)
+                options = in_parts(self._url, wanted[name], parts, is_put=True)
+                fs.put_file(str(files[name]), target, **options)
                 fs.invalidate_cache()
                 self.record[name] = {"id": content_id(fs.info(target)), "here": before}
 
@@ -178,14 +182,23 @@ class SharedFolder:
         wanted = {name: files[name].stat().st_size for name in files if is_new(name)}
         self._each(put, wanted, "publishing")
 
-    def _each(self, action: Callable[[str], None], sizes: Mapping[str, int], title: str) -> None:
-        """Copy files, several at a time, stage by stage."""
+    def _each(
+        self, action: Callable[[str, int], None], sizes: Mapping[str, int], title: str
+    ) -> None:
+        """Copy files, several at a time, stage by stage; an action is told how many parts of one.
+
+        A few large files have more parts at once, so that memory does not grow with their number.
+        """
         about = {"desc": f"{title} {self._here.name}", "delay": 1, "leave": False}
         bar = tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, **about)
         with bar, ThreadPoolExecutor(_THREADS) as threads:
             for stage in range(3):
                 names = [name for name in sizes if _stage(name) == stage]
-                for name, _ in zip(names, threads.map(action, names), strict=True):
+                large = sum(sizes[name] > PART_BYTES for name in names)
+                copied = threads.map(
+                    partial(action, parts=_THREADS // min(large or 1, _THREADS)), names
+                )
+                for name, _ in zip(names, copied, strict=True):
                     bar.update(sizes[name])
                 self._note()
 

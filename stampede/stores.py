@@ -22,10 +22,12 @@ from typing import Any
 
 from stampede.files import hidden, remove
 from stampede.store_access import (
+    Connect,
     StoreError,
     StoreFile,
     asking,
     checked,
+    connected,
     content_id,
     is_url,
     opened,
@@ -135,10 +137,10 @@ def identity(path: Any) -> str:
 # Small files
 
 
-def read_object(url: str) -> bytes | None:
+def read_object(url: str, connect: Connect = connected) -> bytes | None:
     """The content of a file; None if it is not there."""
     try:
-        with asking(url) as (fs, key):
+        with asking(url, connect) as (fs, key):
             fs.invalidate_cache()
             return fs.cat_file(key)
     except StoreError as failure:
@@ -153,15 +155,15 @@ def read_range(url: str, start: int, stop: int) -> bytes:
         return fs.cat_file(key, start=start, end=stop)
 
 
-def write_object(url: str, content: bytes, is_new: bool) -> None:
+def write_object(url: str, content: bytes, is_new: bool, connect: Connect = connected) -> None:
     """Write a file; if it `is_new`, a `StoreError` EEXIST is raised where it is there."""
-    with asking(url) as (fs, key):
+    with asking(url, connect) as (fs, key):
         fs.pipe_file(key, content, mode="create" if is_new else "overwrite")
 
 
-def delete_object(url: str) -> None:
+def delete_object(url: str, connect: Connect = connected) -> None:
     """Delete a file."""
-    with asking(url) as (fs, key):
+    with asking(url, connect) as (fs, key):
         fs.rm_file(key)
 
 

@@ -265,7 +265,7 @@ def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
     url = f"{BUCKET}/runs/a"
     store.pipe_file(f"{url}/a.json", b"1")
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(store, "get_file", full)
@@ -401,6 +401,16 @@ def test_the_lease_of_a_lost_host_is_taken_over(store, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_damaged_lease_is_taken_over(store, monkeypatch, capsys):
+    monkeypatch.setattr(Lease, "SECONDS", 0.1)
+    url = f"{BUCKET}/runs/a"
+    for content in (b"", b"{\xff", b"[]", b'{"host": "x"}'):
+        store.pipe_file(f"{BUCKET}/runs/.a.lease", content)
+        Lease(url).release()
+        assert f"{url} was being written by another process; wait" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_process_that_was_cut_off_notices(store, monkeypatch):
     monkeypatch.setattr(Lease, "SECONDS", 600.0)
     first = Lease(f"{BUCKET}/runs/a")
@@ -414,6 +424,52 @@ def test_a_process_that_was_cut_off_notices(store, monkeypatch):
     second.check()
     second.release()
     assert not store.exists(f"{BUCKET}/runs/.a.lease")
+
+
+@pytest.mark.wide
+def test_a_lease_does_not_wait_for_copies(store):
+    """While all connections of the process are busy."""
+    url = f"{BUCKET}/slow"
+
+    def answer(method, path):
+        if "/slow/" in path:
+            time.sleep(2.0)
+
+    with between(answer):
+        lease = Lease(f"{BUCKET}/runs/a")
+        copies = [
+            threading.Thread(target=stores.write_object, args=(f"{url}/{number}", b"1", False))
+            for number in range(12)
+        ]
+        for copy in copies:
+            copy.start()
+        time.sleep(0.5)
+        started = time.monotonic()
+        lease.check()
+        assert time.monotonic() - started < 1.0
+        for copy in copies:
+            copy.join()
+        lease.release()
+
+
+@pytest.mark.parametrize(("files", "parts"), [(1, 8), (3, 2), (20, 1)])
+def test_many_large_files_have_fewer_parts_at_once(store, monkeypatch, tmp_path, files, parts):
+    url = f"{BUCKET}/runs/a"
+    monkeypatch.setattr("stampede.store_copies.PART_BYTES", 3)
+    write(stores.local(url), small="1", **{f"large{number}": "1234" for number in range(files)})
+    found = []
+    for name in ("put_file", "get_file"):
+        real = getattr(store, name)
+
+        def copied(*given, real=real, **options):
+            found.append((options["max_concurrency"], options["chunksize"]))
+            return real(*given, **options)
+
+        monkeypatch.setattr(store, name, copied)
+    stores.published(url)
+    monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path / "other"))
+    stores.fetched(url)
+    assert found == [(parts, 16 << 20)] * 2 * (files + 1)
 
 
 def test_who_may_write_no_more_stops_within_a_copy(store, tmp_path):
