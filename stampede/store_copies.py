@@ -66,8 +66,23 @@ class SharedFolder:
             found = fs.find(key, detail=True)
             # adlfs lists a file alone without its description.
             found = found if isinstance(found, dict) else {name: fs.info(name) for name in found}
+            if found and all(_is_folder(name, one) for name, one in found.items()):
+                # Perhaps there is a file beside them, which was not looked for.
+                fs.invalidate_cache()
+                found = {key: fs.info(key)}
+        found = {name: one for name, one in found.items() if not _is_folder(name, one)}
         names = {name.removeprefix(key).lstrip("/"): one for name, one in found.items()}
         return {name: one for name, one in names.items() if not _is_hidden(name)}
+
+    def compare(self) -> None:
+        """Note where the store does not hold what was last copied."""
+        there, files = self.there(), self.files()
+        for name in self.record.keys() - there.keys():
+            del self.record[name]
+        for name in there.keys() & (self.record.keys() | files.keys()):
+            identity = content_id(there[name])
+            if self.record.get(name, {}).get("id") != identity:
+                self.record[name] = {"id": identity}
 
     def is_ours(self, there: dict[str, Any]) -> bool:
         """Whether the store holds only what was copied from here, perhaps by a killed process."""
@@ -224,6 +239,11 @@ def _is_unfinished(name: str, names: Collection[str]) -> bool:
     """Whether a file belongs to a checkpoint without a manifest, which does not count."""
     checkpoint = re.match(r"(.*/)?checkpoints/[^/]+/", name)
     return checkpoint is not None and f"{checkpoint[0]}manifest.json" not in names
+
+
+def _is_folder(name: str, described: Mapping[str, Any]) -> bool:
+    """Whether a key is no file: an empty one that ends in a slash, as consoles and Hadoop write."""
+    return name.endswith("/") or described.get("type") == "directory"
 
 
 def _is_hidden(name: str) -> bool:

@@ -176,7 +176,11 @@ def exists(path: str | os.PathLike[str]) -> bool:
         return local(path).exists()
     with asking(str(path)) as (fs, key):
         fs.invalidate_cache()
-        return bool(fs.exists(key))
+        if not fs.exists(key):
+            return False
+        is_file = fs.info(key)["type"] != "directory"
+    # Not of a folder's empty key alone, as a console makes it.
+    return is_file or bool(SharedFolder(str(path), local(path)).there())
 
 
 def fetched(
@@ -208,6 +212,7 @@ def published(
     path: str | os.PathLike[str],
     here: Path | None = None,
     check: Callable[[], None] = lambda: None,
+    anew: bool = False,
 ) -> None:
     """Copy what has changed in a local folder to a URL; does nothing for other paths.
 
@@ -216,6 +221,7 @@ def published(
     Args:
         here: by default `local(path)`.
         check: called before each file; raises if this process may not write there any more.
+        anew: also copy what was copied before and is not there any more.
 
     Raises:
         StoreError: the store cannot be used.
@@ -223,6 +229,8 @@ def published(
     here = here or local(path)
     if is_url(path) and here.exists():
         with SharedFolder(str(path), here) as shared:
+            if anew:
+                shared.compare()
             shared.upload(check)
 
 

@@ -261,6 +261,44 @@ def test_keys_that_lead_elsewhere_are_left_alone(store, tmp_path):
     assert not list(tmp_path.rglob("escaped"))
 
 
+def test_empty_keys_of_folders_are_no_files(store, tmp_path):
+    """As the console of S3 and Hadoop write them."""
+
+    def put_folder(key):
+        # The driver takes the slash away.
+        store.call_s3("put_object", Bucket="clicks", Key=key, Body=b"")
+
+    url = f"{BUCKET}/runs/a"
+    for key in ("runs/a/", "runs/a/sub/", "runs/a/empty/"):
+        put_folder(key)
+    assert not stores.exists(url)
+    stores.taken_up(url, stores.working(url))
+    with pytest.raises(stores.StoreError, match="is not there"):
+        stores.fetched(url)
+    for text in ("one", "two"):
+        with stores.outgoing(url, overwrite=text == "two") as folder:
+            write(folder / "sub", a=text)
+        assert stores.exists(url)
+        assert (stores.fetched(url) / "sub/a.json").read_text() == text
+    put_folder("out.csv/")
+    with stores.outgoing(f"{BUCKET}/out.csv", overwrite=False) as file:
+        file.write_text("1")
+    assert stores.fetched(f"{BUCKET}/out.csv").read_text() == "1"
+
+
+def test_what_is_copied_anew_where_it_is_not_there(store):
+    url = f"{BUCKET}/cache/a"
+    write(stores.local(url), manifest="1", a="x", b="y")
+    stores.published(url)
+    store.rm_file(f"{url}/manifest.json")
+    store.rm_file(f"{url}/a.json")
+    store.pipe_file(f"{url}/b.json", b"other")
+    stores.published(url)
+    assert set(folder_there(store, url)) == {"b.json"}
+    stores.published(url, anew=True)
+    assert folder_there(store, url) == {"manifest.json": b"1", "a.json": b"x", "b.json": b"y"}
+
+
 def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
     url = f"{BUCKET}/runs/a"
     store.pipe_file(f"{url}/a.json", b"1")
