@@ -6,9 +6,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,24 @@ class SharedFolder:
             self._note()
         finally:
             self._lock.close()
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Keep others of this machine from the local files, also after this folder is closed.
+
+        Raises a `StoreError` if another one keeps them.
+        """
+        with hidden(self._here, "writing").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                reason = "is being written by another process of this machine; wait for its end"
+                raise StoreError(errno.EBUSY, reason, self._url) from None
+            try:
+                yield
+            finally:
+                # Processes that were forked meanwhile hold it, too.
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _note(self) -> None:
         write_file(self._about, to_json(self.record))

@@ -16,7 +16,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +192,15 @@ def fetched(
         without: whether a file, by its name in the folder, is left out.
 
     Raises:
-        StoreError: it is not there, or the store cannot be used.
+        StoreError: it is not there, `outgoing` is used for it, or the store cannot be used.
     """
     here, url = local(path), str(path)
     if is_url(url):
         with SharedFolder(url, here) as shared:
             if not shared.there():
                 raise StoreError(errno.ENOENT, "is not there", url)
-            shared.download(without=without)
+            with shared.reserved():
+                shared.download(without=without)
     return here
 
 
@@ -273,21 +274,23 @@ def outgoing(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
         StoreError: it is already there and may not be replaced, or the store cannot be used.
     """
     here = local(path)
-    if is_url(path):
-        with SharedFolder(str(path), here) as shared:
-            there = shared.there()
-            # A copy of what is whole here, which was cut off, and nothing else.
-            is_part = bool(there) and not overwrite and not any(map(counts, there))
-            is_part = is_part and any(n and counts(n) for n in shared.files())
-            is_part = is_part and shared.is_ours(there)
-            if there and not (overwrite or is_part):
-                reason = "is already there; write another name, or delete it first"
-                raise StoreError(errno.EEXIST, reason, str(path))
-            # Who replaces a folder looks at what it holds.
-            is_folder = bool(there) and "" not in there and not is_part
-            if is_folder:
-                shared.download()
-        if not is_folder:
-            forgotten(str(path), here)
-    yield here
-    published(path)
+    with ExitStack() as until_published:
+        if is_url(path):
+            with SharedFolder(str(path), here) as shared:
+                there = shared.there()
+                # A copy of what is whole here, which was cut off, and nothing else.
+                is_part = bool(there) and not overwrite and not any(map(counts, there))
+                is_part = is_part and any(n and counts(n) for n in shared.files())
+                is_part = is_part and shared.is_ours(there)
+                if there and not (overwrite or is_part):
+                    reason = "is already there; write another name, or delete it first"
+                    raise StoreError(errno.EEXIST, reason, str(path))
+                until_published.enter_context(shared.reserved())
+                # Who replaces a folder looks at what it holds.
+                is_folder = bool(there) and "" not in there and not is_part
+                if is_folder:
+                    shared.download()
+            if not is_folder:
+                forgotten(str(path), here)
+        yield here
+        published(path)

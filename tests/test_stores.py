@@ -549,6 +549,26 @@ def test_an_output_whose_copy_was_cut_off_is_written_anew(store):
         write("four")
 
 
+def test_an_output_is_not_fetched_while_it_is_written(store):
+    for name in ("scores.csv", "package"):
+        url = f"{BUCKET}/{name}"
+        store.pipe_file(url if name == "scores.csv" else f"{url}/a.json", b"old")
+        with stores.outgoing(url, overwrite=True) as out:
+            file = out if name == "scores.csv" else out / "a.json"
+            file.write_text("new")
+            for action in (
+                lambda url=url: stores.fetched(url),
+                lambda url=url: stores.outgoing(url, overwrite=True).__enter__(),
+            ):
+                with pytest.raises(stores.StoreError, match=f"{name}: is being written by anoth"):
+                    action()
+        copy = stores.fetched(url)
+        assert (copy if copy.is_file() else copy / "a.json").read_text() == "new"
+        with pytest.raises(ZeroDivisionError), stores.outgoing(url, overwrite=True):
+            1 / 0  # noqa: B018
+        stores.fetched(url)
+
+
 def test_an_output_leaves_what_others_wrote_below_it(store):
     url = f"{BUCKET}/out"
     with stores.outgoing(f"{url}/scores.parquet", overwrite=False) as file:
