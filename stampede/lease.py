@@ -111,9 +111,10 @@ class Lease:
     def _wait_for(self, holder: bytes) -> None:
         """Wait until another process has ended, or raise."""
         about = _described(holder)
-        process, machine = about.get("process"), _machine()
-        who = f"process {process} on {about.get('host')}" if process else "another process"
-        if machine and about.get("machine") == machine and not _runs(process):
+        who, machine = "another process", _machine()
+        if about:
+            who = f"process {about['process']} on {about.get('host')}"
+        if machine and about.get("machine") == machine and not _runs(about["process"]):
             return
         most = self.SECONDS * self.MISSED
         tqdm.write(f"{self._of} was being written by {who}; waiting {most:.0f} s for it to end")

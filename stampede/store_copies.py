@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -228,10 +228,8 @@ class SharedFolder:
             for stage in range(3):
                 names = [name for name in sizes if _stage(name) == stage]
                 large = sum(sizes[name] > PART_BYTES for name in names)
-                copied = threads.map(
-                    partial(action, parts=_THREADS // min(large or 1, _THREADS)), names
-                )
-                for name, _ in zip(names, copied, strict=True):
+                parts = repeat(_THREADS // min(large or 1, _THREADS))
+                for name, _ in zip(names, threads.map(action, names, parts), strict=True):
                     bar.update(sizes[name])
                 self._note()
 
