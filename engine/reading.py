@@ -359,7 +359,7 @@ def _prepared(config: Config) -> str:
     if not (stores.is_url(folder) and stores.exists(os.path.join(folder, MANIFEST))):
         with engine_of(section.spark, "data.spark") as engine:
             prepare(source, section, stores.local(folder), engine)
-        stores.published(folder)
+        stores.published(folder, anew=True)
     return folder
 
 

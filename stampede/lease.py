@@ -10,13 +10,16 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 from uuid import uuid4
 
 from tqdm.auto import tqdm
 
+from stampede.files import parse_json
+from stampede.store_access import connected
 from stampede.stores import (
     StoreError,
     delete_object,
@@ -62,7 +65,7 @@ class Lease:
 
     A process that was killed does not rewrite it, so the next one takes it over. No clock is
     compared: the next one looks at it for a while. A process that was cut off from the store
-    meanwhile notices with `check`.
+    meanwhile notices with `check`. It has connections of its own, or it would wait for copies.
     """
 
     SECONDS, MISSED = 10.0, 3
@@ -74,8 +77,9 @@ class Lease:
         self._url = f"{url.rstrip('/')}/.lease" if is_bucket else f"{parent}/.{name}.lease"
         self._of = url
         self._ended, self._beats, self._key = Event(), 0, uuid4().hex
+        self._connect = cache(partial(connected, alone=True))
         try:
-            holder = read_object(self._url)
+            holder = self._read()
             if holder is not None:
                 self._wait_for(holder)
             self._write(is_new=holder is None)
@@ -94,8 +98,11 @@ class Lease:
 
     def check(self) -> None:
         """Raise a `StoreError` if another process has taken the lease over."""
-        if self._key.encode() not in (read_object(self._url) or b""):
+        if self._key.encode() not in (self._read() or b""):
             raise self._taken()
+
+    def _read(self) -> bytes | None:
+        return read_object(self._url, self._connect)
 
     def _taken(self) -> StoreError:
         reason = "was taken over by another run; end one of the two, or write to another place"
@@ -103,16 +110,18 @@ class Lease:
 
     def _wait_for(self, holder: bytes) -> None:
         """Wait until another process has ended, or raise."""
-        about = json.loads(holder)
-        who = f"process {about['process']} on {about['host']}"
-        if _machine() and about.get("machine") == _machine() and not _runs(about["process"]):
+        about = _described(holder)
+        who, machine = "another process", _machine()
+        if about:
+            who = f"process {about['process']} on {about.get('host')}"
+        if machine and about.get("machine") == machine and not _runs(about["process"]):
             return
         most = self.SECONDS * self.MISSED
         tqdm.write(f"{self._of} was being written by {who}; waiting {most:.0f} s for it to end")
         until = time.monotonic() + most
         while time.monotonic() < until:
             time.sleep(self.SECONDS / 10)
-            now = read_object(self._url)
+            now = self._read()
             if now is None:
                 return
             if now != holder:
@@ -128,13 +137,16 @@ class Lease:
             "key": self._key,
             "beat": self._beats,
         }
-        write_object(self._url, json.dumps(about).encode(), is_new)
+        write_object(self._url, json.dumps(about).encode(), is_new, self._connect)
 
     def _keep(self) -> None:
         while not self._ended.wait(self.SECONDS):
             try:
+                asked = time.monotonic()
                 self.check()
-                self._write()
+                # After a pause the answer may be an old one: another process may have it now.
+                if time.monotonic() - asked < self.SECONDS:
+                    self._write()
             except StoreError as failure:
                 # What cannot be reached is tried again at the next beat.
                 if failure.errno == errno.EBUSY:
@@ -146,7 +158,16 @@ class Lease:
         self._thread.join()
         with suppress(StoreError):
             self.check()
-            delete_object(self._url)
+            delete_object(self._url, self._connect)
+
+
+def _described(holder: bytes) -> dict[str, Any]:
+    """What a lease says of the process that holds it; of a damaged one nothing."""
+    with suppress(ValueError, RecursionError):
+        about = parse_json(holder)
+        if isinstance(about, dict) and isinstance(about.get("process"), int):
+            return about
+    return {}
 
 
 def _machine() -> str:
@@ -162,7 +183,7 @@ def _runs(process: int) -> bool:
     """Whether a process of this machine is alive."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,6 +25,9 @@ _PLACE = "STAMPEDE_STORES"
 
 # Read at a time: at 20 ms and 100 MB/s, a tenth of the time is spent waiting.
 _BLOCK_BYTES = 16 << 20
+
+# Files are copied in parts that are in memory as a whole; drivers take 50 MB.
+PART_BYTES = 16 << 20
 
 
 class StoreError(OSError):
@@ -90,8 +93,16 @@ def checked(url: str) -> str:
     return url
 
 
-def _connected(url: str) -> tuple[Any, str]:
-    """The file system of a store, and the key within it."""
+# What finds the file system of a URL's store, and the key within it.
+Connect = Callable[[str], tuple[Any, str]]
+
+
+def connected(url: str, alone: bool = False) -> tuple[Any, str]:
+    """The file system of a store, and the key within it.
+
+    Args:
+        alone: with connections of its own, not those that the rest of the process waits for.
+    """
     scheme = checked(url).partition("://")[0]
     if scheme not in _DRIVERS:
         known = ", ".join(f"{one}://" for one in _DRIVERS)
@@ -107,17 +118,18 @@ def _connected(url: str) -> tuple[Any, str]:
             return WholeFiles.of(url)
         import fsspec
 
-        return fsspec.core.url_to_fs(url)
+        # Any option would give it connections of its own.
+        return fsspec.core.url_to_fs(url, **({"skip_instance_cache": True} if alone else {}))
     except ImportError:
         needed = f"needs another package: `pip install {_DRIVERS[scheme]}`"
         raise StoreError(errno.ENOPKG, needed, url) from None
 
 
 @contextmanager
-def asking(url: str) -> Iterator[tuple[Any, str]]:
+def asking(url: str, connect: Connect = connected) -> Iterator[tuple[Any, str]]:
     """A store and a key; what fails there is told as a `StoreError`, what fails here is not."""
     try:
-        yield _connected(url)
+        yield connect(url)
     except StoreError:
         raise
     except OSError as failure:
@@ -156,6 +168,19 @@ def _told(url: str, failure: Exception) -> StoreError:
         said = "its blocks cannot be read: it was replaced or deleted, or no data node answers"
     reason = f"the store cannot be used ({said}); check its address and credentials"
     return StoreError(errno.EIO, reason, url)
+
+
+def in_parts(url: str, size: int, parts: int, is_put: bool) -> dict[str, int]:
+    """Options of a driver's `put_file` or `get_file`: so many parts of a file at once."""
+    scheme = url.partition("://")[0]
+    if scheme == "s3":
+        # It takes 10,000 parts of a file.
+        return {"chunksize": max(PART_BYTES, -(-size // 10_000)), "max_concurrency": parts}
+    if scheme == "abfs":
+        return {"max_concurrency": parts}
+    if scheme == "gs":
+        return {"chunksize": PART_BYTES} if is_put else {"concurrency": parts}
+    return {}
 
 
 def content_id(info: dict[str, Any]) -> str:

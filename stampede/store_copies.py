@@ -6,17 +6,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from stampede.files import hidden, new_file, read_json, remove, to_json, write_file
-from stampede.store_access import StoreError, asking, content_id, opened
+from stampede.store_access import PART_BYTES, StoreError, asking, content_id, in_parts, opened
 
+# Files, and parts of large ones, that are copied at once.
 _THREADS = 8
 
 
@@ -46,6 +48,24 @@ class SharedFolder:
         finally:
             self._lock.close()
 
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Keep others of this machine from the local files, also after this folder is closed.
+
+        Raises a `StoreError` if another one keeps them.
+        """
+        with hidden(self._here, "writing").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                reason = "is being written by another process of this machine; wait for its end"
+                raise StoreError(errno.EBUSY, reason, self._url) from None
+            try:
+                yield
+            finally:
+                # Processes that were forked meanwhile hold it, too.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
     def _note(self) -> None:
         write_file(self._about, to_json(self.record))
 
@@ -64,8 +84,23 @@ class SharedFolder:
             found = fs.find(key, detail=True)
             # adlfs lists a file alone without its description.
             found = found if isinstance(found, dict) else {name: fs.info(name) for name in found}
+            if found and all(_is_folder(name, one) for name, one in found.items()):
+                # Perhaps there is a file beside them, which was not looked for.
+                fs.invalidate_cache()
+                found = {key: fs.info(key)}
+        found = {name: one for name, one in found.items() if not _is_folder(name, one)}
         names = {name.removeprefix(key).lstrip("/"): one for name, one in found.items()}
         return {name: one for name, one in names.items() if not _is_hidden(name)}
+
+    def compare(self) -> None:
+        """Note where the store does not hold what was last copied."""
+        there, files = self.there(), self.files()
+        for name in self.record.keys() - there.keys():
+            del self.record[name]
+        for name in there.keys() & (self.record.keys() | files.keys()):
+            identity = content_id(there[name])
+            if self.record.get(name, {}).get("id") != identity:
+                self.record[name] = {"id": identity}
 
     def is_ours(self, there: dict[str, Any]) -> bool:
         """Whether the store holds only what was copied from here, perhaps by a killed process."""
@@ -126,11 +161,12 @@ class SharedFolder:
             alike = known.get("id") == content_id(there[name])
             return not alike or known.get("here") != _state(files[name])
 
-        def get(name: str) -> None:
+        def get(name: str, parts: int) -> None:
             target = self._here / name if name else self._here
             target.parent.mkdir(parents=True, exist_ok=True)
             with new_file(target) as unfinished, asking(self._url) as (fs, key):
-                fs.get_file(f"{key}/{name}" if name else key, str(unfinished))
+                options = in_parts(self._url, there[name]["size"], parts, is_put=False)
+                fs.get_file(f"{key}/{name}" if name else key, str(unfinished), **options)
             self.record[name] = {"id": content_id(there[name]), "here": _state(target)}
 
         wanted = {name: one["size"] for name, one in there.items() if is_old(name)}
@@ -153,12 +189,13 @@ class SharedFolder:
                     raise
             self.record.pop(name, None)
 
-        def put(name: str) -> None:
+        def put(name: str, parts: int) -> None:
             check()
             before = _state(files[name])
             with asking(self._url) as (fs, key):
                 target = f"{key}/{name}" if name else key
-                fs.put_file(str(files[name]), target)
+                options = in_parts(self._url, wanted[name], parts, is_put=True)
+                fs.put_file(str(files[name]), target, **options)
                 fs.invalidate_cache()
                 self.record[name] = {"id": content_id(fs.info(target)), "here": before}
 
@@ -178,14 +215,21 @@ class SharedFolder:
         wanted = {name: files[name].stat().st_size for name in files if is_new(name)}
         self._each(put, wanted, "publishing")
 
-    def _each(self, action: Callable[[str], None], sizes: Mapping[str, int], title: str) -> None:
-        """Copy files, several at a time, stage by stage."""
+    def _each(
+        self, action: Callable[[str, int], None], sizes: Mapping[str, int], title: str
+    ) -> None:
+        """Copy files, several at a time, stage by stage; an action is told how many parts of one.
+
+        A few large files have more parts at once, so that memory does not grow with their number.
+        """
         about = {"desc": f"{title} {self._here.name}", "delay": 1, "leave": False}
         bar = tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, **about)
         with bar, ThreadPoolExecutor(_THREADS) as threads:
             for stage in range(3):
                 names = [name for name in sizes if _stage(name) == stage]
-                for name, _ in zip(names, threads.map(action, names), strict=True):
+                large = sum(sizes[name] > PART_BYTES for name in names)
+                parts = repeat(_THREADS // min(large or 1, _THREADS))
+                for name, _ in zip(names, threads.map(action, names, parts), strict=True):
                     bar.update(sizes[name])
                 self._note()
 
@@ -211,6 +255,11 @@ def _is_unfinished(name: str, names: Collection[str]) -> bool:
     """Whether a file belongs to a checkpoint without a manifest, which does not count."""
     checkpoint = re.match(r"(.*/)?checkpoints/[^/]+/", name)
     return checkpoint is not None and f"{checkpoint[0]}manifest.json" not in names
+
+
+def _is_folder(name: str, described: Mapping[str, Any]) -> bool:
+    """Whether a key is no file: an empty one that ends in a slash, as consoles and Hadoop write."""
+    return name.endswith("/") or described.get("type") == "directory"
 
 
 def _is_hidden(name: str) -> bool:

@@ -16,16 +16,18 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from stampede.files import hidden, remove
 from stampede.store_access import (
+    Connect,
     StoreError,
     StoreFile,
     asking,
     checked,
+    connected,
     content_id,
     is_url,
     opened,
@@ -137,10 +139,10 @@ def identity(path: Any) -> str:
 # Small files
 
 
-def read_object(url: str) -> bytes | None:
+def read_object(url: str, connect: Connect = connected) -> bytes | None:
     """The content of a file; None if it is not there."""
     try:
-        with asking(url) as (fs, key):
+        with asking(url, connect) as (fs, key):
             fs.invalidate_cache()
             return fs.cat_file(key)
     except StoreError as failure:
@@ -155,15 +157,15 @@ def read_range(url: str, start: int, stop: int) -> bytes:
         return fs.cat_file(key, start=start, end=stop)
 
 
-def write_object(url: str, content: bytes, is_new: bool) -> None:
+def write_object(url: str, content: bytes, is_new: bool, connect: Connect = connected) -> None:
     """Write a file; if it `is_new`, a `StoreError` EEXIST is raised where it is there."""
-    with asking(url) as (fs, key):
+    with asking(url, connect) as (fs, key):
         fs.pipe_file(key, content, mode="create" if is_new else "overwrite")
 
 
-def delete_object(url: str) -> None:
+def delete_object(url: str, connect: Connect = connected) -> None:
     """Delete a file."""
-    with asking(url) as (fs, key):
+    with asking(url, connect) as (fs, key):
         fs.rm_file(key)
 
 
@@ -176,7 +178,11 @@ def exists(path: str | os.PathLike[str]) -> bool:
         return local(path).exists()
     with asking(str(path)) as (fs, key):
         fs.invalidate_cache()
-        return bool(fs.exists(key))
+        if not fs.exists(key):
+            return False
+        is_file = fs.info(key)["type"] != "directory"
+    # Not of a folder's empty key alone, as a console makes it.
+    return is_file or bool(SharedFolder(str(path), local(path)).there())
 
 
 def fetched(
@@ -188,14 +194,15 @@ def fetched(
         without: whether a file, by its name in the folder, is left out.
 
     Raises:
-        StoreError: it is not there, or the store cannot be used.
+        StoreError: it is not there, `outgoing` is used for it, or the store cannot be used.
     """
     here, url = local(path), str(path)
     if is_url(url):
         with SharedFolder(url, here) as shared:
             if not shared.there():
                 raise StoreError(errno.ENOENT, "is not there", url)
-            shared.download(without=without)
+            with shared.reserved():
+                shared.download(without=without)
     return here
 
 
@@ -208,6 +215,7 @@ def published(
     path: str | os.PathLike[str],
     here: Path | None = None,
     check: Callable[[], None] = lambda: None,
+    anew: bool = False,
 ) -> None:
     """Copy what has changed in a local folder to a URL; does nothing for other paths.
 
@@ -216,6 +224,7 @@ def published(
     Args:
         here: by default `local(path)`.
         check: called before each file; raises if this process may not write there any more.
+        anew: also copy what was copied before and is not there any more.
 
     Raises:
         StoreError: the store cannot be used.
@@ -223,6 +232,8 @@ def published(
     here = here or local(path)
     if is_url(path) and here.exists():
         with SharedFolder(str(path), here) as shared:
+            if anew:
+                shared.compare()
             shared.upload(check)
 
 
@@ -265,21 +276,23 @@ def outgoing(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
         StoreError: it is already there and may not be replaced, or the store cannot be used.
     """
     here = local(path)
-    if is_url(path):
-        with SharedFolder(str(path), here) as shared:
-            there = shared.there()
-            # A copy of what is whole here, which was cut off, and nothing else.
-            is_part = bool(there) and not overwrite and not any(map(counts, there))
-            is_part = is_part and any(n and counts(n) for n in shared.files())
-            is_part = is_part and shared.is_ours(there)
-            if there and not (overwrite or is_part):
-                reason = "is already there; write another name, or delete it first"
-                raise StoreError(errno.EEXIST, reason, str(path))
-            # Who replaces a folder looks at what it holds.
-            is_folder = bool(there) and "" not in there and not is_part
-            if is_folder:
-                shared.download()
-        if not is_folder:
-            forgotten(str(path), here)
-    yield here
-    published(path)
+    with ExitStack() as until_published:
+        if is_url(path):
+            with SharedFolder(str(path), here) as shared:
+                there = shared.there()
+                # A copy of what is whole here, which was cut off, and nothing else.
+                is_part = bool(there) and not overwrite and not any(map(counts, there))
+                is_part = is_part and any(n and counts(n) for n in shared.files())
+                is_part = is_part and shared.is_ours(there)
+                if there and not (overwrite or is_part):
+                    reason = "is already there; write another name, or delete it first"
+                    raise StoreError(errno.EEXIST, reason, str(path))
+                until_published.enter_context(shared.reserved())
+                # Who replaces a folder looks at what it holds.
+                is_folder = bool(there) and "" not in there and not is_part
+                if is_folder:
+                    shared.download()
+            if not is_folder:
+                forgotten(str(path), here)
+        yield here
+        published(path)

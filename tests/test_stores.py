@@ -263,11 +263,49 @@ def test_keys_that_lead_elsewhere_are_left_alone(store, tmp_path):
     assert not list(tmp_path.rglob("escaped"))
 
 
+def test_empty_keys_of_folders_are_no_files(store, tmp_path):
+    """As the console of S3 and Hadoop write them."""
+
+    def put_folder(key):
+        # The driver takes the slash away.
+        store.call_s3("put_object", Bucket="clicks", Key=key, Body=b"")
+
+    url = f"{BUCKET}/runs/a"
+    for key in ("runs/a/", "runs/a/sub/", "runs/a/empty/"):
+        put_folder(key)
+    assert not stores.exists(url)
+    stores.taken_up(url, stores.working(url))
+    with pytest.raises(stores.StoreError, match="is not there"):
+        stores.fetched(url)
+    for text in ("one", "two"):
+        with stores.outgoing(url, overwrite=text == "two") as folder:
+            write(folder / "sub", a=text)
+        assert stores.exists(url)
+        assert (stores.fetched(url) / "sub/a.json").read_text() == text
+    put_folder("out.csv/")
+    with stores.outgoing(f"{BUCKET}/out.csv", overwrite=False) as file:
+        file.write_text("1")
+    assert stores.fetched(f"{BUCKET}/out.csv").read_text() == "1"
+
+
+def test_what_is_copied_anew_where_it_is_not_there(store):
+    url = f"{BUCKET}/cache/a"
+    write(stores.local(url), manifest="1", a="x", b="y")
+    stores.published(url)
+    store.rm_file(f"{url}/manifest.json")
+    store.rm_file(f"{url}/a.json")
+    store.pipe_file(f"{url}/b.json", b"other")
+    stores.published(url)
+    assert set(folder_there(store, url)) == {"b.json"}
+    stores.published(url, anew=True)
+    assert folder_there(store, url) == {"manifest.json": b"1", "a.json": b"x", "b.json": b"y"}
+
+
 def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
     url = f"{BUCKET}/runs/a"
     store.pipe_file(f"{url}/a.json", b"1")
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(store, "get_file", full)
@@ -403,6 +441,16 @@ def test_the_lease_of_a_lost_host_is_taken_over(store, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_damaged_lease_is_taken_over(store, monkeypatch, capsys):
+    monkeypatch.setattr(Lease, "SECONDS", 0.1)
+    url = f"{BUCKET}/runs/a"
+    for content in (b"", b"{\xff", b"[]", b'{"host": "x"}'):
+        store.pipe_file(f"{BUCKET}/runs/.a.lease", content)
+        Lease(url).release()
+        assert f"{url} was being written by another process; wait" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_process_that_was_cut_off_notices(store, monkeypatch):
     monkeypatch.setattr(Lease, "SECONDS", 600.0)
     first = Lease(f"{BUCKET}/runs/a")
@@ -416,6 +464,52 @@ def test_a_process_that_was_cut_off_notices(store, monkeypatch):
     second.check()
     second.release()
     assert not store.exists(f"{BUCKET}/runs/.a.lease")
+
+
+@pytest.mark.wide
+def test_a_lease_does_not_wait_for_copies(store):
+    """While all connections of the process are busy."""
+    url = f"{BUCKET}/slow"
+
+    def answer(method, path):
+        if "/slow/" in path:
+            time.sleep(2.0)
+
+    with between(answer):
+        lease = Lease(f"{BUCKET}/runs/a")
+        copies = [
+            threading.Thread(target=stores.write_object, args=(f"{url}/{number}", b"1", False))
+            for number in range(12)
+        ]
+        for copy in copies:
+            copy.start()
+        time.sleep(0.5)
+        started = time.monotonic()
+        lease.check()
+        assert time.monotonic() - started < 1.0
+        for copy in copies:
+            copy.join()
+        lease.release()
+
+
+@pytest.mark.parametrize(("files", "parts"), [(1, 8), (3, 2), (20, 1)])
+def test_many_large_files_have_fewer_parts_at_once(store, monkeypatch, tmp_path, files, parts):
+    url = f"{BUCKET}/runs/a"
+    monkeypatch.setattr("stampede.store_copies.PART_BYTES", 3)
+    write(stores.local(url), small="1", **{f"large{number}": "1234" for number in range(files)})
+    found = []
+    for name in ("put_file", "get_file"):
+        real = getattr(store, name)
+
+        def copied(*given, real=real, **options):
+            found.append((options["max_concurrency"], options["chunksize"]))
+            return real(*given, **options)
+
+        monkeypatch.setattr(store, name, copied)
+    stores.published(url)
+    monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path / "other"))
+    stores.fetched(url)
+    assert found == [(parts, 16 << 20)] * 2 * (files + 1)
 
 
 def test_who_may_write_no_more_stops_within_a_copy(store, tmp_path):
@@ -455,6 +549,26 @@ def test_an_output_whose_copy_was_cut_off_is_written_anew(store):
     store.pipe_file(f"{url}/other", b"0")
     with pytest.raises(stores.StoreError, match="is already there; write another"):
         write("four")
+
+
+def test_an_output_is_not_fetched_while_it_is_written(store):
+    for name in ("scores.csv", "package"):
+        url = f"{BUCKET}/{name}"
+        store.pipe_file(url if name == "scores.csv" else f"{url}/a.json", b"old")
+        with stores.outgoing(url, overwrite=True) as out:
+            file = out if name == "scores.csv" else out / "a.json"
+            file.write_text("new")
+            for action in (
+                lambda url=url: stores.fetched(url),
+                lambda url=url: stores.outgoing(url, overwrite=True).__enter__(),
+            ):
+                with pytest.raises(stores.StoreError, match=f"{name}: is being written by anoth"):
+                    action()
+        copy = stores.fetched(url)
+        assert (copy if copy.is_file() else copy / "a.json").read_text() == "new"
+        with pytest.raises(ZeroDivisionError), stores.outgoing(url, overwrite=True):
+            1 / 0  # noqa: B018
+        stores.fetched(url)
 
 
 def test_an_output_leaves_what_others_wrote_below_it(store):

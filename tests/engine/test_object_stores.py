@@ -132,6 +132,16 @@ def test_commands_read_and_write_there(store, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.wide
+def test_prepared_data_that_were_deleted_there_are_copied_again(store, tmp_path):
+    job = put_movies(store, tmp_path)
+    train(tmp_path, job)
+    before = names(store, f"{BUCKET}/cache")
+    store.rm(f"{BUCKET}/cache", recursive=True)
+    train(tmp_path, [*job, "run.name=again"])
+    assert names(store, f"{BUCKET}/cache") == before
+
+
+@pytest.mark.wide
 def test_only_the_wanted_checkpoint_is_fetched(store, tmp_path, monkeypatch):
     train(tmp_path / "job", [*put_movies(store, tmp_path / "job"), "train.epochs=2"])
     another_machine(monkeypatch, tmp_path / "other")

@@ -50,7 +50,7 @@ def google_store():
             if "ifGenerationMatch=0" in self.path:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 name = re.search(rb'"name": ?"([^"]+)"', body)[1].decode()
-                if name in storage.objects["clicks"]:
+                if name in storage.objects.get("clicks", ()):
                     self._answer(412, "conditionNotMet")
                     return
                 self.rfile = io.BytesIO(body)
