@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -35,64 +35,97 @@ class _Notes:
     def __init__(self, param: Tensor) -> None:
         self.padding_idx: int | None = None
         self._param = TensorWeakRef(param)
-        self._lookups: list[Tensor] = []
-        self._pass = -1
-        self._entries = 0  # Of the gradient, when its last pass ended.
-        self._ids: Tensor | None = None
-        self._noted = False
-        self._gradient: Tensor | None = None
+        # By backward pass, as one runs within another for a recomputed part: the ids of each
+        # lookup, None where they are not seen.
+        self._lookups: dict[int, list[Tensor | None]] = {}
+        self._has_hooks = bool(param._backward_hooks)
+        self._next = _Gradient()
+        self._last = _Gradient()
 
     def looked_up(self, grads: tuple[Tensor | None, ...], _: Any) -> None:
         """After a lookup's backward: note its ids."""
-        if grads and grads[0] is not None and grads[0].is_sparse:
-            if self._pass != torch._C._current_graph_task_id():
-                # Drops what a failed backward pass left.
-                self._pass, self._lookups = torch._C._current_graph_task_id(), []
-            self._lookups.append(grads[0]._indices()[0])
+        if grads and grads[0] is not None:
+            current = torch._C._current_graph_task_id()
+            if current not in self._lookups:
+                # Failed backward passes leave some.
+                for left in list(self._lookups)[:-_MOST_PASSES]:
+                    del self._lookups[left]
+            seen = grads[0]._indices()[0] if grads[0].is_sparse else None
+            self._lookups.setdefault(current, []).append(seen)
 
     def before_accumulation(self, grad: Tensor) -> None:
-        """Called when the gradient of a backward pass is complete, before it is in `param.grad`."""
-        in_this_pass = self._pass == torch._C._current_graph_task_id()
-        lookups, self._lookups = self._lookups if in_this_pass else [], []
-        earlier = self._param().grad
-        first = earlier is None or not earlier.is_sparse
-        before = None if first else self.ids_of(earlier)
-        self._entries = grad._nnz() if grad.is_sparse else 0
-        ids = self._ids_of_pass(grad, lookups) if grad.is_sparse else None
-        if not grad.is_sparse or (first and len(lookups) < 2 and ids is not None):
-            self._noted, self._ids, self._gradient = False, None, None
-            return
-        if not first:
-            ids = None if before is None or ids is None else torch.cat([before, ids])
-        self._noted, self._ids, self._gradient = True, ids, None
+        """Called when the gradient of a backward pass is complete, before it is in `param.grad`.
 
-    @staticmethod
-    def _ids_of_pass(grad: Tensor, lookups: list[Tensor]) -> Tensor | None:
+        That of `torch.autograd.grad` will not be there.
+        """
+        lookups = self._lookups.pop(torch._C._current_graph_task_id(), [])
+        self._next = _Gradient()
+        if not grad.is_sparse:
+            return
+        ids, earlier = self._ids_of_pass(grad, lookups), self._param().grad
+        is_merged = len(lookups) > 1 or ids is None
+        returned = ids, grad._indices() if is_merged else None
+        if earlier is not None and earlier.is_sparse and earlier._nnz():
+            before, is_merged = self.ids_of(earlier), True
+            ids = None if before is None or ids is None else torch.cat([before, ids])
+        self._next = _Gradient(is_merged, ids, grad._nnz(), returned=returned)
+
+    def _ids_of_pass(self, grad: Tensor, lookups: list[Tensor | None]) -> Tensor | None:
         """The ids behind the gradient of a pass; None if they are lost."""
         ids = grad._indices()[0]
-        if len(lookups) == 1 and lookups[0].data_ptr() != ids.data_ptr():
-            # A lookup without a module (`functional.embedding`), or by one that came later, was
-            # added to it, or a hook made another tensor of it.
+        if len(lookups) < 2:
+            # A lookup without a module (`functional.embedding`), or by one that came later, may
+            # have been added to it. A hook that came before ours may have made another tensor.
+            is_alone = not lookups or lookups[0] is None or lookups[0].data_ptr() == ids.data_ptr()
+            return ids if is_alone or (self._has_hooks and torch.equal(lookups[0], ids)) else None
+        if any(one is None for one in lookups):
             return None
-        return torch.cat(lookups) if lookups and sum(map(len, lookups)) >= len(ids) else ids
+        # A lookup without a module is in the gradient only.
+        return torch.cat(lookups) if sum(map(len, lookups)) >= len(ids) else ids
 
     def after_accumulation(self, param: Tensor) -> None:
         """Called when the gradient is in `param.grad`; the notes belong to it."""
-        if self._noted and param.grad is not None:
-            self._gradient = param.grad._indices()
+        self._last, self._next = self._next._replace(returned=(None, None)), _Gradient()
+        if self._last.is_merged and param.grad is not None:
+            self._last = self._last._replace(indices=param.grad._indices())
 
     def ids_of(self, grad: Tensor) -> Tensor | None:
         """See `ids_behind`."""
-        known, indices = self._gradient, grad._indices()
-        # While held here, the memory cannot be reused by another gradient.
-        if known is None or known.shape != indices.shape or known.data_ptr() != indices.data_ptr():
-            # Merged, which its own ids do not tell.
-            is_merged = self._noted or grad._nnz() < self._entries
-            return None if is_merged else _own_ids(grad)
-        return self._ids
+        ids, indices = self._next.returned
+        if _is_same(indices, grad._indices()):
+            return ids
+        if _is_same(self._last.indices, grad._indices()):
+            return self._last.ids
+        # Merged, which its own ids do not tell; torch flags a single one as coalesced in any case.
+        is_merged = self._last.is_merged or (grad._nnz() == 1 < self._last.entries)
+        return grad._indices()[0][:0] if not grad._nnz() else None if is_merged else _own_ids(grad)
+
+
+class _Gradient(NamedTuple):
+    """What is known of a gradient.
+
+    Attributes:
+        is_merged: whether it may be the sum of several.
+        ids: behind it; None if they are lost.
+        entries: of its last pass.
+        indices: its own, if it is merged. While held, no other gradient gets their memory.
+        returned: ids and indices of the last pass alone, as `torch.autograd.grad` returns it.
+    """
+
+    is_merged: bool = False
+    ids: Tensor | None = None
+    entries: int = 0
+    indices: Tensor | None = None
+    returned: tuple[Tensor | None, Tensor | None] = (None, None)
+
+
+def _is_same(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape and one.data_ptr() == other.data_ptr()
 
 
 _NOTES = WeakTensorKeyDictionary()
+# Backward passes whose lookups are kept until their gradient is complete.
+_MOST_PASSES = 8
 # Modules found so far. A search visits every object of the process: a tenth of a second.
 _found: WeakSet[nn.Module] = WeakSet()
 
@@ -104,7 +137,7 @@ def follow(params: Iterable[Tensor]) -> None:
         ValueError: a module changes gradients or weights behind the optimizer's back.
     """
     # Tables of TorchRec are on `meta` at first, and their modules are replaced.
-    tables = {id(param): param for param in params if param.requires_grad and not param.is_meta}
+    tables = {id(param): param for param in params if not param.is_meta}
     # A parameter does not know its modules, and an optimizer gets parameters only. Torch's hook for
     # registered parameters misses modules that are older than it, copied or unpickled. Its hook
     # for the forward of all modules keeps torch.export(strict=True) from tracing any
@@ -121,10 +154,16 @@ def follow(params: Iterable[Tensor]) -> None:
             _check(module)
             module.register_forward_hook(_note_lookup)
     for param in tables.values():
-        if param not in _NOTES:
-            notes = _NOTES[param] = _Notes(param)
-            param.register_hook(notes.before_accumulation)
-            param.register_post_accumulate_grad_hook(notes.after_accumulation)
+        _notes_of(param)
+
+
+def _notes_of(param: Tensor) -> _Notes | None:
+    """The notes of a table; None as long as it needs no gradient."""
+    if param not in _NOTES and param.requires_grad:
+        notes = _NOTES[param] = _Notes(param)
+        param.register_hook(notes.before_accumulation)
+        param.register_post_accumulate_grad_hook(notes.after_accumulation)
+    return _NOTES.get(param)
 
 
 def _weight(module: nn.Module) -> Tensor | None:
@@ -172,13 +211,15 @@ def _note_lookup(module: nn.Module, _: Any, output: Any) -> None:
     Raises:
         ValueError: the module changes gradients or weights behind the optimizer's back.
     """
-    notes = _NOTES.get(module.weight)
+    notes = _notes_of(module.weight)
     if notes is None:
         return
     _check(module)
     if module.padding_idx is not None:
         notes.padding_idx = module.padding_idx
-    node = getattr(output, "grad_fn", None)
+    # A subclass may return others beside it.
+    outputs = output if isinstance(output, tuple | list) else [output]
+    node = next((one.grad_fn for one in outputs if getattr(one, "grad_fn", None)), None)
     if node is not None:
         node.register_hook(notes.looked_up)
 

@@ -71,7 +71,10 @@ def prepare(
         log = hidden(folder, "log")
         try:
             with failures_told(), _times_as_everywhere(dataframe.sparkSession):
-                taken = _columns(dataframe, _places(dataframe, used))
+                split = {checked.split_column} - {None}
+                # Without any of them all are written, so that the names are told.
+                places = _places(dataframe, used | split) or range(len(dataframe.columns))
+                taken = _columns(dataframe, places)
                 taken.write.mode("overwrite").parquet(f"file://{log}")
             if not any(pq.read_metadata(file).num_rows for file in log.glob("*.parquet")):
                 raise DataError(f"{out}: the table has no rows that this process sees; give some")
@@ -170,7 +173,7 @@ def _times_as_everywhere(session: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        conf.set(key, before)
+        conf.set(key, before or "INT96")
 
 
 def _rows(given: pyarrow.Table | pyarrow.RecordBatch, columns: Sequence[str]) -> pl.DataFrame:

@@ -100,7 +100,7 @@ def matches(pattern: str) -> list[Any]:
         fs.invalidate_cache()
         is_glob = re.search(r"[*?\[]", key) is not None
         # As on a disk: beside other characters two are one.
-        glob = "/".join(re.sub(r"\*+", "*", p) if p.strip("*") else p for p in key.split("/"))
+        glob = "/".join(p if p == "**" else re.sub(r"\*+", "*", p) for p in key.split("/"))
         # Without a glob nothing is listed, which the user may not be allowed to do.
         found = fs.glob(glob, detail=True) if is_glob else {}
         if "/." not in f"/{key}":

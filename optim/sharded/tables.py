@@ -134,8 +134,10 @@ class _LookUp(torch.autograd.Function):
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
         per_sample_weights = ctx.saved_tensors[2]
-        # Freed now, not when the loss is.
-        parts, ctx.parts = ctx.parts, None
+        parts = ctx.parts
+        if not tbe.is_frozen:
+            # Freed now, not when the loss is.
+            ctx.parts = None
         of_weights = None
         if ctx.needs_input_grad[4]:
             of_weights = tbe.gradient_of_sample_weights(parts, grad).to(per_sample_weights.dtype)

@@ -308,6 +308,13 @@ def test_times_and_what_is_within_columns(local, tmp_path):
     model.export(tmp_path / "package")
     found = spark.scores(table, tmp_path / "package").toArrow()["score"]
     np.testing.assert_array_equal(found, model.score(pl.read_parquet(tmp_path / "one.parquet")))
+    # A column that only the split reads.
+    given = {"split": "by_column", "split_column": "at", "test_from": "1900-01-01 05:00:00"}
+    without = TIMED.replace("at: {min_count: 1}, ", "")
+    schema_file.write_text(without)
+    assert spark.prepare(table, schema_file, tmp_path / "by_column", given).exists()
+    with pytest.raises(DataError, match="clicked"):
+        spark.prepare(table.select("of"), schema_file, tmp_path / "none")
     twice = table.selectExpr("*", "1 AS clicked")
     with pytest.raises(DataError, match="the table has the column 'clicked' twice"):
         spark.prepare(twice, schema_file, tmp_path / "none")

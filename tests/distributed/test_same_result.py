@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 # Last training batches of 256 (full) and 3 = ranks + 1 samples.
-@pytest.mark.wide
+@pytest.mark.slow
 @pytest.mark.parametrize("plan, rows", [("table_row_wise", 1795), ("auto", 1792)])
 def test_two_ranks(tmp_path, plan, rows):
     overrides = [f"data.rows={rows}", "evaluate.select_on=test", "data.test_rows=259"]

@@ -95,10 +95,60 @@ def test_another_gradient_after_several_lookups_has_lost_its_counts(several, cha
     assert ids_behind(table.weight) is None
 
 
-def test_a_gradient_that_autograd_returned_has_lost_its_counts():
+@pytest.mark.parametrize("lookups", [1, 2])
+def test_a_gradient_that_autograd_returned(lookups):
     table = Lookups()
-    loss = sum(table.look_up("embedding", [1, 2]).sum() for _ in range(2))
-    (table.weight.grad,) = torch.autograd.grad(loss, [table.weight])
+    for _ in range(3):
+        loss = sum(table.look_up("embedding", [1, 2]).sum() for _ in range(lookups))
+        (gradient,) = torch.autograd.grad(loss, [table.weight], retain_graph=True)
+        table.weight.grad = gradient
+        assert sorted(ids_behind(table.weight).tolist()) == [1] * lookups + [2] * lookups
+        # One that is only looked at changes nothing.
+        table.weight.grad = None
+        loss.backward(retain_graph=True)
+        torch.autograd.grad(loss, [table.weight])
+        assert sorted(ids_behind(table.weight).tolist()) == [1] * lookups + [2] * lookups
+
+
+def test_a_gradient_of_zeros_has_no_ids():
+    table = Lookups()
+    for _ in range(3):
+        backward([table.look_up("embedding", [1, 2])])
+        assert sorted(ids_behind(table.weight).tolist()) == [1, 2]
+        table.weight.grad.zero_()
+        assert ids_behind(table.weight).tolist() == []
+
+
+def test_a_hook_that_was_there_before_the_optimizer():
+    table = torch.nn.Embedding(ROWS, DIM, sparse=True)
+    table.weight.register_hook(lambda grad: grad / 2)
+    CowClipAdam(table.parameters())
+    table(torch.tensor([3, 1, 3])).sum().backward()
+    assert sorted(ids_behind(table.weight).tolist()) == [1, 3, 3]
+
+
+def test_a_table_that_is_trained_later():
+    table = torch.nn.Embedding(ROWS, DIM, sparse=True)
+    table.weight.requires_grad_(False)
+    CowClipAdam(table.parameters())
+    table.weight.requires_grad_()
+    (table(torch.tensor([1, 2])) + table(torch.tensor([1, 2]))).sum().backward()
+    assert sorted(ids_behind(table.weight).tolist()) == [1, 1, 2, 2]
+
+
+class Doubled(torch.nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids) * 2
+
+
+def test_two_lookups_that_are_not_seen_have_lost_their_counts():
+    table = Doubled(ROWS, DIM, sparse=True)
+    CowClipAdam(table.parameters())
+    ids = torch.tensor([1, 2])
+    table(ids).sum().backward()
+    assert ids_behind(table.weight).tolist() == [1, 2]
+    table.weight.grad = None
+    (table(ids) + table(ids)).sum().backward()
     assert ids_behind(table.weight) is None
 
 
@@ -153,6 +203,27 @@ def test_lookups_in_a_checkpointed_part_count_once():
         )
         backward([part, table.look_up("embedding", [1, 2])])
         assert sorted(ids_behind(table.weight).tolist()) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("order", ["lclc", "llcl", "lcll", "llcll"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_lookups_around_a_recomputed_part(order, reentrant):
+    table, start = Lookups(), torch.zeros((), requires_grad=True)
+
+    def look_up(start):
+        return table.look_up("embedding", [1, 2, 1]) + start
+
+    total = start
+    for one in order:
+        part = (
+            torch.utils.checkpoint.checkpoint(look_up, start, use_reentrant=reentrant)
+            if one == "c"
+            else look_up(start)
+        )
+        total = total + part.sum()
+    total.backward()
+    count = len(order)
+    assert sorted(ids_behind(table.weight).tolist()) == [1] * 2 * count + [2] * count
 
 
 @pytest.mark.slow
