@@ -7,14 +7,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from stampede import stores
 from stampede.data import DataError
 from stampede.data.raw.files import expand, read_blocks
-from stampede.lease import Lease, continued
+from stampede.lease import continued
 from support.object_store import BUCKET, between, object_store
 
 
@@ -399,97 +398,6 @@ def test_without_the_driver_its_name_is_said(monkeypatch, kind, driver, module):
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, kind, raising=False)
     with pytest.raises(stores.StoreError, match=f"pip install {driver}"):
         stores.matches(f"{kind}://bucket/a.csv")
-
-
-HOLDS = """
-import sys, time
-from stampede.lease import Lease
-Lease.SECONDS = 0.2
-lease = Lease(sys.argv[1])
-print("taken", flush=True)
-time.sleep(600)
-"""
-
-
-def holder(url):
-    program = [sys.executable, "-c", HOLDS, url]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "taken\n"
-    return process
-
-
-@pytest.mark.slow
-def test_two_processes_cannot_write_one_url(store, monkeypatch):
-    monkeypatch.setattr(Lease, "SECONDS", 1.0)
-    with holder(f"{BUCKET}/runs/a") as process:
-        with pytest.raises(stores.StoreError, match=f"is being written by process {process.pid}"):
-            Lease(f"{BUCKET}/runs/a")
-        Lease(f"{BUCKET}/runs/b").release()
-        process.kill()
-    # The process is known to have ended, as it was on this machine.
-    started = time.monotonic()
-    Lease(f"{BUCKET}/runs/a").release()
-    assert time.monotonic() - started < 2.5
-    assert not store.exists(f"{BUCKET}/runs/.a.lease")
-
-
-@pytest.mark.slow
-def test_the_lease_of_a_lost_host_is_taken_over(store, monkeypatch):
-    monkeypatch.setattr(Lease, "SECONDS", 0.2)
-    store.pipe_file(f"{BUCKET}/runs/.a.lease", b'{"host": "gone", "process": 7, "beat": 3}')
-    Lease(f"{BUCKET}/runs/a").release()
-
-
-@pytest.mark.slow
-def test_a_damaged_lease_is_taken_over(store, monkeypatch, capsys):
-    monkeypatch.setattr(Lease, "SECONDS", 0.1)
-    url = f"{BUCKET}/runs/a"
-    for content in (b"", b"{\xff", b"[]", b'{"host": "x"}'):
-        store.pipe_file(f"{BUCKET}/runs/.a.lease", content)
-        Lease(url).release()
-        assert f"{url} was being written by another process; wait" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_process_that_was_cut_off_notices(store, monkeypatch):
-    monkeypatch.setattr(Lease, "SECONDS", 600.0)
-    first = Lease(f"{BUCKET}/runs/a")
-    monkeypatch.setattr(Lease, "SECONDS", 0.1)
-    # As if it were on another machine.
-    monkeypatch.setattr("stampede.lease._machine", lambda: "another")
-    second = Lease(f"{BUCKET}/runs/a")
-    with pytest.raises(stores.StoreError, match="taken over by another run"):
-        first.check()
-    first.release()
-    second.check()
-    second.release()
-    assert not store.exists(f"{BUCKET}/runs/.a.lease")
-
-
-@pytest.mark.wide
-def test_a_lease_does_not_wait_for_copies(store):
-    """While all connections of the process are busy."""
-    url = f"{BUCKET}/slow"
-
-    def answer(method, path):
-        if "/slow/" in path:
-            time.sleep(2.0)
-
-    with between(answer):
-        lease = Lease(f"{BUCKET}/runs/a")
-        copies = [
-            threading.Thread(target=stores.write_object, args=(f"{url}/{number}", b"1", False))
-            for number in range(12)
-        ]
-        for copy in copies:
-            copy.start()
-        time.sleep(0.5)
-        started = time.monotonic()
-        lease.check()
-        assert time.monotonic() - started < 1.0
-        for copy in copies:
-            copy.join()
-        lease.release()
 
 
 @pytest.mark.parametrize(("files", "parts"), [(1, 8), (3, 2), (20, 1)])
