@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with importing():
             from stampede.engine.periods.loop import train_incrementally
 
-        train_incrementally(Path(given.config), given.overrides, given.on_bad_file, given.follow)
+        how = given.on_bad_file, given.follow, given.prepare_only
+        train_incrementally(Path(given.config), given.overrides, *how)
 
     return exit_status(train)
 
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede incremental",
         usage="stampede incremental CONFIG.yaml data.path='logs/*.gz' [section.key=value ...]\n"
-        "       [--follow] [--on-bad-file skip]",
+        "       [--follow | --prepare-only] [--on-bad-file skip]",
         description="Train on a log that comes in files, in the order of names or times. Each\n"
         "is scored with the model so far, then trained on; new ids get rows, weights and\n"
         "moments are kept. Run it again to continue with new files.",
@@ -55,7 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("config", metavar="CONFIG.yaml", help="a job on a raw log")
     add("overrides", nargs="*", default=[], metavar="section.key=value")
-    add("--follow", action="store_true", help="wait for more files; SIGTERM or Ctrl-C ends it")
+    ways = parser.add_mutually_exclusive_group()
+    following = "wait for more files; SIGTERM or Ctrl-C ends it"
+    ways.add_argument("--follow", action="store_true", help=following)
+    preparing = "prepare the next file, such as with data.spark=MASTER, for a later call"
+    ways.add_argument("--prepare-only", action="store_true", help=preparing)
     bad = "an unreadable or late file: error (default) stops, skip leaves it out"
     add("--on-bad-file", choices=["error", "skip"], default="error", help=bad)
     return parser

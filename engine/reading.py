@@ -198,7 +198,7 @@ def open_dataset(config: Config, processes: Processes) -> Dataset:
         dataset = section.clicks().dataset(section.rows, section.test_rows, validation)
     else:
         section.check_path()
-        place = processes.on_main(lambda: _prepared(config))
+        place = processes.on_main(lambda: prepared(config))
         processes.on_each_machine(lambda: _fetched(section, place))
         folder = stores.local(place)
         say = partial(print, file=sys.stderr, flush=True)
@@ -307,6 +307,20 @@ def _check_same_folder(folder: Path, processes: Processes) -> None:
     processes.on_each_machine(compare)
 
 
+def prepared(config: Config) -> str:
+    """The folder or URL of the prepared data; a log is prepared on first use."""
+    if isinstance(config.data, PreparedSection):
+        return config.data.path
+    section, source, folder = _log(config)
+    # Preparing may take hours; mistakes in the configuration are reported first.
+    check_columns(config, source)
+    if not (stores.is_url(folder) and stores.exists(os.path.join(folder, MANIFEST))):
+        with engine_of(section.spark, "data.spark") as engine:
+            prepare(source, section, stores.local(folder), engine)
+        stores.published(folder, anew=True)
+    return folder
+
+
 def data_folder(config: Config, with_rows: bool = False) -> Path:
     """The folder with the prepared data; prepares nothing.
 
@@ -347,20 +361,6 @@ def _selects_on_validation(config: Config) -> bool:
     """Whether a validation part is needed; a period needs none."""
     in_periods = getattr(config.data, "split", "") == "periods"
     return config.evaluate.select_on == "validation" and not in_periods
-
-
-def _prepared(config: Config) -> str:
-    """The folder or URL of the prepared data; a log is prepared on first use."""
-    if isinstance(config.data, PreparedSection):
-        return config.data.path
-    section, source, folder = _log(config)
-    # Preparing may take hours; mistakes in the configuration are reported first.
-    check_columns(config, source)
-    if not (stores.is_url(folder) and stores.exists(os.path.join(folder, MANIFEST))):
-        with engine_of(section.spark, "data.spark") as engine:
-            prepare(source, section, stores.local(folder), engine)
-        stores.published(folder, anew=True)
-    return folder
 
 
 def _log(config: Config) -> tuple[RawSection, Source, str]:

@@ -30,6 +30,7 @@ from stampede.engine.periods.ledger import Ledger, Period
 from stampede.engine.periods.results import PICTURE, Results, timed
 from stampede.engine.periods.scoring import score_before
 from stampede.engine.processes import Processes, processes
+from stampede.engine.reading import prepared
 from stampede.engine.results.run_folder import RunFolder, period_folder
 from stampede.engine.run import run_here
 from stampede.engine.start_up import launched_world_size
@@ -47,7 +48,11 @@ _POLL_SECONDS = 1.0
 
 
 def train_incrementally(
-    path: Path, overrides: Sequence[str], on_bad_file: OnBadFile = "error", follow: bool = False
+    path: Path,
+    overrides: Sequence[str],
+    on_bad_file: OnBadFile = "error",
+    follow: bool = False,
+    prepare_only: bool = False,
 ) -> None:
     """Score each new file of a log with the model so far, then train on it.
 
@@ -56,6 +61,7 @@ def train_incrementally(
         on_bad_file: for a file that cannot be read, or comes before a trained one: `error`, or
             `skip` to note it and leave it out.
         follow: whether to wait for more files, until SIGTERM or SIGINT.
+        prepare_only: whether only to prepare the next file, for a later call.
 
     Raises:
         SettingsError, DataError, RunFolderError: a mistake that the user can fix.
@@ -95,7 +101,8 @@ def train_incrementally(
         # Periods are folders here, and each reads what the one before has learned.
         folder.check_shared(here, must_share=True)
         here.on_main(begin)
-        _Periods(path, overrides, whole, folder, here, on_bad_file).train(follow)
+        periods = _Periods(path, overrides, whole, folder, here, on_bad_file)
+        periods.prepare() if prepare_only else periods.train(follow)
 
 
 class _Periods:
@@ -135,6 +142,26 @@ class _Periods:
             self._results.draw()
             what = f"{counted(taken, 'new period')} in" if taken else "no new file for"
             print(f"{what} {self._folder.path}, see {PICTURE}")
+
+    def prepare(self) -> None:
+        """Prepare the next file as its training will read it, and leave the training to `train`.
+
+        Later files wait for that training: their ids follow those of the files before.
+        """
+
+        def prepare_next() -> str:
+            period = self._next(False)
+            if period is None:
+                return f"no new file for {self._folder.path}"
+            again = [one.file for one in self._ledger.replayed(period)]
+            # A new model of several files scores the last one with the model before.
+            ways = [self._config(period), self._config(period, again)]
+            places = dict.fromkeys(map(prepared, ways[: 1 + bool(again)]))
+            return f"prepared {period.file} in {' and '.join(places)}"
+
+        told = self._here.on_main(prepare_next)
+        if self._here.is_main:
+            print(told)
 
     def _due(self, agreement: Agreement, follow: bool) -> Iterator[Period]:
         """The periods to train, one after another; ends when there is none, unless it follows."""

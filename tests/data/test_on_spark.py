@@ -165,16 +165,27 @@ def test_a_large_file_is_read_by_several_tasks(local, tmp_path, monkeypatch):
 
 def test_days_are_prepared_on_spark(local, tmp_path):
     """The same model, day after day, with ids that wait and come."""
-    for name, more in (("here", []), ("there", ["data.spark=local[2]"])):
+    admission, on_spark = "data.admission_periods=2", "data.spark=local[2]"
+    for name, more in (("here", []), ("there", [on_spark])):
         path = periods.write_logs(tmp_path / name, [1, 20, 40])
-        periods.train(path, ["data.admission_periods=2", *more])
-    here, there = (
+        periods.train(path, [admission, *more])
+    # Prepared there, trained here.
+    path = periods.write_logs(tmp_path / "ahead", [1])
+    for number, first_user in enumerate([1, 20, 40], 1):
+        periods.write_log(tmp_path / f"ahead/log{number}.csv", first_user, number)
+        periods.train(path, [admission, on_spark], prepare_only=True)
+        with patch("stampede.engine.reading.engine_of") as engine:
+            engine.return_value.__enter__.return_value = None
+            with patch("stampede.data.prepare.OneProcess", side_effect=AssertionError):
+                periods.train(path, [admission])
+    here, *others = (
         tensors_of(newest(periods.period(tmp_path / name, 3) / "checkpoints"))
-        for name in ("here", "there")
+        for name in ("here", "there", "ahead")
     )
-    assert here.keys() == there.keys()
-    for name, values in here.items():
-        np.testing.assert_array_equal(there[name], values)
+    for found in others:
+        assert here.keys() == found.keys()
+        for name, values in here.items():
+            np.testing.assert_array_equal(found[name], values)
     # A session that was there is left.
     assert local.range(3).count() == 3
 

@@ -60,9 +60,9 @@ def write_frames(folder, schema, frames):
     return path
 
 
-def train(path, overrides=(), on_bad_file="error", follow=False):
+def train(path, overrides=(), on_bad_file="error", follow=False, prepare_only=False):
     """Train on all new files; also as a rank of several."""
-    train_incrementally(path, list(overrides), on_bad_file, follow)
+    train_incrementally(path, list(overrides), on_bad_file, follow, prepare_only)
 
 
 def period(folder, number):

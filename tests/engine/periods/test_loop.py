@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from stampede.data import DataError
+from stampede.data.prepare import prepare as prepare_log
 from stampede.engine import api, incremental, reading
 from stampede.engine.checkpoint.retention import being_read, newest
 from stampede.engine.config.load import load_config
@@ -114,6 +115,36 @@ def test_every_file_is_a_period_and_new_ones_are_taken_later(three, tmp_path, mo
     assert not (folder / "runs/ads/cache").exists()
     kept = [number for number in (1, 2, 3) if (period(folder, number) / "checkpoints").exists()]
     assert kept == [2, 3] and (period(folder, 1) / "summary.json").exists()
+
+
+@pytest.mark.parametrize("ways", [["train.replay=0"], ANEW])
+def test_a_file_that_is_prepared_ahead_is_read_from_there(ways, tmp_path, monkeypatch, capsys):
+    folder, prepared = tmp_path / "ahead", []
+
+    def prepare(source, options, place, engine):
+        made = prepare_log(source, options, place, engine)
+        prepared.extend([place.name] * made)
+        return made
+
+    monkeypatch.setattr(reading, "prepare", prepare)
+    path = write_logs(folder, [0])
+    train(path, ways)
+    write_log(folder / "log2.csv", 30, seed=2)
+    for _ in range(2):
+        train(path, ways, prepare_only=True)
+        told = capsys.readouterr().out.splitlines()[-1]
+        assert told.startswith(f"prepared {folder}/log2.csv in ")
+        assert all(place in told for place in prepared[1:])
+    number = len(prepared)
+    assert number == (2 if "train.replay=0" in ways else 3) and len(lines(folder)) == 1
+    train(path, ways)
+    assert len(prepared) == number and len(lines(folder)) == 2
+    train(path, ways, prepare_only=True)
+    assert "no new file for" in capsys.readouterr().out
+    path = write_logs(tmp_path / "whole", [0, 30])
+    train(path, ways)
+    whole = [{**line, "file": ""} for line in lines(tmp_path / "whole")]
+    assert [{**line, "file": ""} for line in lines(folder)] == whole
 
 
 @pytest.mark.slow
