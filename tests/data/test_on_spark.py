@@ -120,29 +120,35 @@ def test_the_folder_is_that_of_one_process(local, tmp_path, cuts, options):
     assert_same(here, there)
 
 
-@settings(max_examples=1)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([MOVIES, SHARED, HISTORIES]))
-@example(0, HISTORIES)
-@example(2, SHARED)
-def test_random_logs(local, tmp_path_factory, seed, schema):
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("logs", [1, 20])
+def test_random_logs(local, tmp_path_factory, logs):
     """Ties in counts, files without rows of a part, empty bags, missing numbers, both zeros."""
-    tmp_path, draw = tmp_path_factory.mktemp("random"), np.random.default_rng(seed)
-    frame = movies(int(draw.integers(60, 500)))
-    frame["genres"] = draw.permutation(frame["genres"])
-    frame["user"] = draw.integers(0, 40, len(frame))
-    others = draw.choice([0.0, -0.0, 2.5], len(frame))
-    frame["age"] = frame["age"].where(draw.random(len(frame)) < 0.5, others)
-    cuts = sorted(draw.integers(1, len(frame), int(draw.integers(0, 6))).tolist())
-    form = str(draw.choice(["csv", "parquet", "csv.gz"]))
-    files = write_logs(tmp_path, frame, [*dict.fromkeys(cuts)], form)
-    options = {
-        "split": str(draw.choice(["random", "sequential"])),
-        "shard_rows": int(draw.integers(5, 200)),
-        "test_fraction": float(draw.choice([0.0, 0.1, 0.6])),
-    }
-    here = prepared(tmp_path / "here", files, schema=schema, **options)
-    there = prepared(tmp_path / "there", files, partial(OnSpark, local), schema, **options)
-    assert_same(here, there)
+
+    @settings(max_examples=logs)
+    @given(st.integers(0, 2**32 - 1), st.sampled_from([MOVIES, SHARED, HISTORIES]))
+    @example(0, HISTORIES)
+    @example(2, SHARED)
+    def is_the_same(seed, schema):
+        tmp_path, draw = tmp_path_factory.mktemp("random"), np.random.default_rng(seed)
+        frame = movies(int(draw.integers(60, 500)))
+        frame["genres"] = draw.permutation(frame["genres"])
+        frame["user"] = draw.integers(0, 40, len(frame))
+        others = draw.choice([0.0, -0.0, 2.5], len(frame))
+        frame["age"] = frame["age"].where(draw.random(len(frame)) < 0.5, others)
+        cuts = sorted(draw.integers(1, len(frame), int(draw.integers(0, 6))).tolist())
+        form = str(draw.choice(["csv", "parquet", "csv.gz"]))
+        files = write_logs(tmp_path, frame, [*dict.fromkeys(cuts)], form)
+        options = {
+            "split": str(draw.choice(["random", "sequential"])),
+            "shard_rows": int(draw.integers(5, 200)),
+            "test_fraction": float(draw.choice([0.0, 0.1, 0.6])),
+        }
+        here = prepared(tmp_path / "here", files, schema=schema, **options)
+        there = prepared(tmp_path / "there", files, partial(OnSpark, local), schema, **options)
+        assert_same(here, there)
+
+    is_the_same()
 
 
 @pytest.mark.wide
