@@ -14,7 +14,8 @@ from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
 from stampede.data.samples import aligned, by_goal
-from stampede.engine.config import EvaluateSection, goal_weights
+from stampede.engine.config import goal_weights
+from stampede.engine.config.evaluate import EvaluateSection
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, TrainingStoppedError
 from stampede.engine.metrics import PARTS, PartMetrics, over_goals

@@ -11,7 +11,7 @@ import stampede.engine.training.evaluate as evaluation
 from stampede.data import GlobalBatches
 from stampede.data.prepared.reader import open_prepared
 from stampede.engine import metrics
-from stampede.engine.config import EvaluateSection
+from stampede.engine.config.evaluate import EvaluateSection
 from stampede.engine.errors import TrainingStoppedError
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.processes import processes
