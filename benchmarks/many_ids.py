@@ -50,6 +50,6 @@ def many_ids(options: argparse.Namespace, report: Report) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sizes = [1_000_000, 5_000_000, 20_000_000]
+    sizes = [1_000_000, 5_000_000, 20_000_000, 100_000_000]
     parser.add_argument("--ids", type=int, nargs="*", default=sizes)
     command_line(many_ids, parser=parser)

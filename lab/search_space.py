@@ -30,6 +30,8 @@ _BATCHES = (1, 2, 4)
 _NETWORKS = (("deepfm", "dcnv2", "fm", "lr"), ("mmoe", "ple", "shared_bottom"), ("din", "dcnv2"))
 _WITHOUT_DROPOUT = ("fm", "lr")
 _DROPOUTS = (0.0, 0.1, 0.2, 0.4)
+# Larger embeddings at first learn products of ids faster (docs/experiments.md).
+_INIT_STDS = {0.01, 0.1}
 # On small logs, which are soon prepared anew.
 _MIN_COUNTS = {1, 2, 5}
 
@@ -45,6 +47,7 @@ COLUMNS = {
     "recipe.dense_lr": ("dense lr x", 11),
     "optim.dense.lr": ("dense lr", 9),
     "model.dropout": ("dropout", 8),
+    "model.init_std": ("init_std", 9),
     "train.batch_size": ("batch", 6),
     "data.min_count": ("min_count", 10),
 }
@@ -98,6 +101,8 @@ def open_parameters(given: Mapping[str, Any], run: Run) -> dict[str, Parameter]:
     parameters["model.name"] = Parameter(choices=list(dict.fromkeys([used, *others])))
     dropouts = sorted({value_of(run.config, "model.dropout"), *_DROPOUTS})
     parameters["model.dropout"] = Parameter(choices=dropouts)
+    stds = sorted({value_of(run.config, "model.init_std"), *_INIT_STDS})
+    parameters["model.init_std"] = Parameter(choices=stds)
     return {key: parameters[key] for key in COLUMNS if key in parameters and is_open(given, key)}
 
 

@@ -467,9 +467,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stampede tune",
         description="Search what a configuration leaves open (network, rates, L2, epochs,\n"
-        "dropout, on small logs batch and min_count) for some minutes, with the last million\n"
-        "training rows, by the validation part, and write the best configuration. What the\n"
-        "configuration sets stays. The same command goes on with an earlier search.",
+        "dropout, init_std, on small logs batch and min_count) for some minutes, with the last\n"
+        "million training rows, by the validation part, and write the best configuration. What\n"
+        "the configuration sets stays. The same command goes on with an earlier search.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -252,6 +252,8 @@ def test_small_logs_are_searched_with_rates_that_fall_too(folder):
     searched = open_parameters({}, first)
     assert searched["train.epochs"].choices == [6, 20]
     assert searched["train.batch_size"].choices == [8, 16, 32]
+    assert {0.01, 0.1} <= set(searched["model.init_std"].choices)
+    assert "model.init_std" not in open_parameters({"model": {"init_std": 0.05}}, first)
     # 20 epochs of a larger log are no limit of that kind, nor are those of a part of it.
     large = mock.Mock(config=first.config, summary={"rows": {"train": 2_000_000}})
     searched = open_parameters({}, large)
