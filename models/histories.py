@@ -124,11 +124,12 @@ class Padded:
 
     def sums(self, values: Tensor) -> Tensor:
         """See `History`."""
-        return (values * self.is_id.unsqueeze(2)).sum(1)
+        # Values elsewhere may be infinite.
+        return values.masked_fill(self.is_id.logical_not().unsqueeze(2), 0.0).sum(1)
 
     def largest(self, values: Tensor) -> Tensor:
         """See `History`."""
-        return values.masked_fill(~self.is_id.unsqueeze(2), -1e30).amax(1)
+        return values.masked_fill(self.is_id.logical_not().unsqueeze(2), -1e30).amax(1)
 
     def padded(self) -> Padded:
         """See `History`."""

@@ -28,7 +28,7 @@ import math
 import re
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +54,9 @@ _MOST_BYTES = 256 << 20
 # Products of matrices add up the terms of the last rows in another order unless this divides their
 # number.
 _TOGETHER = 16
+
+# Places for the ids of a history: the first of these that is enough.
+_PLACES = [16 << n for n in range(48)]
 
 # What a damaged file may cause.
 DAMAGE = (
@@ -343,16 +346,11 @@ class Model:
             for table, how, ids, of_field, weights in fields:
                 rows, lengths = self._looked_up(table, ids, of_field, batch, weights)
                 if how in ("attention", "none"):
-                    histories.append(_padded(rows, lengths))
+                    histories.append((rows, lengths))
                 if how != "none":
                     pooled.append(_pooled(rows, lengths, how))
-            rows, of_batch = together(pooled), numbers[batch].to(self._device)
-            given = (
-                filled_up(rows),
-                filled_up(of_batch),
-                [tuple(map(filled_up, h)) for h in histories],
-            )
-            found.append(self._dense(*given)[: len(rows)].cpu().numpy())
+            given = together(pooled), numbers[batch].to(self._device), histories
+            found.append(each_alone(self._dense, *given).cpu().numpy())
         return np.concatenate(found)
 
     def _looked_up(
@@ -410,13 +408,46 @@ def filled_up(samples: Tensor) -> Tensor:
     return torch.cat([samples, last]) if missing else samples
 
 
-def _padded(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of samples as `[n, most, dim + 1]`, and which places hold one."""
-    places = torch.arange(max(int(lengths.max()), 1), device=rows.device)
-    is_id = places < lengths.unsqueeze(1)
+def each_alone(
+    dense: Callable[[Tensor, Tensor, list[tuple[Tensor, Tensor]]], Tensor],
+    rows: Tensor,
+    numbers: Tensor,
+    histories: Sequence[tuple[Tensor, Tensor]],
+) -> Tensor:
+    """What `dense` computes of samples; the bits of each do not depend on the others.
+
+    Sums over a history go by the number of its places, which is that of the longest one that is
+    computed with it. So samples whose own histories need as many places are computed together.
+
+    Args:
+        dense: called with rows, numbers, and padded histories.
+        rows, numbers: `[n, ...]`.
+        histories: rows of the ids, sample after sample, and the number of ids of each sample.
+    """
+    if not histories:
+        return dense(filled_up(rows), filled_up(numbers), [])[: len(rows)]
+    sizes = torch.tensor(_PLACES, device=rows.device)
+    places = torch.stack([sizes[torch.bucketize(n, sizes)] for _, n in histories], 1)
+    kinds, kind_of = places.unique(dim=0, return_inverse=True)
+    found = []
+    for kind, most in enumerate(kinds.tolist()):
+        here = kind_of == kind
+        padded = []
+        for (of_ids, lengths), size in zip(histories, most, strict=True):
+            ids = of_ids[here.repeat_interleave(lengths)]
+            padded.append(_padded(ids, lengths[here], size))
+        of_kind = dense(filled_up(rows[here]), filled_up(numbers[here]), padded)
+        found.append(of_kind[: len(here.nonzero())])
+    # From groups to the samples' own order.
+    return torch.cat(found)[kind_of.argsort(stable=True).argsort()]
+
+
+def _padded(rows: Tensor, lengths: Tensor, places: int) -> tuple[Tensor, Tensor]:
+    """The rows of samples as `[n, places, dim + 1]`, and which places hold one."""
+    is_id = torch.arange(places, device=rows.device) < lengths.unsqueeze(1)
     values = rows.new_zeros(*is_id.shape, rows.shape[1])
     values[is_id] = rows
-    return values, is_id
+    return filled_up(values), filled_up(is_id)
 
 
 def _whole_numbers(name: str, values: Any) -> np.ndarray:
