@@ -136,6 +136,11 @@ class Padded:
         return self
 
 
+def history(values: Tensor, places: Tensor) -> History:
+    """A history by the lengths of its samples, or padded, by which places hold ids."""
+    return Jagged(values, places) if places.ndim == 1 else Padded(values, places)
+
+
 Histories = Mapping[str, Jagged]
 
 

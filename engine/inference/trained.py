@@ -32,7 +32,7 @@ from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.step import TILE_ROWS
 from stampede.files import new_file
 from stampede.models import CTRModel
-from stampede.models.histories import Padded, tiles
+from stampede.models.histories import history, tiles
 from stampede.settings import read_yaml, shown
 
 
@@ -160,17 +160,20 @@ class Scored(NamedTuple):
 def scored(model: CTRModel, part: Part, batch_size: int) -> Iterator[Scored]:
     """All rows of a part, in order, batch by batch, by a model with its tables."""
     device = model.bias.device
+    padded = [name in model.front.sequences for name in model.front.histories]
 
-    def dense(rows: Tensor, numbers: Tensor, padded: list[tuple[Tensor, Tensor]]) -> Tensor:
-        histories = dict(zip(model.front.histories, starmap(Padded, padded), strict=True))
-        return model.logits(rows, numbers, histories=histories)
+    def dense(rows: Tensor, numbers: Tensor, of_ids: list[tuple[Tensor, Tensor]]) -> Tensor:
+        found = zip(model.front.histories, starmap(history, of_ids), strict=True)
+        return model.logits(rows, numbers, histories=dict(found))
 
     with denormals_as_zero():
         for batch in GlobalBatches(part, model.front.fields, batch_size, 0, 1).epoch(0):
             moved = batch.to(device, non_blocking=True)
             size = TILE_ROWS if device.type == "cpu" else max(len(moved.dense), 1)
             logits = torch.cat([
-                each_alone(dense, rows, numbers, [(h.values, h.lengths) for h in of_ids.values()])
+                each_alone(
+                    dense, rows, numbers, [(h.values, h.lengths) for h in of_ids.values()], padded
+                )
                 for (rows, of_ids), numbers in zip(
                     tiles(*model.front.lookup(moved.sparse), size),
                     moved.dense.split(size),
