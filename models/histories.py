@@ -124,15 +124,21 @@ class Padded:
 
     def sums(self, values: Tensor) -> Tensor:
         """See `History`."""
-        return (values * self.is_id.unsqueeze(2)).sum(1)
+        # Values elsewhere may be infinite.
+        return values.masked_fill(self.is_id.logical_not().unsqueeze(2), 0.0).sum(1)
 
     def largest(self, values: Tensor) -> Tensor:
         """See `History`."""
-        return values.masked_fill(~self.is_id.unsqueeze(2), -1e30).amax(1)
+        return values.masked_fill(self.is_id.logical_not().unsqueeze(2), -1e30).amax(1)
 
     def padded(self) -> Padded:
         """See `History`."""
         return self
+
+
+def history(values: Tensor, places: Tensor) -> History:
+    """A history by the lengths of its samples, or padded, by which places hold ids."""
+    return Jagged(values, places) if places.ndim == 1 else Padded(values, places)
 
 
 Histories = Mapping[str, Jagged]

@@ -100,8 +100,7 @@ def scores(dataframe: DataFrame, package: str | os.PathLike[str]) -> DataFrame:
 
     Returns:
         The table with a column `score`, double: the probability of a click; with several goals
-        `score_GOAL` of each. To the bit that of `stampede predict` on the same kind of processor,
-        but for networks of histories, whose sums go by the longest of a batch.
+        `score_GOAL` of each. To the bit that of `stampede predict` on the same kind of processor.
 
     Raises:
         DataError: it is not a package, or the table lacks a column, or has one of these names.

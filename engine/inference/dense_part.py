@@ -16,7 +16,7 @@ from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.package.dense import ARITHMETIC, argument, find_operator
 from stampede.engine.inference.package.load import together
 from stampede.models import CTRModel, StoredColumns
-from stampede.models.histories import Padded
+from stampede.models.histories import history
 from stampede.models.negative_sampling import corrected
 
 # Of the example input. Not 1: torch.export would take it for a fixed size.
@@ -39,7 +39,7 @@ class DensePart(nn.Module):
         rows: Tensor,
         numbers: Tensor,
         values: Sequence[Tensor] = (),
-        is_id: Sequence[Tensor] = (),
+        places: Sequence[Tensor] = (),
     ) -> Tensor:
         """Logits `[n]`, or `[n, goals]`.
 
@@ -47,13 +47,15 @@ class DensePart(nn.Module):
             rows: `[n, pooled fields, dim + 1]`, embedding and first-order weight of each field; if
                 fields differ in width, `[n, sum of dim + 1]`.
             numbers: `[n, numbers]`.
-            values: of each history `[n, most, dim + 1]`, the same of each id.
-            is_id: of each history `[n, most]`, whether there is an id at a place.
+            values: of each history `[ids, dim + 1]`, or padded `[n, most, dim + 1]`, the same of
+                each id.
+            places: of each history `[n]`, the ids of each sample, or padded `[n, most]`, whether
+                there is an id at a place.
         """
         read = {
-            name: Padded(_padded(one, columns), mask)
-            for (name, columns), one, mask in zip(
-                self.histories.items(), values, is_id, strict=True
+            name: history(_padded(one, columns), of_samples)
+            for (name, columns), one, of_samples in zip(
+                self.histories.items(), values, places, strict=True
             )
         }
         if rows.ndim == 3:
@@ -73,6 +75,8 @@ def _padded(rows: Tensor, columns: StoredColumns) -> Tensor:
 def export_dense_part(model: CTRModel) -> ExportedProgram:
     """The dense part of a model, whose tables are removed, for any number of samples.
 
+    Only the network's own histories are padded.
+
     Raises:
         RunFolderError: torch cannot export it; this happens with users' own networks.
     """
@@ -84,12 +88,23 @@ def export_dense_part(model: CTRModel) -> ExportedProgram:
     inputs = (
         together([torch.zeros(SAMPLES, columns) for columns in pooled]),
         torch.zeros(SAMPLES, model.numbers),
-        [torch.zeros(SAMPLES, SAMPLES + 1, columns) for columns in histories],
-        [torch.ones(SAMPLES, SAMPLES + 1, dtype=torch.bool) for _ in histories],
+        [],
+        [],
     )
-    of_history = [{0: samples, 1: Dim.DYNAMIC} for _ in histories]
     of_rows = {0: samples}
-    shapes = {"rows": of_rows, "numbers": of_rows, "values": of_history, "is_id": of_history}
+    shapes = {"rows": of_rows, "numbers": of_rows, "values": [], "places": []}
+    for field, columns in zip(front.histories, histories, strict=True):
+        if field in front.sequences:
+            values = torch.zeros(SAMPLES, SAMPLES + 1, columns)
+            places = torch.ones(SAMPLES, SAMPLES + 1, dtype=torch.bool)
+            of_values = of_places = {0: samples, 1: Dim.DYNAMIC}
+        else:
+            values, places = torch.zeros(2 * SAMPLES, columns), torch.full((SAMPLES,), 2)
+            of_values, of_places = {0: Dim.DYNAMIC}, of_rows
+        inputs[2].append(values)
+        inputs[3].append(places)
+        shapes["values"].append(of_values)
+        shapes["places"].append(of_places)
     return exported(DensePart(model), inputs, shapes, model.network)
 
 

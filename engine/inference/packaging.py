@@ -36,7 +36,7 @@ from stampede.engine.tables import FieldWeights, read_stored_field
 from stampede.files import hidden, make_folder, publish_folder, remove, to_json
 
 _LOADER = Path(__file__).parent / "package"
-_FORMAT = 4
+_FORMAT = 5
 
 _INT8 = 127
 _CHUNK = 1 << 20

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stampede import stores
 from stampede.data import GlobalBatches, Part
@@ -23,13 +25,14 @@ from stampede.engine.config.load import load_config_of_run
 from stampede.engine.errors import RunFolderError
 from stampede.engine.inference.kept import check_unexecuted
 from stampede.engine.inference.options import check_exists
-from stampede.engine.inference.package.load import filled_up
+from stampede.engine.inference.package.load import each_alone
 from stampede.engine.job import build_model, move_dense
 from stampede.engine.processes import denormals_as_zero
 from stampede.engine.results.run_folder import RunFolder
 from stampede.engine.step import TILE_ROWS
 from stampede.files import new_file
 from stampede.models import CTRModel
+from stampede.models.histories import history, tiles
 from stampede.settings import read_yaml, shown
 
 
@@ -157,15 +160,27 @@ class Scored(NamedTuple):
 def scored(model: CTRModel, part: Part, batch_size: int) -> Iterator[Scored]:
     """All rows of a part, in order, batch by batch, by a model with its tables."""
     device = model.bias.device
-    has_histories = bool(model.front.sequences or model.front.attention)
+    padded = [name in model.front.sequences for name in model.front.histories]
+
+    def dense(rows: Tensor, numbers: Tensor, of_ids: list[tuple[Tensor, Tensor]]) -> Tensor:
+        found = zip(model.front.histories, starmap(history, of_ids), strict=True)
+        return model.logits(rows, numbers, histories=dict(found))
+
     with denormals_as_zero():
         for batch in GlobalBatches(part, model.front.fields, batch_size, 0, 1).epoch(0):
             moved = batch.to(device, non_blocking=True)
-            rows = len(moved.dense)
-            size = TILE_ROWS if device.type == "cpu" else max(rows, 1)
-            given = moved.sparse, moved.dense, size, *([] if has_histories else [filled_up])
-            logits = model.tiled(*given)[:rows].float()
-            columns = (logits, batch.label, batch.weight)
+            size = TILE_ROWS if device.type == "cpu" else max(len(moved.dense), 1)
+            logits = torch.cat([
+                each_alone(
+                    dense, rows, numbers, [(h.values, h.lengths) for h in of_ids.values()], padded
+                )
+                for (rows, of_ids), numbers in zip(
+                    tiles(*model.front.lookup(moved.sparse), size),
+                    moved.dense.split(size),
+                    strict=True,
+                )
+            ])  # fmt: skip
+            columns = (logits.float(), batch.label, batch.weight)
             yield Scored(*(column.cpu().numpy() for column in columns))
 
 

@@ -117,6 +117,68 @@ def test_packages_and_onnx_files_score_as_the_run(either, rows_to_score, tmp_pat
     assert file.read_bytes().count(table.numpy().tobytes()) == 1
 
 
+LONG = SHOP.replace("max_ids: 4", "max_ids: 90")
+LONG_ATTENDS = LONG.replace("pooling: mean", "pooling: attention, query: item")
+WEIGHTED = "{separator: json, share: town, weights: shares}"
+GOALS = LONG_ATTENDS.replace("label: clicked", "label: {click: clicked, buy: bought}").replace(
+    "{separator: json, share: town}", WEIGHTED
+)
+# One history is read by the network, the other one is attended to.
+BOTH = LONG_ATTENDS.replace("pooling: attention", "pooling: none").replace(
+    "{separator: json, share: town}",
+    "{separator: json, share: town, pooling: attention, query: town}\n"
+    "  places: {column: towns, separator: json, share: town, weights: shares}",
+)
+NETWORKS = {
+    "dice": (LONG_ATTENDS, DICE),
+    "softmax": (
+        LONG_ATTENDS,
+        ["model.name=deepfm", "model.attention.softmax=true", "model.dims={user: 3, item: 20}"],
+    ),
+    "goals": (GOALS, ["model.name=mmoe", "model.options.tower=[5]"]),
+    "pooled": (LONG, ["model.name=deepfm"]),
+    "bst": (BOTH, [*BST, "model.options.pooling=sum", "model.attention.softmax=true"]),
+    "two layers": (LONG_ATTENDS.replace("attention,", "none,"), [*BST, "model.options.layers=2"]),
+}
+
+
+def long_shop(rows, seed):
+    """The shop with histories of up to 100 ids, and weights of towns."""
+    draw, frame = np.random.default_rng(seed), shop(rows, seed=seed)
+    lengths = np.minimum(draw.geometric(1 / 16, rows) - 1, 100)
+    lengths[:8] = 0, 1, 15, 16, 17, 65, 89, 100
+    items = [[f"i{item}" for item in draw.zipf(1.4, length) % 60] for length in lengths]
+    frame["history"] = ["|".join(cell) for cell in items]
+    counts = [len(json.loads(cell)) for cell in frame["towns"]]
+    frame["shares"] = [json.dumps(draw.random(count).round(3).tolist()) for count in counts]
+    return frame.assign(bought=frame["clicked"] * draw.integers(0, 2, rows))
+
+
+@pytest.mark.slow
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("case", NETWORKS)
+def test_the_bits_of_a_score_depend_on_its_sample_alone(case, tmp_path):
+    """Not on the samples beside it, nor on whether the run or its package scores."""
+    schema, options = NETWORKS[case]
+    folder = write_shop(tmp_path / "shop", schema, long_shop(500, 5))
+    opened = open_run(train_on_shop(folder, *OPTIONS, *options, "train.epochs=1"))
+    opened.export(tmp_path / "package")
+    package, draw = loaded(tmp_path / "package"), np.random.default_rng(1)
+    rows = long_shop(400, 8).drop(columns=["clicked", "bought"]).astype(str)
+    expected = opened.score(rows)
+    assert expected.std() > 0.005 and np.isfinite(expected).all()
+    for size in (1, 7, 48, 333, 9999):
+        np.testing.assert_array_equal(opened.score(rows, batch_size=size), expected)
+        found = package.score({name: rows[name].tolist() for name in rows}, batch_size=size)
+        np.testing.assert_array_equal(found, expected)
+    # Some of them in another order, and those whose history is short, or empty.
+    ids = rows["history"].str.count("i").to_numpy()
+    for some in (draw.permutation(400)[:90], np.flatnonzero(ids < 9), np.flatnonzero(ids == 0)):
+        columns = {name: rows[name].iloc[some].tolist() for name in rows}
+        np.testing.assert_array_equal(package.score(columns), expected[some])
+        np.testing.assert_array_equal(opened.score(rows.iloc[some]), expected[some])
+
+
 def test_a_plan_counts_a_row_for_each_id(trained):
     done = dry_run(load_config(trained / "config.yaml"), Cluster(2, 2, "cpu", 10**10))
     frame = pd.read_csv(trained.parent / "log.csv", dtype=str, keep_default_na=False)[:432]

@@ -227,9 +227,14 @@ def test_bst(pooling):
     compare(model, mlp_by_hand(model.network.mlp, x, relu) + model.bias, rows, numbers, histories)
 
 
-@pytest.mark.parametrize("name, how", [("din", "attention"), ("bst", "sequences")])
-def test_places_of_padding_do_not_matter(name, how):
-    model = double_model(name, **{how: {"history": "item"}})
+@pytest.mark.parametrize(
+    "name, how, softmax",
+    [("din", "attention", False), ("din", "attention", True), ("bst", "sequences", False)],
+)
+def test_places_of_padding_do_not_matter(name, how, softmax):
+    """Also of samples without ids, whose softmax is not defined."""
+    unit = AttentionOptions(hidden=[5, 3], softmax=softmax)
+    model = double_model(name, **{how: {"history": "item"}}, unit=unit)
     rows, numbers, histories = inputs_of(model, {"history": LENGTHS["history"]})
     expected = model.logits(rows.flatten(1), numbers, histories=histories)
     values, is_id = torch.full((BATCH, 11, 8), 9.0).double(), torch.zeros(BATCH, 11).bool()

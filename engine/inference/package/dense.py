@@ -29,10 +29,10 @@ logical_not logical_or logical_xor logit logsumexp lt masked_fill matmul max max
 minimum mish mm movedim mT mul mv nan_to_num narrow ne neg new_full new_ones new_zeros norm numpy_T
 one_hot ones ones_like outer pad permute pow prelu prod reciprocal relu relu6 remainder repeat
 repeat_interleave reshape rms_norm roll round rsqrt rsub scalar_tensor
-scaled_dot_product_attention scatter scatter_add select selu sigmoid sign silu sin slice softmax
-softplus split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh
-tensor_split tensordot tile to topk transpose tril tril_indices triu triu_indices type_as unbind
-unflatten unfold unsqueeze var view view_as vstack where zeros zeros_like
+scaled_dot_product_attention scatter scatter_add segment_reduce select selu sigmoid sign silu sin
+slice softmax softplus split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan
+tanh tensor_split tensordot tile to topk transpose tril tril_indices triu triu_indices type_as
+unbind unflatten unfold unsqueeze var view view_as vstack where zeros zeros_like
 """
 
 OPERATORS = frozenset(_NAMES.split())
@@ -103,11 +103,12 @@ class Dense:
         """Logits of samples.
 
         Args:
-            histories: of each field `[n, most, dim + 1]`, and which places hold ids.
+            histories: of each field `[ids, dim + 1]`, and the number of ids of each sample; of
+                padded ones `[n, most, dim + 1]`, and which places hold ids.
         """
         values: dict[str, Any] = {"rows": rows, "numbers": numbers}
-        for number, (of_ids, is_id) in enumerate(histories):
-            values |= {f"values_{number}": of_ids, f"is_id_{number}": is_id}
+        for number, (of_ids, places) in enumerate(histories):
+            values |= {f"values_{number}": of_ids, f"places_{number}": places}
         for step in self._steps:
             named = {key: _filled(one, values) for key, one in step.named.items()}
             values[step.name] = step.operator(*_filled(step.arguments, values), **named)
@@ -152,6 +153,8 @@ def find_operator(name: str) -> Callable[..., Any]:
         if overloads is not None and overload in overloads.overloads():
             found = getattr(overloads, overload)
             if not any(one.is_out for one in found._schema.arguments):
+                if packet == "segment_reduce":
+                    return partial(_sums_of_segments, found)
                 is_whole = packet.strip("_") in _DIVIDING or overload.endswith("mode")
                 return partial(_divided, found) if is_whole else found
     raise ValueError(f"packages do not support the operator {name!r}")
@@ -162,6 +165,13 @@ def _divided(divide: Callable[..., Tensor], *arguments: Any, **named: Any) -> Te
     if not any(isinstance(one, float) or _is_of_floats(one) for one in arguments):
         raise ValueError("packages do not divide whole numbers")
     return divide(*arguments, **named)
+
+
+def _sums_of_segments(
+    reduce: Callable[..., Tensor], values: Tensor, how: str, *, lengths: Tensor, initial: float
+) -> Tensor:
+    """Of `values`, whose number torch compares with the lengths; it does not check offsets."""
+    return reduce(values, how, lengths=lengths, initial=initial)
 
 
 def _is_of_floats(value: Any) -> bool:

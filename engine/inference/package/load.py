@@ -28,8 +28,10 @@ import math
 import re
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,13 +42,14 @@ from polars.exceptions import PolarsError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 if TYPE_CHECKING:
     from encode import Encoded, Samples
 
 HERE = Path(__file__).resolve().parent
 # Of packages, and of how they read values.
-FORMAT, RULES = 4, 3
+FORMAT, RULES = 5, 3
 
 # Of a description; some 10 million rows of a graph or of shards.
 _MOST_BYTES = 256 << 20
@@ -54,6 +57,12 @@ _MOST_BYTES = 256 << 20
 # Products of matrices add up the terms of the last rows in another order unless this divides their
 # number.
 _TOGETHER = 16
+
+# Pooling of fields whose ids stay apart.
+_APART = ("attention", "none")
+
+# Places of a padded history: the first of these that are enough for its ids.
+_PLACES = [16, 32, 48, *(places << n for n in range(40) for places in (64, 80, 96, 112))]
 
 # What a damaged file may cause.
 DAMAGE = (
@@ -336,23 +345,25 @@ class Model:
         bounds = [None if n is None else np.append(0, np.cumsum(n)) for n in encoded.lengths]
         pooling = [field.get("pooling") for field in self.about["fields"]]
         fields = list(zip(self._tables, pooling, encoded.ids, bounds, encoded.weights, strict=True))
+        # As in training, where one multiplication and addition is rounded once, or twice.
+        apart = {
+            id(table) for table, how in zip(self._tables, pooling, strict=True) if how in _APART
+        }
+        padded = [how == "none" for how in pooling if how in _APART]
         found = [np.empty((0, len(self.goals)) if self.goals else 0, np.float32)]
         for start in range(0, len(numbers), batch_size):
             batch = slice(start, start + batch_size)
             pooled, histories = [], []
             for table, how, ids, of_field, weights in fields:
-                rows, lengths = self._looked_up(table, ids, of_field, batch, weights)
-                if how in ("attention", "none"):
-                    histories.append(_padded(rows, lengths))
+                rows, lengths, weights = self._looked_up(table, ids, of_field, batch, weights)
+                if how in _APART:
+                    histories.append((rows, lengths))
+                if weights is not None and id(table) in apart:
+                    rows, weights = rows * weights.unsqueeze(1), None
                 if how != "none":
-                    pooled.append(_pooled(rows, lengths, how))
-            rows, of_batch = together(pooled), numbers[batch].to(self._device)
-            given = (
-                filled_up(rows),
-                filled_up(of_batch),
-                [tuple(map(filled_up, h)) for h in histories],
-            )
-            found.append(self._dense(*given)[: len(rows)].cpu().numpy())
+                    pooled.append(_pooled(rows, lengths, how, weights))
+            given = together(pooled), numbers[batch].to(self._device), histories
+            found.append(each_alone(self._dense, *given, padded).cpu().numpy())
         return np.concatenate(found)
 
     def _looked_up(
@@ -362,21 +373,21 @@ class Model:
         bounds: np.ndarray | None,
         batch: slice,
         weights: np.ndarray | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Embedding and first-order weight of each id of some samples, `[ids, dim + 1]`.
 
-        They are multiplied by the id's weight. Also the number of ids of each sample, if it is not
-        one.
+        Also the number of ids of each sample, if it is not one, and the weights of the ids.
         """
         if bounds is None:
-            return looked_up(table, torch.from_numpy(ids[batch]).to(self._device)), None
+            return looked_up(table, torch.from_numpy(ids[batch]).to(self._device)), None, None
         bounds = bounds[batch.start : batch.stop + 1]
         here = slice(bounds[0], bounds[-1])
         rows = looked_up(table, torch.from_numpy(ids[here]).to(self._device))
-        if weights is not None:
-            of_ids = torch.from_numpy(np.require(weights[here], np.float32, ["C", "W"]))
-            rows = rows * of_ids.to(self._device).unsqueeze(1)
-        return rows, torch.from_numpy(np.diff(bounds)).to(self._device)
+        lengths = torch.from_numpy(np.diff(bounds)).to(self._device)
+        if weights is None:
+            return rows, lengths, None
+        of_ids = torch.from_numpy(np.require(weights[here], np.float32, ["C", "W"]))
+        return rows, lengths, of_ids.to(self._device)
 
 
 def looked_up(table: Mapping[str, Tensor], rows: Tensor | slice) -> Tensor:
@@ -387,13 +398,20 @@ def looked_up(table: Mapping[str, Tensor], rows: Tensor | slice) -> Tensor:
     return torch.cat([embedding, table["first_order"][rows].float().unsqueeze(1)], 1)
 
 
-def _pooled(rows: Tensor, lengths: Tensor | None, how: str | None) -> Tensor:
+def _pooled(
+    rows: Tensor, lengths: Tensor | None, how: str | None, weights: Tensor | None
+) -> Tensor:
     """`[n, dim + 1]` of the rows of samples; zeros if the network attends to them."""
     if lengths is None:
         return rows
     if how == "attention":
         return rows.new_zeros(len(lengths), rows.shape[1])
-    sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
+    if weights is None:
+        sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0.0)
+    else:
+        places = torch.arange(len(rows), device=rows.device)
+        bags = places, rows, lengths.cumsum(0) - lengths
+        sums = embedding_bag(*bags, mode="sum", per_sample_weights=weights)
     return sums / lengths.clamp(min=1).unsqueeze(1) if how == "mean" else sums
 
 
@@ -403,20 +421,69 @@ def together(pooled: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(pooled), 1) if is_even else torch.cat(list(pooled), 1)
 
 
-def filled_up(samples: Tensor) -> Tensor:
-    """With the last one repeated, so that the bits of a score do not depend on its batch."""
-    missing = -len(samples) % _TOGETHER
+def _filled_up(samples: Tensor, always: bool = False) -> Tensor:
+    """With the last one repeated, `always` at least once; see `_TOGETHER`."""
+    missing = -len(samples) % _TOGETHER or always * _TOGETHER
     last = samples[-1:].expand(missing, *samples.shape[1:])
     return torch.cat([samples, last]) if missing else samples
 
 
-def _padded(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of samples as `[n, most, dim + 1]`, and which places hold one."""
-    places = torch.arange(max(int(lengths.max()), 1), device=rows.device)
-    is_id = places < lengths.unsqueeze(1)
+def each_alone(
+    dense: Callable[[Tensor, Tensor, list[tuple[Tensor, Tensor]]], Tensor],
+    rows: Tensor,
+    numbers: Tensor,
+    histories: Sequence[tuple[Tensor, Tensor]],
+    padded: Sequence[bool],
+) -> Tensor:
+    """What `dense` computes of samples; the bits of each do not depend on the others.
+
+    What a network computes of a padded history goes by the number of its places, so only samples
+    whose own histories need as many places are computed together.
+
+    Args:
+        dense: called with rows, numbers, and for each history its rows and numbers of ids; if it
+            is padded, rows `[n, places, dim + 1]` and which places hold ids.
+        rows, numbers: `[n, ...]`.
+        histories: rows of the ids, sample after sample, and the number of ids of each sample.
+        padded: which of them `dense` takes padded.
+    """
+    # What fills up the ids belongs to one more sample.
+    filled_up = partial(_filled_up, always=not all(padded))
+    if not any(padded):
+        of_ids = list(starmap(_filled_up_ids, histories))
+        return dense(filled_up(rows), filled_up(numbers), of_ids)[: len(rows)]
+    sizes = torch.tensor(_PLACES, device=rows.device)
+    lengths = [n for (_, n), one in zip(histories, padded, strict=True) if one]
+    places = torch.stack([sizes[torch.bucketize(n, sizes)] for n in lengths], 1)
+    kinds, kind_of = places.unique(dim=0, return_inverse=True)
+    found = []
+    for kind, most in enumerate(kinds.tolist()):
+        here = kind_of == kind
+        parts = [(ids[here.repeat_interleave(n)], n[here]) for ids, n in histories]
+        of_ids = [
+            tuple(map(filled_up, _padded(*part, most.pop(0)))) if one else _filled_up_ids(*part)
+            for part, one in zip(parts, padded, strict=True)
+        ]
+        of_kind = dense(filled_up(rows[here]), filled_up(numbers[here]), of_ids)
+        found.append(of_kind[: len(parts[0][1])])
+    # From groups to the samples' own order.
+    return torch.cat(found)[kind_of.argsort(stable=True).argsort()]
+
+
+def _padded(rows: Tensor, lengths: Tensor, places: int) -> tuple[Tensor, Tensor]:
+    """The rows of samples as `[n, places, dim + 1]`, and which places hold one."""
+    is_id = torch.arange(places, device=rows.device) < lengths.unsqueeze(1)
     values = rows.new_zeros(*is_id.shape, rows.shape[1])
     values[is_id] = rows
     return values, is_id
+
+
+def _filled_up_ids(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of ids and their numbers with more samples, the last of which fills up the ids."""
+    missing = -len(rows) % _TOGETHER
+    more = lengths.new_zeros(_TOGETHER - len(lengths) % _TOGETHER)
+    more[-1] = missing
+    return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])]), torch.cat([lengths, more])
 
 
 def _whole_numbers(name: str, values: Any) -> np.ndarray:

@@ -61,7 +61,7 @@ def test_files_that_are_missing_or_cut(package):
     assert "package.json: its content has changed (SHA-256 differs)" in refusal(package)
     path.write_text('{"format": 1}')
     assert (
-        "has format 1 and rules None, but this load.py reads 4 and 3; export it again"
+        "has format 1 and rules None, but this load.py reads 5 and 3; export it again"
         in refusal(package)
     )
     for text in (path.read_text()[:9], "{}"):
@@ -147,7 +147,7 @@ def test_a_package_of_other_rules_is_refused(package):
     """An older version read values in another way, see `rules` of the schema."""
     about = json.loads((package / "package.json").read_text())
     seal(package, {**about, "rules": 2})
-    assert "has format 4 and rules 2, but this load.py reads 4 and 3; export" in refusal(package)
+    assert "has format 5 and rules 2, but this load.py reads 5 and 3; export" in refusal(package)
 
 
 def test_links_out_of_the_package_are_not_followed(package, tmp_path):
@@ -209,6 +209,17 @@ def test_a_graph_cannot_end_the_process(tmp_path):
         last["arguments"] = [{"value": "rows"}, by]
         dense = Dense({**graph, "steps": [smallest, other, last]}, {}, torch.device("cpu"))
         assert dense(torch.ones(1), torch.ones(1)) in (-1, 0)
+    # Nor read beyond its values.
+    counts = {"lengths": {"value": "numbers"}, "initial": 0.0}
+    for given, more in ((1, {}), (2, {}), (1, {"unsafe": True}), (1, {"offsets": None})):
+        step = {"name": "end", "operator": "segment_reduce.default",
+                "arguments": [{"value": "rows"}, "sum"], "named": {**counts, **more}}  # fmt: skip
+        dense = Dense({"steps": [step], "output": "end", "trained": []}, {}, torch.device("cpu"))
+        if (given, more) == (1, {}):
+            assert dense(torch.ones(1), torch.tensor([given])) == 1
+            continue
+        with pytest.raises((RuntimeError, TypeError)):
+            dense(torch.ones(1), torch.tensor([given]))
 
 
 GOOD = {
