@@ -19,7 +19,7 @@ from uuid import uuid4
 from tqdm.auto import tqdm
 
 from stampede.files import parse_json
-from stampede.store_access import connected
+from stampede.store_access import Seen, connected, replace_object, seen_object
 from stampede.stores import (
     StoreError,
     delete_object,
@@ -29,7 +29,6 @@ from stampede.stores import (
     read_object,
     taken_up,
     working,
-    write_object,
 )
 
 
@@ -65,7 +64,8 @@ class Lease:
 
     A process that was killed does not rewrite it, so the next one takes it over. No clock is
     compared: the next one looks at it for a while. A process that was cut off from the store
-    meanwhile notices with `check`. It has connections of its own, or it would wait for copies.
+    meanwhile notices with `check`, and what it writes late does not replace what the next one
+    has written. It has connections of its own, or it would wait for copies.
     """
 
     SECONDS, MISSED = 10.0, 3
@@ -79,16 +79,14 @@ class Lease:
         self._ended, self._beats, self._key = Event(), 0, uuid4().hex
         self._connect = cache(partial(connected, alone=True))
         try:
-            holder = self._read()
+            holder = self._seen()
             if holder is not None:
-                self._wait_for(holder)
-            self._write(is_new=holder is None)
+                holder = self._wait_for(holder)
+            compared = self._write(holder)
             # Two processes may have taken it over at once; the last to write has it.
-            time.sleep(0.0 if holder is None else self.SECONDS / 10)
+            time.sleep(0.0 if holder is None and compared else self.SECONDS / 10)
             self.check()
         except StoreError as failure:
-            if failure.errno == errno.EEXIST:
-                raise self._taken() from None
             if failure.filename != self._url:
                 raise
             # Of what the user has named.
@@ -98,37 +96,42 @@ class Lease:
 
     def check(self) -> None:
         """Raise a `StoreError` if another process has taken the lease over."""
-        if self._key.encode() not in (self._read() or b""):
+        self._check_in(read_object(self._url, self._connect))
+
+    def _check_in(self, content: bytes | None) -> None:
+        if self._key.encode() not in (content or b""):
             raise self._taken()
 
-    def _read(self) -> bytes | None:
-        return read_object(self._url, self._connect)
+    def _seen(self) -> Seen | None:
+        return seen_object(self._url, self._connect)
 
     def _taken(self) -> StoreError:
         reason = "was taken over by another run; end one of the two, or write to another place"
         return StoreError(errno.EBUSY, reason, self._of)
 
-    def _wait_for(self, holder: bytes) -> None:
-        """Wait until another process has ended, or raise."""
-        about = _described(holder)
+    def _wait_for(self, holder: Seen) -> Seen | None:
+        """Wait until another process has ended, or raise; returns what it has left."""
+        about = _described(holder[1])
         who, machine = "another process", _machine()
         if about:
             who = f"process {about['process']} on {about.get('host')}"
         if machine and about.get("machine") == machine and not _runs(about["process"]):
-            return
+            return holder
         most = self.SECONDS * self.MISSED
         tqdm.write(f"{self._of} was being written by {who}; waiting {most:.0f} s for it to end")
         until = time.monotonic() + most
         while time.monotonic() < until:
             time.sleep(self.SECONDS / 10)
-            now = self._read()
+            now = self._seen()
             if now is None:
-                return
-            if now != holder:
+                return None
+            if now[1] != holder[1]:
                 reason = f"is being written by {who}; end it first, or write to another place"
                 raise StoreError(errno.EBUSY, reason, self._of)
+        return holder
 
-    def _write(self, is_new: bool = False) -> None:
+    def _write(self, known: Seen | None) -> bool:
+        """Replace what was seen; whether the store has compared it with what is there."""
         self._beats += 1
         about = {
             "host": socket.gethostname(),
@@ -137,16 +140,25 @@ class Lease:
             "key": self._key,
             "beat": self._beats,
         }
-        write_object(self._url, json.dumps(about).encode(), is_new, self._connect)
+        try:
+            return replace_object(self._url, json.dumps(about).encode(), known, self._connect)
+        except StoreError as failure:
+            is_gone = known is not None and failure.errno == errno.ENOENT
+            if failure.errno != errno.EEXIST and not is_gone:
+                raise
+        # There is another one; or ours, as a driver asks again whose first answer was lost.
+        self.check()
+        return True
 
     def _keep(self) -> None:
         while not self._ended.wait(self.SECONDS):
             try:
                 asked = time.monotonic()
-                self.check()
-                # After a pause the answer may be an old one: another process may have it now.
+                seen = self._seen()
+                self._check_in(seen and seen[1])
+                # After a pause another process may have it; not all stores compare.
                 if time.monotonic() - asked < self.SECONDS:
-                    self._write()
+                    self._write(seen)
             except StoreError as failure:
                 # What cannot be reached is tried again at the next beat.
                 if failure.errno == errno.EBUSY:

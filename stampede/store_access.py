@@ -145,10 +145,19 @@ def asking(url: str, connect: Connect = connected) -> Iterator[tuple[Any, str]]:
         raise _told(url, failure) from failure
 
 
+def _status(failure: Exception) -> int | None:
+    """The status of a store's answer, where the driver tells it."""
+    # Of s3fs.
+    answer = getattr(failure.__cause__, "response", None)
+    if isinstance(answer, dict):
+        return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    # Of adlfs, and of gcsfs, which tells some refusals by their text alone.
+    return getattr(failure, "status_code", None) or getattr(failure, "code", None)
+
+
 def _told(url: str, failure: Exception) -> StoreError:
     """What a driver says, as a sentence."""
-    # Of adlfs, and of gcsfs, which tells some refusals by their text alone.
-    status = getattr(failure, "status_code", None) or getattr(failure, "code", None)
+    status = _status(failure)
     # Hadoop says where in its code it was.
     said = " ".join(str(failure).split(r"\n\tat")[0].split())[:200]
     is_refused = said.startswith("Forbidden") or "AccessControlException" in said
@@ -186,6 +195,67 @@ def in_parts(url: str, size: int, parts: int, is_put: bool) -> dict[str, int]:
 def content_id(info: dict[str, Any]) -> str:
     """Of a file's description by any driver."""
     return str([info.get(name) for name in ("size", "ETag", "etag", "mtime", "modification_time")])
+
+
+# A file's description by its driver, and its content.
+Seen = tuple[dict[str, Any], bytes]
+
+
+def seen_object(url: str, connect: Connect = connected) -> Seen | None:
+    """A file as it is, for `replace_object`; None if it is not there."""
+    try:
+        with asking(url, connect) as (fs, key):
+            fs.invalidate_cache()
+            # In this order: of a file that is replaced meanwhile, the description is an old one.
+            return fs.info(key), fs.cat_file(key)
+    except StoreError as failure:
+        if failure.errno == errno.ENOENT:
+            return None
+        raise
+
+
+def replace_object(
+    url: str, content: bytes, known: Seen | None, connect: Connect = connected
+) -> bool:
+    """Write a file if it is still as `seen_object` has told, which is None if it was not there.
+
+    The store itself compares, so a request that comes late does no harm. HDFS compares nothing
+    but whether a file is there, and some stores like S3 refuse such requests: there it is written
+    in any case, and False is returned.
+
+    Raises:
+        StoreError: EEXIST if there is another one, or the store cannot be used.
+    """
+    scheme = url.partition("://")[0]
+    with asking(url, connect) as (fs, key):
+        try:
+            if known is None:
+                fs.pipe_file(key, content, mode="create")
+            elif scheme == "s3":
+                fs.pipe_file(key, content, IfMatch=known[0]["ETag"])
+            elif scheme == "abfs":
+                from azure.core import MatchConditions
+
+                same = MatchConditions.IfNotModified
+                fs.pipe_file(key, content, etag=known[0]["etag"], match_condition=same)
+            elif scheme == "gs":
+                # The driver itself knows only how to ask whether a file is there.
+                bucket, _, name = key.partition("/")
+                place = f"{fs._location}/upload/storage/v1/b/{bucket}/o"
+                query = {"uploadType": "media", "name": name}
+                query["ifGenerationMatch"] = known[0]["generation"]
+                fs.call("POST", place, data=content, **query)
+            else:
+                fs.pipe_file(key, content)
+            return known is None or scheme != "hdfs"
+        except Exception as failure:
+            status = _status(failure)
+            if status in (409, 412):
+                raise FileExistsError(key) from failure
+            if status not in (400, 501):
+                raise
+        fs.pipe_file(key, content)
+        return False
 
 
 def opened(path: Any, block_bytes: int = _BLOCK_BYTES) -> BinaryIO:

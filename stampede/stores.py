@@ -57,7 +57,6 @@ __all__ = [
     "scratch",
     "taken_up",
     "working",
-    "write_object",
 ]
 
 
@@ -155,12 +154,6 @@ def read_range(url: str, start: int, stop: int) -> bytes:
     """The bytes `start` to `stop - 1` of a file."""
     with asking(url) as (fs, key):
         return fs.cat_file(key, start=start, end=stop)
-
-
-def write_object(url: str, content: bytes, is_new: bool, connect: Connect = connected) -> None:
-    """Write a file; if it `is_new`, a `StoreError` EEXIST is raised where it is there."""
-    with asking(url, connect) as (fs, key):
-        fs.pipe_file(key, content, mode="create" if is_new else "overwrite")
 
 
 def delete_object(url: str, connect: Connect = connected) -> None:

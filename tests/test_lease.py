@@ -1,5 +1,6 @@
 """Leases: of two processes that would write one URL, one does."""
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from stampede import stores
+from stampede import store_access, stores
 from stampede.lease import Lease
 from support.object_store import BUCKET, between, object_store
 from support.waiting import HANG
@@ -85,6 +86,73 @@ def test_a_process_that_was_cut_off_notices(store, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_write_that_comes_late_does_not_take_the_lease_back(store, monkeypatch):
+    monkeypatch.setattr(Lease, "SECONDS", 0.1)
+    whole = store_access.replace_object
+    asked, taken, answered = (threading.Event() for _ in range(3))
+
+    def late(*given):
+        if threading.current_thread() is threading.main_thread():
+            return whole(*given)
+        asked.set()
+        taken.wait(HANG)
+        try:
+            return whole(*given)
+        finally:
+            if threading.current_thread() is first._thread:
+                answered.set()
+
+    monkeypatch.setattr("stampede.lease.replace_object", late)
+    first = Lease(f"{BUCKET}/runs/a")
+    assert asked.wait(HANG)
+    monkeypatch.setattr("stampede.lease._machine", lambda: "another")
+    second = Lease(f"{BUCKET}/runs/a")
+    taken.set()
+    assert answered.wait(HANG)
+    with pytest.raises(stores.StoreError, match="taken over by another run"):
+        first.check()
+    second.check()
+    second.release()
+
+
+@pytest.mark.slow
+def test_of_two_that_take_a_lease_over_at_once_one_has_it(store, monkeypatch):
+    monkeypatch.setattr(Lease, "SECONDS", 0.1)
+    monkeypatch.setattr("stampede.lease._machine", lambda: "another")
+    store.pipe_file(f"{BUCKET}/runs/a", b"")
+    store.pipe_file(f"{BUCKET}/runs/.a.lease", b'{"host": "gone", "process": 7, "beat": 3}')
+    waited, found = Lease._wait_for, []
+
+    def wait_for(self, holder):
+        monkeypatch.setattr(Lease, "_wait_for", waited)
+        left = waited(self, holder)
+        found.append(Lease(f"{BUCKET}/runs/a"))
+        return left
+
+    monkeypatch.setattr(Lease, "_wait_for", wait_for)
+    with pytest.raises(stores.StoreError, match="taken over by another run"):
+        Lease(f"{BUCKET}/runs/a")
+    found[0].check()
+    found[0].release()
+
+
+@pytest.mark.slow
+def test_a_store_that_does_not_compare_has_leases(store):
+    refused = itertools.count()
+
+    def answer(method, path):
+        # Once with the condition, and then without it.
+        if method == "PUT" and next(refused) == 0:
+            return 501, None
+
+    with between(answer):
+        lease = Lease(f"{BUCKET}/runs/a")
+        lease.check()
+        lease.release()
+    assert next(refused) >= 2
+
+
+@pytest.mark.slow
 def test_a_lease_does_not_wait_for_copies(store):
     """While all connections of the process are busy."""
     url, released, asked, paths = f"{BUCKET}/slow", threading.Event(), threading.Semaphore(0), []
@@ -99,7 +167,9 @@ def test_a_lease_does_not_wait_for_copies(store):
         lease = Lease(f"{BUCKET}/runs/a")
         del paths[:]
         copies = [
-            threading.Thread(target=stores.write_object, args=(f"{url}/{number}", b"1", False))
+            threading.Thread(
+                target=store_access.replace_object, args=(f"{url}/{number}", b"1", None)
+            )
             for number in range(12)
         ]
         for copy in copies:

@@ -19,6 +19,7 @@ from stampede.engine.config.load import load_config
 from stampede.engine.inference import export_command, predict_command
 from stampede.engine.run import run
 from stampede.lease import Lease
+from stampede.store_access import replace_object, seen_object
 from support import periods
 from support.hadoop import hdfs_store
 from support.jobs import tensors_of
@@ -215,7 +216,7 @@ def test_two_runs_cannot_write_one_url(store, monkeypatch):
     monkeypatch.setattr(Lease, "SECONDS", 0.5)
     lease = Lease(f"{store.bucket}/leased/a")
     with pytest.raises(stores.StoreError) as failure:
-        stores.write_object(f"{store.bucket}/leased/.a.lease", b"{}", is_new=True)
+        replace_object(f"{store.bucket}/leased/.a.lease", b"{}", None)
     assert failure.value.errno == errno.EEXIST
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("stampede.lease._machine", lambda: "another")
@@ -223,6 +224,20 @@ def test_two_runs_cannot_write_one_url(store, monkeypatch):
             Lease(f"{store.bucket}/leased/a")
     lease.release()
     Lease(f"{store.bucket}/leased/a").release()
+
+
+def test_what_another_has_replaced_is_not_written(store):
+    url = f"{store.bucket}/leased/b"
+    assert replace_object(url, b"1", None)
+    seen = seen_object(url)
+    assert seen[1] == b"1"
+    compares = replace_object(url, b"2", seen)
+    assert compares == (store.kind != HDFS)
+    if compares:
+        with pytest.raises(stores.StoreError) as failure:
+            replace_object(url, b"3", seen)
+        assert failure.value.errno == errno.EEXIST
+        assert stores.read_object(url) == b"2"
 
 
 def said(url):
@@ -306,7 +321,7 @@ def test_a_file_of_hdfs_has_its_name_when_it_is_complete(store, tmp_path, monkey
 
     for before in (None, b"old"):
         if before:
-            stores.write_object(url, before, is_new=True)
+            assert replace_object(url, before, None)
         # What a killed process left.
         store.touch(f"{folder}/.manifest.json.copy")
         with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):

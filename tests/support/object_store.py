@@ -22,7 +22,12 @@ USER = {
 
 _ERRORS = {
     status: f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
-    for status, code in ((403, "AccessDenied"), (404, "NoSuchKey"), (503, "SlowDown"))
+    for status, code in (
+        (403, "AccessDenied"),
+        (404, "NoSuchKey"),
+        (501, "NotImplemented"),
+        (503, "SlowDown"),
+    )
 }
 
 

@@ -12,6 +12,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from unittest.mock import patch
+from urllib.parse import parse_qs, urlsplit
 
 import fsspec
 import pytest
@@ -47,10 +48,13 @@ def google_store():
 
         def do_POST(self):  # noqa: N802
             # The emulator does not look at conditions.
-            if "ifGenerationMatch=0" in self.path:
+            query = parse_qs(urlsplit(self.path).query)
+            if wanted := query.get("ifGenerationMatch"):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                name = re.search(rb'"name": ?"([^"]+)"', body)[1].decode()
-                if name in storage.objects.get("clicks", ()):
+                in_body = re.search(rb'"name": ?"([^"]+)"', body)
+                name = in_body[1].decode() if in_body else query["name"][0]
+                there = storage.objects.get("clicks", {}).get(name, {})
+                if there.get("generation", "0") != wanted[0]:
                     self._answer(412, "conditionNotMet")
                     return
                 self.rfile = io.BytesIO(body)
