@@ -36,8 +36,8 @@ from stampede.stores import (
 def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[], None]]]:
     """Yield a folder to go on in, and what copies it to the URL that it may stand for.
 
-    That is called at the end, too, also of work that failed. Raises a `StoreError` if another
-    process goes on there.
+    That is called at the end, too, also of work that failed, whose errors then name the URL.
+    Raises a `StoreError` if another process goes on there.
     """
     if not is_url(path):
         yield local(path), lambda: None
@@ -49,14 +49,25 @@ def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[],
         taken_up(str(path), here)
         try:
             yield here, publish
-        except BaseException:
-            # The failure is what the user must see.
+        except BaseException as failure:
+            # The failure is what the user must see, with the URL that the user wrote.
+            _rename(failure, str(here), str(path).rstrip("/"))
             with suppress(OSError):
                 publish()
             raise
         publish()
     finally:
         lease.release()
+
+
+def _rename(failure: BaseException, here: str, url: str) -> None:
+    """Let a failure name a URL in place of its local folder."""
+    failure.args = tuple(
+        one.replace(here, url) if isinstance(one, str) else one for one in failure.args
+    )
+    # What an `OSError` says is not in its arguments alone.
+    if isinstance(failure, OSError) and isinstance(failure.filename, str):
+        failure.filename = failure.filename.replace(here, url)
 
 
 class Lease:

@@ -22,7 +22,7 @@ from stampede.lease import Lease
 from stampede.store_access import replace_object, seen_object
 from support import periods
 from support.hadoop import hdfs_store
-from support.jobs import tensors_of
+from support.jobs import lines, tensors_of
 from support.movie_runs import JOB, ROWS, prepare_movies, rows_of_test_part, train_on_movies
 from support.movies import movies, write_movies
 from support.object_store import BUCKET as S3
@@ -120,6 +120,36 @@ def test_a_job(store, machine, tmp_path):
         stampede.open_run(here).export(tmp_path / "package"), f"{store.bucket}/package"
     )
     np.testing.assert_array_equal(package.score(rows), scores)
+
+
+@pytest.mark.cases(1)
+def test_the_test_part_in_files_of_its_own(store, machine, tmp_path):
+    put_log(store, tmp_path / "here")
+    split, log = ["data.split=files", "data.kind=table"], movies(ROWS)
+    parts = {"path": log[:400], "validation_path": log[400:500], "test_path": log[500:]}
+    here, there = [], [f"data.schema_file={store.bucket}/given/schema.yaml"]
+    for name, rows in parts.items():
+        file = tmp_path / "here" / f"{name}.csv"
+        write_movies(file, rows)
+        store.put_file(str(file), f"{store.bucket}/given/{file.name}")
+        here.append(f"data.{name}={file}")
+        there.append(f"data.{name}={store.bucket}/given/{file.name}")
+    cache = f"data.cache={store.bucket}/cache_of_files"
+    expected = train_on_movies(tmp_path / "here", *split, "data.validation_fraction=0.1", *here)
+    url = train(store, tmp_path / "here", *split, *there, cache, "run.name=of_files")
+    assert_same(stores.working(url), expected)
+    found, wanted = (
+        [one for one in lines(folder) if one.get("part") == "test"]
+        for folder in (stores.working(url), expected)
+    )
+    assert found[-1]["auc"] == wanted[-1]["auc"] and found[-1]["logloss"] == wanted[-1]["logloss"]
+    # Also as a glob; a file that is not there is named.
+    globs = [one.replace("test_path.csv", "test_p*.csv") for one in there]
+    url = train(store, tmp_path / "here", *split, *globs, cache, "run.name=of_globs")
+    assert_same(stores.working(url), expected)
+    missing = f"{store.bucket}/given/none.csv"
+    with pytest.raises((DataError, OSError), match=missing):
+        train(store, tmp_path / "here", *split, *there, cache, f"data.test_path={missing}")
 
 
 @pytest.mark.wide

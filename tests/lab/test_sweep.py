@@ -102,7 +102,7 @@ def test_a_killed_grid_goes_on_and_its_table_has_means_and_failures(tmp_path, tr
 
 
 @pytest.mark.wide
-def test_a_sweep_in_a_store_goes_on_elsewhere(tmp_path, trained, monkeypatch):
+def test_a_sweep_in_a_store_goes_on_elsewhere(tmp_path, trained, monkeypatch, capsys):
     given = [str(write_sweep(tmp_path, "grid: {model.name: [lr, fm]}\n")), "--out", f"{BUCKET}/out"]
     with object_store(tmp_path / "here") as store:
         trained.die_at = 2
@@ -114,6 +114,10 @@ def test_a_sweep_in_a_store_goes_on_elsewhere(tmp_path, trained, monkeypatch):
         assert trained.names == ["lr-seed1", "fm-seed1", "fm-seed1"]
         assert store.cat_file(f"{BUCKET}/out/results.csv").count(b"\n") == 3
         assert store.exists(f"{BUCKET}/out/trials/lr-seed1/summary.json")
+        # What is wrong is told of what the user wrote.
+        assert main([*given, "optim.dense.lr=0.01"]) == 2
+        said = capsys.readouterr().err
+        assert f"error: {BUCKET}/out: lr-seed1 was trained with another configuration" in said
 
 
 @pytest.mark.wide

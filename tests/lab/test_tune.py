@@ -59,6 +59,11 @@ def test_a_search_in_a_store_goes_on_elsewhere(folder, monkeypatch, capsys):
         assert capsys.readouterr().out.count("trials: 1, of which 0 cut short and 0 failed") == 2
         (here,) = (folder / "elsewhere").rglob("tuned.yaml")
         assert here.read_bytes() == written
+        # What is wrong is told of what the user wrote.
+        assert main([*given, "optim.dense.lr=0.01"]) == 2
+        said = capsys.readouterr().err
+        assert f"error: {BUCKET}/tuned: was searched with another" in said
+        assert str(folder / "elsewhere") not in said
         monkeypatch.setattr(Lease, "SECONDS", 0.2)
         with continued(f"{BUCKET}/tuned"):
             assert main(given) != 0

@@ -28,8 +28,9 @@ import math
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -86,7 +87,10 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
     if "://" in str(folder):
         with tempfile.TemporaryDirectory() as copy:
             fetch(str(folder), copy)
-            return load(copy, device)
+            try:
+                return load(copy, device)
+            except ValueError as failure:
+                raise ValueError(str(failure).replace(copy, str(folder))) from None
     folder = Path(folder)
     about = checked(folder)
     try:
@@ -97,6 +101,17 @@ def load(folder: str | Path = HERE, device: str = "cpu") -> Model:
 
 def fetch(url: str, folder: str) -> None:
     """Copy a package or a delta from an object store."""
+    with store_of(url, "fetched") as (store, key):
+        store.get(f"{key}/", f"{folder}/", recursive=True)
+
+
+@contextmanager
+def store_of(url: str, doing: str) -> Iterator[tuple[Any, str]]:
+    """The fsspec file system of a URL and the key in it; what fails is a `ValueError`.
+
+    Args:
+        doing: what cannot be done to the URL then, such as "fetched".
+    """
     # As `checked` of the trainer's store_access: a password may have slashes; only HDFS has a port.
     scheme, _, rest = url.rpartition("://")
     place, _, query = rest.partition("?")
@@ -113,10 +128,10 @@ def fetch(url: str, folder: str) -> None:
         import fsspec
 
         store, key = fsspec.core.url_to_fs(url)
-        store.get(f"{key.rstrip('/')}/", f"{folder}/", recursive=True)
+        yield store, key.rstrip("/")
     # The errors of the stores have no common type.
     except Exception as failure:
-        raise ValueError(f"{url}: cannot be fetched ({failure!s:.200})") from None
+        raise ValueError(f"{url}: cannot be {doing} ({failure!s:.200})") from None
 
 
 def checked(folder: Path) -> dict[str, Any]:

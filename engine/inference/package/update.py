@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,24 +54,32 @@ _spec.loader.exec_module(load)
 _DAMAGE = (FileNotFoundError, *(one for one in load.DAMAGE if one is not OSError))
 
 
-def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) -> Path:
+def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) -> str | Path:
     """Make a new package from a package and the deltas that follow it, in order.
 
     Args:
         package: a full export, or the result of an earlier call; or its URL, see `load`.
         deltas: each based on the package before it; or their URLs.
-        out: a new folder; it appears once it is complete.
+        out: a new folder; it appears once it is complete. Or its URL; without `package.json`, the
+            last file that is copied there, a folder is no package.
 
     Returns:
-        The new package.
+        The new package; its URL, if that was given.
 
     Raises:
-        ValueError: a delta has another base, or a file is damaged.
+        ValueError: a delta has another base, a file is damaged, or the store cannot be used.
         OSError: a file cannot be written.
     """
-    if "://" in str(out):
-        raise ValueError(f"{out}: write a folder, and copy it from there")
-    out = Path(out)
+    url, out = str(out), Path(str(out).removeprefix("file://"))
+    if "://" in url and not url.startswith("file://"):
+        with load.store_of(url, "written") as (store, key):
+            store.invalidate_cache()
+            is_there = bool(store.find(key))
+        if is_there:
+            raise ValueError(f"{url}: already exists; write another folder, or delete it first")
+        with tempfile.TemporaryDirectory() as folder:
+            _send(Path(apply(package, deltas, Path(folder) / "package")), url)
+        return url
     if out.exists():
         raise ValueError(f"{out}: already exists; write another folder")
     if not deltas:
@@ -101,6 +110,15 @@ def apply(package: str | Path, deltas: Sequence[str | Path], out: str | Path) ->
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out
+
+
+def _send(package: Path, url: str) -> None:
+    """Copy a package to an object store."""
+    names = [p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file()]
+    names.sort(key=lambda name: (name == PACKAGE, name))
+    with load.store_of(url, "written") as (store, key):
+        for name in names:
+            store.put_file(str(package / name), f"{key}/{name}")
 
 
 def patch(package: Path, delta: Path, out: Path, checked: bool = True) -> None:
@@ -236,22 +254,39 @@ def _link(source: Path, target: Path) -> None:
 
 
 def publish(folder: str | Path, package: str) -> None:
-    """Name the package of a folder that servers load from now on; `current.json` is replaced."""
+    """Name the package of a folder that servers load from now on; `current.json` is replaced.
+
+    The folder may be a URL.
+    """
+    text = json.dumps({"package": package}) + "\n"
+    if "://" in str(folder):
+        with load.store_of(f"{str(folder).rstrip('/')}/{CURRENT}", "written") as (store, key):
+            store.pipe_file(key, text.encode())
+        return
     file = Path(folder) / CURRENT
     unfinished = file.with_name(f".{CURRENT}.tmp")
-    unfinished.write_text(json.dumps({"package": package}) + "\n", encoding="utf-8")
+    unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, file)
 
 
 def load_current(folder: str | Path, device: str = "cpu") -> Any:
     """The model of the package that `publish` named; see `load`.
 
+    Args:
+        folder: its path, or its URL.
+
     Raises:
         ValueError: it named none, or the package is damaged.
     """
-    file = Path(folder) / CURRENT
+    file = f"{str(folder).rstrip('/')}/{CURRENT}"
     try:
-        package = file.parent / load.parsed(load.read_file(file))["package"]
+        if "://" in file:
+            with load.store_of(file, "read") as (store, key):
+                store.invalidate_cache()
+                content = store.cat_file(key)
+            package = file.removesuffix(CURRENT) + load.parsed(content)["package"]
+        else:
+            package = Path(folder) / load.parsed(load.read_file(Path(file)))["package"]
     except load.DAMAGE as failure:
         raise ValueError(f"{file}: names no package ({failure})") from None
     return load.load(package, device)
@@ -264,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "package", help="a full export, or the result of an earlier call; also a URL"
     )
     parser.add_argument("deltas", nargs="+", metavar="delta", help="based on the previous one")
-    parser.add_argument("--out", required=True, type=Path, help="new folder")
+    parser.add_argument("--out", required=True, help="new folder, or its URL")
     parser.add_argument(
         "--publish", action="store_true", help=f"name the result in {CURRENT} of its parent folder"
     )
@@ -272,8 +307,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         made = apply(given.package, given.deltas, given.out)
         if given.publish:
-            publish(made.parent, made.name)
-            print(f"{made.parent / CURRENT} names {made.name}", file=sys.stderr)
+            folder, _, name = os.path.normpath(made).rpartition("/")
+            if "://" in str(made):
+                folder, _, name = str(made).rstrip("/").rpartition("/")
+            publish(folder or ".", name)
+            print(f"{folder or '.'}/{CURRENT} names {name}", file=sys.stderr)
     except (OSError, ValueError) as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 2

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from stampede.engine.inference import export_command as export
 from stampede.engine.inference.deltas import _changed, _changed_lines
 from stampede.engine.inference.package import update
+from support.object_store import BUCKET, object_store
 from support.packages import loaded
 from support.periods import period, train, write_job, write_log
 from support.predicting import refused
@@ -155,16 +156,21 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(days, tmp_path):
         assert words in refused(export.main, tmp_path, *given)
 
 
+def own_update(package):
+    """The package's own update.py, which uses the load.py beside it."""
+    spec = importlib.util.spec_from_file_location("served", package / "update.py")
+    served = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(served)
+    return served
+
+
 @pytest.mark.wide
 def test_a_server_takes_the_package_that_is_published(days, full, deltas, tmp_path):
     models = tmp_path / "models"
     first = shutil.copytree(full[1], models / "day_1")
     update.publish(models, "day_1")
     log = pl.read_csv(days / "log2.csv", infer_schema=False).drop("click")
-    # The package's own update.py, which uses the load.py beside it.
-    spec = importlib.util.spec_from_file_location("served", first / "update.py")
-    served = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(served)
+    served = own_update(first)
     model = served.load_current(models)
     before = model.score(log)
     # As a server applies it, without stampede.
@@ -178,6 +184,45 @@ def test_a_server_takes_the_package_that_is_published(days, full, deltas, tmp_pa
     (models / update.CURRENT).unlink()
     with pytest.raises(ValueError, match="names no package"):
         served.load_current(models)
+
+
+@pytest.mark.slow
+def test_a_package_is_made_in_a_store(days, full, deltas, tmp_path, monkeypatch, capsys):
+    served = own_update(full[1])
+    models, log = f"{BUCKET}/models", pl.read_csv(days / "log2.csv", infer_schema=False)
+    with object_store(tmp_path / "copies") as store:
+        command = [str(full[1]), str(deltas[2]), "--out", f"{models}/day_2", "--publish"]
+        put, names = store.put_file, []
+
+        def fails(here, name, **options):
+            names.append(name.rpartition("/")[2])
+            if names[-1] == update.PACKAGE:
+                raise OSError("cut off")
+            return put(here, name, **options)
+
+        # Without its description, which comes last, it is no package.
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "put_file", fails)
+            assert served.main(command) == 2
+        assert f"error: {models}/day_2: cannot be written (cut off)" in capsys.readouterr().err
+        assert len(names) == len([p for p in files_of(full[2]) if p.suffix != ".pyc"])
+        with pytest.raises(ValueError, match=f"^{models}/day_2: no exported model here"):
+            served.load.load(f"{models}/day_2")
+        with pytest.raises(ValueError, match=f"{models}/current.json: names no package"):
+            served.load_current(models)
+        # What is there is never changed.
+        assert served.main(command) == 2
+        assert f"{models}/day_2: already exists" in capsys.readouterr().err
+        store.rm(f"{models}/day_2", recursive=True)
+        assert served.main(command) == 0
+        said = capsys.readouterr()
+        assert said.out == f"{models}/day_2\n" and f"{models}/current.json names day_2" in said.err
+        for name, content in files_of(full[2]).items():
+            assert store.cat_file(f"{models}/day_2/{name.as_posix()}") == content
+        found = served.load_current(f"{models}/").score(log.drop("click"))
+        np.testing.assert_array_equal(found, loaded(full[2]).score(log.drop("click")))
+    made = served.apply(full[1], [deltas[2]], f"file://{tmp_path}/here")
+    assert files_of(made) == files_of(full[2])
 
 
 def test_other_versions_of_libraries_may_apply_a_delta(days, full, deltas, tmp_path, monkeypatch):
