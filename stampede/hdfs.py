@@ -5,13 +5,55 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
 from fsspec.spec import AbstractBufferedFile
 from hdfs_native.fsspec import HdfsFileSystem
+
+# The driver asks a name node that is not there for three minutes and some seconds.
+_SECONDS = 240.0
+
+
+class _Answered:
+    """A part of the driver, whose calls end: the driver waits for a silent server for ever."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        called = getattr(self._inner, name)
+
+        def call(*given: Any) -> Any:
+            found = _answer(called, *given)
+            if hasattr(found, "__next__"):
+                return iter(_answer(list, found))
+            # What reads or writes a file asks the servers on.
+            return _Answered(found) if type(found).__name__.startswith("Raw") else found
+
+        return call
+
+
+def _answer(called: Callable[..., Any], *given: Any) -> Any:
+    """What a call returns. Raises a TimeoutError after a while; its thread stays."""
+    result: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(called(*given))
+        except BaseException as failure:
+            result.set_exception(failure)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    if thread.is_alive():
+        raise TimeoutError(f"it has not answered for {_SECONDS:.0f} s")
+    return result.result()
 
 
 def _raised(failure: OSError) -> None:
@@ -21,6 +63,11 @@ def _raised(failure: OSError) -> None:
 
 class WholeFiles(HdfsFileSystem):
     """Files get their name when they are complete; HDFS shows them as they grow."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        """Connect to the name node with the first request."""
+        super().__init__(*given, **options)
+        self.client.inner = _Answered(self.client.inner)
 
     @classmethod
     def of(cls, url: str) -> tuple[WholeFiles, str]:
@@ -77,6 +124,9 @@ class WholeFiles(HdfsFileSystem):
             with self.open(unnamed, "wb") as file:
                 yield file
             self.mv(unnamed, f"{parent}/{name}", overwrite=overwrite)
+        except TimeoutError:
+            # Who is silent would be waited for again.
+            raise
         except BaseException:
             with suppress(Exception):
                 self.rm_file(unnamed)

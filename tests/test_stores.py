@@ -4,13 +4,14 @@ import errno
 import itertools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from stampede import stores
+from stampede import store_access, stores
 from stampede.data import DataError
 from stampede.data.raw.files import expand, read_blocks
 from stampede.lease import continued
@@ -315,7 +316,7 @@ def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
 
 KILLED = """
 import os, sys, threading
-from stampede import stores
+from stampede import store_access, stores
 threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
 stores.published(sys.argv[1])
 """
@@ -510,6 +511,24 @@ def test_an_output_that_is_there_is_not_replaced_unasked(store):
         1 / 0  # noqa: B018
     assert store.cat_file(url) == b"2"
     assert os.path.exists(path)
+
+
+def test_a_name_node_that_is_silent_is_not_waited_for_without_end(monkeypatch, tmp_path):
+    pytest.importorskip("hdfs_native", reason="no hdfs-native: pip install -e '.[hdfs]'")
+    monkeypatch.setattr("stampede.hdfs._SECONDS", 0.1)
+    monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"hdfs://127.0.0.1:{silent.getsockname()[1]}/a.csv"
+        reason = r"the store cannot be used \(it has not answered for 0 s\); check its address"
+        for action in (
+            stores.matches,
+            stores.fetched,
+            stores.read_object,
+            stores.delete_object,
+            lambda url: store_access.replace_object(url, b"1", None),
+        ):
+            with pytest.raises(stores.StoreError, match=f"^{url}: {reason}"):
+                action(url)
 
 
 @pytest.mark.parametrize("url", ["s3://somebody:secret@clicks/x", "s3://clicks/../x"])
