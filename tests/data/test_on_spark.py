@@ -263,6 +263,11 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
     local.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 7)
     # Another model in the same folder is not taken for the one before.
     for seed in (1, 2):
+        if seed == 2:
+            # With a history of another length in each row.
+            schema = MOVIES.replace("genres: {", "genres: {pooling: attention, query: movie, ")
+            assert schema != MOVIES
+            (tmp_path / "schema.yaml").write_text(schema)
         run = train_on_movies(tmp_path, f"run.name=seed_{seed}", f"run.seed={seed}")
         open_run(run).export(tmp_path / "package", overwrite=True)
         # Columns that the model does not use may have any type.
