@@ -197,6 +197,18 @@ def content_id(info: dict[str, Any]) -> str:
     return str([info.get(name) for name in ("size", "ETag", "etag", "mtime", "modification_time")])
 
 
+def read_object(url: str, connect: Connect = connected) -> bytes | None:
+    """The content of a file; None if it is not there."""
+    try:
+        with asking(url, connect) as (fs, key):
+            fs.invalidate_cache()
+            return fs.cat_file(key)
+    except StoreError as failure:
+        if failure.errno == errno.ENOENT:
+            return None
+        raise
+
+
 # A file's description by its driver, and its content.
 Seen = tuple[dict[str, Any], bytes]
 
@@ -256,6 +268,12 @@ def replace_object(
                 raise
         fs.pipe_file(key, content)
         return False
+
+
+def delete_object(url: str, connect: Connect = connected) -> None:
+    """Delete a file."""
+    with asking(url, connect) as (fs, key):
+        fs.rm_file(key)
 
 
 def opened(path: Any, block_bytes: int = _BLOCK_BYTES) -> BinaryIO:
