@@ -33,7 +33,6 @@ from stampede import (
 )
 from stampede.files import read_json, refuse_links, to_json, write_file
 from stampede.lab.sweep_results import draw, to_csv, to_markdown
-from stampede.lease import continued
 from stampede.settings import (
     Section,
     Seed,
@@ -44,6 +43,7 @@ from stampede.settings import (
     reading,
     sentences,
 )
+from stampede.stores import continued
 
 # Keys that a sweep sets, so that it finds its trials again.
 _OWN_KEYS = ("run.name", "run.dir", "run.seed", "run.overwrite", "checkpoint.resume")

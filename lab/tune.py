@@ -55,8 +55,8 @@ from stampede.lab.search_space import (
     training_rows,
     value_of,
 )
-from stampede.lease import continued
 from stampede.settings import SettingsError, parse_yaml, read_yaml
+from stampede.stores import continued
 
 # More trials than fit into any time.
 _MOST_TRIALS = 10_000

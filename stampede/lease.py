@@ -1,5 +1,5 @@
 # pyright: basic
-"""One run at a time in a folder of an object store."""
+"""One process at a time that writes a URL of an object store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from threading import Event, Thread
@@ -19,55 +18,15 @@ from uuid import uuid4
 from tqdm.auto import tqdm
 
 from stampede.files import parse_json
-from stampede.store_access import Seen, connected, replace_object, seen_object
-from stampede.stores import (
+from stampede.store_access import (
+    Seen,
     StoreError,
+    connected,
     delete_object,
-    is_url,
-    local,
-    published,
     read_object,
-    taken_up,
-    working,
+    replace_object,
+    seen_object,
 )
-
-
-@contextmanager
-def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """Yield a folder to go on in, and what copies it to the URL that it may stand for.
-
-    That is called at the end, too, also of work that failed, whose errors then name the URL.
-    Raises a `StoreError` if another process goes on there.
-    """
-    if not is_url(path):
-        yield local(path), lambda: None
-        return
-    here = working(str(path))
-    lease = Lease(str(path))
-    publish = partial(published, path, here, lease.check)
-    try:
-        taken_up(str(path), here)
-        try:
-            yield here, publish
-        except BaseException as failure:
-            # The failure is what the user must see, with the URL that the user wrote.
-            _rename(failure, str(here), str(path).rstrip("/"))
-            with suppress(OSError):
-                publish()
-            raise
-        publish()
-    finally:
-        lease.release()
-
-
-def _rename(failure: BaseException, here: str, url: str) -> None:
-    """Let a failure name a URL in place of its local folder."""
-    failure.args = tuple(
-        one.replace(here, url) if isinstance(one, str) else one for one in failure.args
-    )
-    # What an `OSError` says is not in its arguments alone.
-    if isinstance(failure, OSError) and isinstance(failure.filename, str):
-        failure.filename = failure.filename.replace(here, url)
 
 
 class Lease:
@@ -168,8 +127,8 @@ class Lease:
                 seen = self._seen()
                 self._check_in(seen and seen[1])
                 # After a pause another process may have it; not all stores compare.
-                if time.monotonic() - asked < self.SECONDS:
-                    self._write(seen)
+                if time.monotonic() - asked < self.SECONDS and not self._write(seen):
+                    self.check()
             except StoreError as failure:
                 # What cannot be reached is tried again at the next beat.
                 if failure.errno == errno.EBUSY:

@@ -197,6 +197,18 @@ def content_id(info: dict[str, Any]) -> str:
     return str([info.get(name) for name in ("size", "ETag", "etag", "mtime", "modification_time")])
 
 
+def read_object(url: str, connect: Connect = connected) -> bytes | None:
+    """The content of a file; None if it is not there."""
+    try:
+        with asking(url, connect) as (fs, key):
+            fs.invalidate_cache()
+            return fs.cat_file(key)
+    except StoreError as failure:
+        if failure.errno == errno.ENOENT:
+            return None
+        raise
+
+
 # A file's description by its driver, and its content.
 Seen = tuple[dict[str, Any], bytes]
 
@@ -220,8 +232,8 @@ def replace_object(
     """Write a file if it is still as `seen_object` has told, which is None if it was not there.
 
     The store itself compares, so a request that comes late does no harm. HDFS compares nothing
-    but whether a file is there, and some stores like S3 refuse such requests: there it is written
-    in any case, and False is returned.
+    but whether a file is there, and some stores like S3 answer that they do not: there it is
+    written in any case, and False is returned.
 
     Raises:
         StoreError: EEXIST if there is another one, or the store cannot be used.
@@ -252,10 +264,17 @@ def replace_object(
             status = _status(failure)
             if status in (409, 412):
                 raise FileExistsError(key) from failure
-            if status not in (400, 501):
+            # 400 may have many reasons, such as a connection that was cut.
+            if status != 501:
                 raise
         fs.pipe_file(key, content)
         return False
+
+
+def delete_object(url: str, connect: Connect = connected) -> None:
+    """Delete a file."""
+    with asking(url, connect) as (fs, key):
+        fs.rm_file(key)
 
 
 def opened(path: Any, block_bytes: int = _BLOCK_BYTES) -> BinaryIO:

@@ -16,22 +16,24 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stampede.files import hidden, remove
+from stampede.lease import Lease
 from stampede.store_access import (
-    Connect,
     StoreError,
     StoreFile,
     asking,
     checked,
-    connected,
     content_id,
+    delete_object,
     is_url,
     opened,
     place_of_copies,
+    read_object,
 )
 from stampede.store_copies import SharedFolder, counts
 
@@ -39,6 +41,7 @@ __all__ = [
     "StoreError",
     "asking",
     "at",
+    "continued",
     "delete_object",
     "exists",
     "fetched",
@@ -135,31 +138,10 @@ def identity(path: Any) -> str:
         return content_id(fs.info(key))
 
 
-# Small files
-
-
-def read_object(url: str, connect: Connect = connected) -> bytes | None:
-    """The content of a file; None if it is not there."""
-    try:
-        with asking(url, connect) as (fs, key):
-            fs.invalidate_cache()
-            return fs.cat_file(key)
-    except StoreError as failure:
-        if failure.errno == errno.ENOENT:
-            return None
-        raise
-
-
 def read_range(url: str, start: int, stop: int) -> bytes:
     """The bytes `start` to `stop - 1` of a file."""
     with asking(url) as (fs, key):
         return fs.cat_file(key, start=start, end=stop)
-
-
-def delete_object(url: str, connect: Connect = connected) -> None:
-    """Delete a file."""
-    with asking(url, connect) as (fs, key):
-        fs.rm_file(key)
 
 
 # Folders, and files that are written
@@ -262,15 +244,59 @@ def forgotten(url: str, here: Path) -> None:
 
 
 @contextmanager
+def continued(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Yield a folder to go on in, and what copies it to the URL that it may stand for.
+
+    That is called at the end, too, also of work that failed, whose errors then name the URL.
+    Raises a `StoreError` if another process goes on there.
+    """
+    if not is_url(path):
+        yield local(path), lambda: None
+        return
+    here = working(str(path))
+    lease = Lease(str(path))
+    publish = partial(published, path, here, lease.check)
+    try:
+        taken_up(str(path), here)
+        try:
+            yield here, publish
+        except BaseException as failure:
+            # The failure is what the user must see, with the URL that the user wrote.
+            _rename(failure, str(here), str(path).rstrip("/"))
+            with suppress(OSError):
+                publish()
+            raise
+        publish()
+    finally:
+        lease.release()
+
+
+def _rename(failure: BaseException, here: str, url: str) -> None:
+    """Let a failure name a URL in place of its local folder."""
+    failure.args = tuple(
+        one.replace(here, url) if isinstance(one, str) else one for one in failure.args
+    )
+    # What an `OSError` says is not in its arguments alone.
+    if isinstance(failure, OSError) and isinstance(failure.filename, str):
+        failure.filename = failure.filename.replace(here, url)
+
+
+@contextmanager
 def outgoing(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
     """Yield a path to write to, which is published if it stands for a URL.
 
     Raises:
-        StoreError: it is already there and may not be replaced, or the store cannot be used.
+        StoreError: it is already there and may not be replaced, another process writes it, or the
+            store cannot be used.
     """
-    here = local(path)
+    here, check = local(path), lambda: None
     with ExitStack() as until_published:
         if is_url(path):
+            with SharedFolder(str(path), here) as shared:
+                until_published.enter_context(shared.reserved())
+            lease = Lease(str(path))
+            until_published.callback(lease.release)
+            check = lease.check
             with SharedFolder(str(path), here) as shared:
                 there = shared.there()
                 # A copy of what is whole here, which was cut off, and nothing else.
@@ -280,7 +306,6 @@ def outgoing(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
                 if there and not (overwrite or is_part):
                     reason = "is already there; write another name, or delete it first"
                     raise StoreError(errno.EEXIST, reason, str(path))
-                until_published.enter_context(shared.reserved())
                 # Who replaces a folder looks at what it holds.
                 is_folder = bool(there) and "" not in there and not is_part
                 if is_folder:
@@ -288,4 +313,4 @@ def outgoing(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
             if not is_folder:
                 forgotten(str(path), here)
         yield here
-        published(path)
+        published(path, check=check)

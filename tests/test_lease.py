@@ -1,6 +1,7 @@
 """Leases: of two processes that would write one URL, one does."""
 
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -50,6 +51,56 @@ def test_two_processes_cannot_write_one_url(store, monkeypatch):
     Lease(f"{BUCKET}/runs/a").release()
     assert time.monotonic() - started < 2.5
     assert not store.exists(f"{BUCKET}/runs/.a.lease")
+
+
+WRITES = """
+import sys
+from stampede import stores
+from stampede.lease import Lease
+Lease.SECONDS = 0.2
+with stores.outgoing(sys.argv[1], overwrite=True) as folder:
+    folder.mkdir(parents=True)
+    for number in range(3):
+        (folder / f"part{number}").write_text("one")
+    (folder / "manifest.json").write_text("one")
+    print("written", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+def test_two_machines_cannot_write_one_output(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(Lease, "SECONDS", 1.0)
+    url, stays = f"{BUCKET}/package", subprocess.PIPE
+    here = {**os.environ, "STAMPEDE_STORES": str(tmp_path / "other")}
+    program = [sys.executable, "-c", WRITES, url]
+    with subprocess.Popen(program, stdin=stays, stdout=stays, text=True, env=here) as other:
+        assert other.stdout.readline() == "written\n"
+        with (
+            pytest.raises(
+                stores.StoreError, match=f"^{url}: is being written by process {other.pid}"
+            ),
+            stores.outgoing(url, overwrite=True),
+        ):
+            pass
+        other.communicate("\n")
+    assert other.returncode == 0
+    found = store.find(f"{BUCKET}/package")
+    assert len(found) == 4 and {store.cat_file(name) for name in found} == {b"one"}
+    assert not store.exists(f"{BUCKET}/.package.lease")
+
+
+@pytest.mark.slow
+def test_an_output_whose_lease_is_lost_is_not_copied_on(store):
+    url = f"{BUCKET}/package"
+    with (
+        pytest.raises(stores.StoreError, match=f"^{url}: was taken over by another"),
+        stores.outgoing(url, overwrite=False) as folder,
+    ):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("one")
+        store.pipe_file(f"{BUCKET}/.package.lease", b"{}")
+    assert not store.find(url)
 
 
 @pytest.mark.slow
@@ -150,6 +201,22 @@ def test_a_store_that_does_not_compare_has_leases(store):
         lease.check()
         lease.release()
     assert next(refused) >= 2
+
+
+@pytest.mark.slow
+def test_a_request_that_goes_wrong_is_not_made_without_its_condition(store):
+    url = f"{BUCKET}/runs/a"
+    store_access.replace_object(url, b"first", None)
+    seen = store_access.seen_object(url)
+    store_access.replace_object(url, b"second", seen)
+
+    def answer(method, path):
+        if method == "PUT":
+            return 400, None
+
+    with between(answer), pytest.raises(stores.StoreError):
+        store_access.replace_object(url, b"late", seen)
+    assert stores.read_object(url) == b"second"
 
 
 @pytest.mark.slow

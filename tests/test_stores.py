@@ -14,7 +14,7 @@ import pytest
 from stampede import store_access, stores
 from stampede.data import DataError
 from stampede.data.raw.files import expand, read_blocks
-from stampede.lease import continued
+from stampede.stores import continued
 from support.object_store import BUCKET, between, object_store
 
 
@@ -316,7 +316,7 @@ def test_a_full_disk_here_is_no_fault_of_the_store(store, monkeypatch):
 
 KILLED = """
 import os, sys, threading
-from stampede import store_access, stores
+from stampede import stores
 threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
 stores.published(sys.argv[1])
 """

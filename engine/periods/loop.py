@@ -124,7 +124,8 @@ class _Periods:
         self._cache = folder.path / "cache"
         if "cache" in whole.data.model_fields_set:
             # The cache is deleted after each period, so it must not be shared with other runs.
-            own = hashlib.sha256(os.path.realpath(folder.path).encode()).hexdigest()[:8]
+            of_run = folder.url or os.path.realpath(folder.path)
+            own = hashlib.sha256(of_run.encode()).hexdigest()[:8]
             self._cache = stores.local(whole.data.cache) / f"{whole.run.name}-{own}"
 
     def train(self, follow: bool) -> None:
@@ -149,19 +150,35 @@ class _Periods:
         Later files wait for that training: their ids follow those of the files before.
         """
 
-        def prepare_next() -> str:
-            period = self._next(False)
-            if period is None:
-                return f"no new file for {self._folder.path}"
-            again = [one.file for one in self._ledger.replayed(period)]
-            # A new model of several files scores the last one with the model before.
-            ways = [self._config(period), self._config(period, again)]
-            places = dict.fromkeys(map(prepared, ways[: 1 + bool(again)]))
-            return f"prepared {period.file} in {' and '.join(places)}"
-
-        told = self._here.on_main(prepare_next)
+        if "cache" in self._whole.data.model_fields_set and stores.is_url(self._whole.data.cache):
+            raise SettingsError(
+                f"data.cache: found {self._whole.data.cache}, but --prepare-only writes to a "
+                "folder that the machine of the training mounts, too; write one, or delete this "
+                "key: then the rows are in the run folder, also if run.dir is a URL"
+            )
+        while (told := self._here.on_main(self._prepare_next)) is None:
+            pass
         if self._here.is_main:
             print(told)
+
+    def _prepare_next(self) -> str | None:
+        """What to say of the next file; None if it was left out."""
+        period = self._next(False)
+        if period is None:
+            return f"no new file for {self._folder.path}"
+        again = [one.file for one in self._ledger.replayed(period)]
+        # A new model of several files scores the last one with the model before.
+        ways = [self._config(period), self._config(period, again)]
+        try:
+            places = dict.fromkeys(map(prepared, ways[: 1 + bool(again)]))
+        except UnfinishedFileError:
+            raise
+        except DataError as failure:
+            if not self._leaves_out(period, failure):
+                raise
+            self._leave_out(period, str(failure))
+            return None
+        return f"prepared {period.file} in {' and '.join(places)}"
 
     def _due(self, agreement: Agreement, follow: bool) -> Iterator[Period]:
         """The periods to train, one after another; ends when there is none, unless it follows."""
@@ -258,14 +275,8 @@ class _Periods:
                 raise
             return False
         except DataError as failure:
-            # Leave a file out only for its own errors, not for a full disk.
-            of_file = str(failure).startswith(f"{period.file}:")
             known = getattr(failure, "known_to_all_ranks", False)
-            if not (of_file and known):
-                raise
-            if self._on_bad_file == "error":
-                if "--on-bad-file" not in str(failure):
-                    failure.args = (f"{failure}; or leave the file out with --on-bad-file skip",)
+            if not (known and self._leaves_out(period, failure)):
                 raise
             reason = str(failure)
             self._here.on_main(lambda: self._leave_out(period, reason))
@@ -325,6 +336,15 @@ class _Periods:
             first = self._files.time(stores.at(period.file), read)
             first = period.time if first == LATEST else first
             self._ledger.replace(period.model_copy(update={"bytes": read, "time": first}))
+
+    def _leaves_out(self, period: Period, failure: DataError) -> bool:
+        """Whether a file is left out for a failure; one that stops says how to leave it out."""
+        # Only for its own errors, not for a full disk.
+        if not str(failure).startswith(f"{period.file}:"):
+            return False
+        if self._on_bad_file == "error" and "--on-bad-file" not in str(failure):
+            failure.args = (f"{failure}; or leave the file out with --on-bad-file skip",)
+        return self._on_bad_file == "skip"
 
     def _leave_out(self, period: Period, reason: str) -> None:
         run = self._results.run_of(period.number)

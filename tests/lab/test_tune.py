@@ -18,7 +18,8 @@ from stampede import DataError, SettingsError, TrainingStoppedError, configurati
 from stampede.lab import tune as module
 from stampede.lab.search_space import Parameter, open_parameters
 from stampede.lab.tune import _alone, _configured, _Limits, _Search, _work, main, tune
-from stampede.lease import Lease, continued
+from stampede.lease import Lease
+from stampede.stores import continued
 from support.forked import START_METHOD
 from support.movie_runs import job, prepare_movies
 from support.object_store import BUCKET, object_store

@@ -303,7 +303,7 @@ class Model:
         Args:
             ids: rows of each field's table, by field, sample after sample.
             numbers: `[n, numbers]`, transformed.
-            lengths: `[n]` numbers of ids per sample, for fields with several.
+            lengths: `[n]` numbers of ids per sample, for fields with several; 1 by default.
             weights: of the ids of fields that have some; 1 by default.
 
         Raises:
@@ -324,6 +324,10 @@ class Model:
             found = _whole_numbers(name, ids[name])
             if len(found) and not 0 <= found.min() <= found.max() < size:
                 raise ValueError(f"field {name}: an id is not a row from 0 to {size - 1}")
+            if field.get("pooling") in _APART and name not in lengths:
+                lengths[name] = np.ones(len(found), np.int64)
+            if name in lengths and lengths[name].min(initial=0) < 0:
+                raise ValueError(f"lengths of {name}: found {lengths[name].min()}; write 0 or more")
             if name in lengths and lengths[name].sum() != len(found):
                 raise ValueError(
                     f"lengths of {name}: their sum is {lengths[name].sum()}, but there are "

@@ -279,6 +279,7 @@ def test_samples_that_are_no_mappings(packages):
     "name, value, words",
     [
         ("genres", [1, 1], "lengths of genres: their sum is 2, but there are 3 ids"),
+        ("genres", [4, -1], "lengths of genres: found -1; write 0 or more"),
         ("genres", [2.0, 1.0], "lengths of genres: found [2] float64; write whole numbers, [n]"),
         ("numbers", [[float("nan")], [0]], "numbers: write finite numbers, transformed, [n, 1]"),
         ("numbers", [0.5, 0.25], "numbers: write finite numbers, transformed, [n, 1]"),

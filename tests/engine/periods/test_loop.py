@@ -28,6 +28,7 @@ from stampede.engine.run import run
 from stampede.engine.training import evaluate, trainer
 from stampede.settings import SettingsError
 from support.jobs import tensors_of
+from support.object_store import BUCKET, object_store
 from support.periods import lines, period, train, write_job, write_log, write_logs
 from support.ranks import run_ranks
 
@@ -139,12 +140,36 @@ def test_a_file_that_is_prepared_ahead_is_read_from_there(ways, tmp_path, monkey
     assert number == (2 if "train.replay=0" in ways else 3) and len(lines(folder)) == 1
     train(path, ways)
     assert len(prepared) == number and len(lines(folder)) == 2
-    train(path, ways, prepare_only=True)
+    (folder / "log3.csv").write_text("click,user\nnonsense\n")
+    with pytest.raises(DataError, match="or leave the file out with --on-bad-file skip"):
+        train(path, ways, prepare_only=True)
+    train(path, ways, "skip", prepare_only=True)
     assert "no new file for" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match=r"data\.cache: found s3://clicks/cache, but"):
+        train(path, [*ways, "data.cache=s3://clicks/cache"], prepare_only=True)
     path = write_logs(tmp_path / "whole", [0, 30])
     train(path, ways)
     whole = [{**line, "file": ""} for line in lines(tmp_path / "whole")]
     assert [{**line, "file": ""} for line in lines(folder)] == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_another_machine_trains_on_what_was_prepared(is_shared, tmp_path, monkeypatch):
+    """From a run folder in a store, and a shared `data.cache` or none."""
+    path = write_logs(tmp_path / "log", [0, 30])
+    with object_store(tmp_path / "one"):
+        given = [f"run.dir={BUCKET}/runs", "train.replay=0"]
+        given += [f"data.cache={tmp_path}/shared"] * is_shared
+        train(path, given, prepare_only=True)
+        monkeypatch.setenv("STAMPEDE_STORES", str(tmp_path / "two"))
+        made = []
+        with monkeypatch.context() as watched:
+            watched.setattr(
+                reading, "prepare", lambda *given: made.append(prepare_log(*given)) or made[-1]
+            )
+            train(path, given)
+    assert made == [False, True]
 
 
 @pytest.mark.slow
