@@ -67,7 +67,8 @@ class WholeFiles(HdfsFileSystem):
     def __init__(self, *given: Any, **options: Any) -> None:
         """Connect to the name node with the first request."""
         super().__init__(*given, **options)
-        self.client.inner = _Answered(self.client.inner)
+        client: Any = self.client
+        client.inner = _Answered(client.inner)
 
     @classmethod
     def of(cls, url: str) -> tuple[WholeFiles, str]:
