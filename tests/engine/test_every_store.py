@@ -148,8 +148,9 @@ def test_the_test_part_in_files_of_its_own(store, machine, tmp_path):
     url = train(store, tmp_path / "here", *split, *globs, cache, "run.name=of_globs")
     assert_same(stores.working(url), expected)
     missing = f"{store.bucket}/given/none.csv"
+    none = f"data.test_path={missing}", "run.name=of_none"
     with pytest.raises((DataError, OSError), match=missing):
-        train(store, tmp_path / "here", *split, *there, cache, f"data.test_path={missing}")
+        train(store, tmp_path / "here", *split, *there, cache, *none)
 
 
 @pytest.mark.wide
