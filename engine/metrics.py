@@ -23,6 +23,9 @@ METRICS = {
 }
 PARTS = ("validation", "test")
 
+# Of the logloss, for which logits are scaled: another pass over the rows should be worth it.
+_LEAST_GAIN = 1e-4
+
 # Sorted samples per chunk, so that intermediate results stay in the caches.
 CHUNK = 1 << 17
 
@@ -140,34 +143,68 @@ class PartMetrics:
             found["gauc_unknown_samples"] = self._unknown_samples
         return found
 
-    def intercept(self) -> float:
-        """What to add to all logits so that predictions add up to the clicks.
+    def calibration(self, adds_up: bool = False) -> tuple[float, float]:
+        """Scale and shift of all logits that lower the logloss, see `LogitCalibration`.
 
-        0 if one class is absent, as it would be infinite, or a logit is not finite.
+        The scale moves logits towards the log odds of the clicks, never away from them: a model
+        that has learned its training rows by heart is too certain on others. It is 1 if the logloss
+        would fall by less than 0.0001, and all stay as they are if one class is absent or a logit
+        is not finite.
+
+        Args:
+            adds_up: whether the shift makes the predictions add up to the clicks.
         """
-        # Slow to import.
-        from scipy.optimize import brentq
-
         weight, positive, *_ = self._sums
-        if not 0 < positive < weight:
-            return 0.0
         distinct = list(self._scores.distinct(self._weighted))
-        logits = np.concatenate([one.score for one in distinct]).astype(np.float64)
-        if not np.isfinite(logits).all():
-            # The logloss tells.
-            return 0.0
-        weights = np.concatenate([one.positives + one.negatives for one in distinct])
-        # With the lowest logit at that of the share of clicks, all predictions are too high.
+        logits = np.concatenate([one.score for one in distinct] or [np.zeros(0)]).astype(np.float64)
+        if not 0 < positive < weight or not np.isfinite(logits).all():
+            return 1.0, 0.0
+        clicks, others = (
+            np.concatenate([getattr(one, name) for one in distinct])
+            for name in ("positives", "negatives")
+        )
         share = math.log(positive / (weight - positive))
-        low, high = share - logits.max(), share - logits.min()
+        scale = _best_scale(logits - share, clicks, others, share)
+        shift = (1.0 - scale) * share
+        if adds_up:
+            shift += _intercept(scale * logits + shift, clicks + others, positive, share)
+        return scale, shift
 
-        def excess(by: float) -> float:
-            return weights @ probability(logits + by) - positive
 
-        # Equal logits need no search; rounding may put the ends on one side.
-        if excess(low) >= 0:
-            return float(low)
-        return float(high) if excess(high) <= 0 else float(brentq(excess, low, high))
+def _best_scale(away: np.ndarray, clicks: np.ndarray, others: np.ndarray, share: float) -> float:
+    """From 0 to 1, with the least loss of the logits `share + scale * away`."""
+    # Slow to import.
+    from scipy.optimize import brentq
+
+    def slope(scale: float) -> float:
+        return ((clicks + others) * probability(share + scale * away) - clicks) @ away
+
+    def loss(scale: float) -> float:
+        logits = share + scale * away
+        return clicks @ np.logaddexp(0.0, -logits) + others @ np.logaddexp(0.0, logits)
+
+    # The loss is convex. At 0 it rises where scores are worse than none.
+    if not slope(0.0) < 0.0 < slope(1.0):
+        return 1.0
+    scale = float(brentq(slope, 0.0, 1.0))
+    least = _LEAST_GAIN * (clicks.sum() + others.sum())
+    return scale if loss(1.0) - loss(scale) >= least else 1.0
+
+
+def _intercept(logits: np.ndarray, weights: np.ndarray, positive: float, share: float) -> float:
+    """What to add to all logits so that predictions add up to the clicks."""
+    from scipy.optimize import brentq
+
+    # With the lowest logit at that of the share of clicks, all predictions are too high.
+    low, high = share - logits.max(), share - logits.min()
+
+    def excess(by: float) -> float:
+        return weights @ probability(logits + by) - positive
+
+    # Equal logits need no search; rounding may put the ends on one side.
+    if excess(low) >= 0:
+        return float(low)
+    return float(high) if excess(high) <= 0 else float(brentq(excess, low, high))
 
 
 # Metrics of which the mean over the goals of a model is one too.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,18 @@ def run(config: Config, after_epoch: AfterEpoch | None = None) -> RunFolder:
             # Refuse a folder in use before the first of the two trainings.
             with RunFolder(os.path.join(config.run.dir, config.run.name)) as folder:
                 here.on_main(lambda: folder.reserve(config))
-            config, after_epoch = _refitted(config, here, after_epoch), None
+            config, calibration = _refitted(config, here, after_epoch)
+            return run_here(config, here, calibration=calibration)
         return run_here(config, here, after_epoch=after_epoch)
 
 
-def _refitted(config: Config, here: Processes, after_epoch: AfterEpoch | None) -> Config:
-    """Let a run with a validation part choose the epochs; returns the run on all rows with them.
+def _refitted(
+    config: Config, here: Processes, after_epoch: AfterEpoch | None
+) -> tuple[Config, list[list[float]]]:
+    """Let a run with a validation part choose the epochs; the run on all rows with them.
 
-    That has every setting of the first one. Rates that fall end at 0 after the chosen epochs.
+    That has every setting of the first one, and its calibration. Rates that fall end at 0 after the
+    chosen epochs.
     """
     name = f"{config.run.name}-selection"
     given = config.model_dump(mode="json")
@@ -74,11 +79,12 @@ def _refitted(config: Config, here: Processes, after_epoch: AfterEpoch | None) -
     run_here(chooses, here, after_epoch=after_epoch)
     chose = RunFolder(os.path.join(config.run.dir, name))
     saved = here.on_main(lambda: load_config_of_run(chose.config_file).model_dump(mode="json"))
-    epochs = here.on_main(lambda: chose.read_summary()["best_epoch"]) or saved["train"]["epochs"]
+    found = here.on_main(chose.read_summary)
+    epochs = found["best_epoch"] or saved["train"]["epochs"]
     saved["run"]["name"] = config.run.name
     saved["train"]["epochs"] = saved["evaluate"]["every_epochs"] = epochs
     # Only the last epoch is evaluated, so nothing is chosen by the test part.
-    saved["evaluate"] |= {"select_on": "test", "patience": 0, "every": 0}
+    saved["evaluate"] |= {"select_on": "test", "patience": 0, "every": 0, "calibrate": False}
     saved["evaluate"] |= {"compare_with_lr": False, "compare_with_trees": False}
     data = saved["data"]
     if data.get("validation_path"):
@@ -95,7 +101,8 @@ def _refitted(config: Config, here: Processes, after_epoch: AfterEpoch | None) -
             schedule["warmup"] = min(schedule["warmup"], epochs / 4)
     if here.is_main:
         print(f"epoch {epochs} was the best: training again, on the validation rows too\n")
-    return check_config(saved, Path(config.run.name), here.world_size)
+    refits = check_config(saved, Path(config.run.name), here.world_size)
+    return refits, found["validation"].get("logit_calibration", [])
 
 
 def run_here(
@@ -103,12 +110,14 @@ def run_here(
     here: Processes,
     scored: ScoredBefore | None = None,
     after_epoch: AfterEpoch | None = None,
+    calibration: Sequence[Sequence[float]] = (),
 ) -> RunFolder:
     """`run` in processes that are already connected; all must call it.
 
     Args:
         scored: of a period whose rows another model than the run's own scores.
         after_epoch: see `run`.
+        calibration: of a new run's logits, see `LogitCalibration`.
     """
     check_same_run(config, here)
     check_installed(config)
@@ -126,6 +135,9 @@ def run_here(
         with watched(here, config.run, folder.path):
             run, is_new, regression = _begun(config, folder, continued, here, scored)
             run.after_epoch = after_epoch
+            if is_new:
+                run.progress.calibration = [[*of_goal] for of_goal in calibration]
+            run.job.ctr_model.calibration.set(run.progress.calibration)
             summary = _trained(run, is_new, regression)
             if scored is not None:
                 # The data are those of a first period.

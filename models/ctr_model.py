@@ -13,6 +13,7 @@ from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from stampede.models.batch_norm import use_global_batches
+from stampede.models.calibration import LogitCalibration
 from stampede.models.dropout import draw_by_sample
 from stampede.models.embedding_front import EmbeddingFront
 from stampede.models.fm_terms import scaled
@@ -51,6 +52,7 @@ class CTRModel(nn.Module):
         numbers: number of numeric inputs.
         first_order: whether there is a first-order term.
         first_order_scale: its `scale`.
+        calibration: of the logits outside of training.
         goal_losses: the sum of the goals' losses; None for a single label.
         batch_norms: all `nn.BatchNorm1d`, as `GlobalBatchNorm`.
 
@@ -118,6 +120,7 @@ class CTRModel(nn.Module):
             goals=max(1, len(goals)), histories=queries,
         )  # fmt: skip
         self.bias = nn.Parameter(torch.zeros(shape.goals))
+        self.calibration = LogitCalibration(shape.goals)
         self._draw_layers(name, shape, options, unit, seed)
         self.batch_norms = [
             norm for part in (self.network, self.attention) for norm in use_global_batches(part)
@@ -203,7 +206,7 @@ class CTRModel(nn.Module):
     ) -> Tensor:
         """Logits from looked-up rows and histories, see `LookedUp`, and numbers.
 
-        They are `[batch]`, or `[batch, goals]` with several goals.
+        They are `[batch]`, or `[batch, goals]` with several goals; calibrated, but in training.
 
         A sample's logit depends on that sample alone, except by batch norm in training.
 
@@ -217,6 +220,12 @@ class CTRModel(nn.Module):
             rows, histories = self._of_one_width(rows, histories or {})
         if histories:
             rows = self._attended(rows, histories)
+        logits = self._uncalibrated(rows, dense, histories)
+        return logits if self.training else self.calibration(logits)
+
+    def _uncalibrated(
+        self, rows: Tensor, dense: Tensor, histories: Mapping[str, History] | None
+    ) -> Tensor:
         scale = self.first_order_scale
         if self._network_adds_first_order():
             stored, dim = self.front.stored(rows), self.front.columns.dim

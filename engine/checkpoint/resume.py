@@ -47,8 +47,8 @@ _FREE = ("model.import", "model.initial_bias", "model.pretrained",
          "train.compile", "train.on_nonfinite", "train.timing_every", "train.profile.",
          "train.negative_rate",
          "evaluate.batch_size", "evaluate.every", "evaluate.every_epochs", "evaluate.patience",
-         "evaluate.metrics", "evaluate.group_by", "evaluate.compare_with_", "checkpoint.",
-         "sharding.")  # fmt: skip
+         "evaluate.metrics", "evaluate.calibrate", "evaluate.group_by", "evaluate.compare_with_",
+         "checkpoint.", "sharding.")  # fmt: skip
 
 # Moments of a frozen table do not exist.
 _FREEZES = re.compile(r"model\.pretrained\..+\.train")

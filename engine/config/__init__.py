@@ -294,9 +294,9 @@ class Config(Section):
                 "evaluate.select_on is 'validation' but data.validation_fraction is 0; write a "
                 "fraction above 0, or evaluate.select_on: test"
             )
-        if self.evaluate.calibrate and self.model.name == "esmm":
+        if self.evaluate.calibrate is True and self.model.name == "esmm":
             raise ValueError(
-                "evaluate.calibrate sets the bias of each score, but the second score of esmm is a "
+                "evaluate.calibrate shifts each score, but the second score of esmm is a "
                 "product of two; write evaluate.calibrate: false"
             )
         if self.run.overwrite and self.checkpoint.resume == "auto":
@@ -329,10 +329,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_uses_of_the_validation_part(self) -> Config:
-        refits, calibrates = self.train.refit, self.evaluate.calibrate
+        refits, adds_up = self.train.refit, self.evaluate.calibrate is True
         is_chosen_on_test = self.evaluate.select_on == "test"
         if is_chosen_on_test or getattr(self.data, "split", "") == "periods":
-            for key, uses in {"train.refit": refits, "evaluate.calibrate": calibrates}.items():
+            for key, uses in {"train.refit": refits, "evaluate.calibrate": adds_up}.items():
                 if uses:
                     raise ValueError(
                         f"{key} needs the validation part, which this run does not have; write "
@@ -350,15 +350,11 @@ class Config(Section):
                 "train.refit trains on all rows before the test part, data.train_rows on the last "
                 "ones; write only one of them"
             )
-        # Settings that go by the validation part.
-        others = {"evaluate.calibrate": calibrates}
         for part in ("embedding", "dense"):
-            others[f"optim.{part}.plateau"] = getattr(self.optim, part).plateau.factor < 1
-        for key, uses in others.items():
-            if uses:
+            if getattr(self.optim, part).plateau.factor < 1:
                 raise ValueError(
-                    f"{key} goes by the validation part, which train.refit trains on; write only "
-                    "one of them"
+                    f"optim.{part}.plateau goes by the validation part, which train.refit trains "
+                    "on; write only one of them"
                 )
         return self
 
@@ -449,6 +445,12 @@ def goal_weights(config: Config, goals: Sequence[str]) -> dict[str, float]:
     if not chosen:
         chosen, default = config.train.goals, 1.0
     return {goal: chosen.get(goal, default) for goal in goals}
+
+
+def is_calibrated(config: Config) -> bool:
+    """Whether the scores of the validation part calibrate the model."""
+    asked, settings = config.evaluate.calibrate, config.evaluate
+    return settings.select_on == "validation" and bool(asked) and config.model.name != "esmm"
 
 
 def check_divides(config: Config, world_size: int, where: str = "") -> None:

@@ -38,10 +38,11 @@ class EvaluateSection(Section):
         description="what chooses the best epoch, stops early and reduces rates; both: AUC minus "
         "logloss; null: by the recipe, both",
     )
-    calibrate: bool = Field(
-        False,
-        description="before each evaluation, set the bias so that the predictions of the "
-        "validation part add up to its clicks; the model keeps it, also in predict and packages",
+    calibrate: Literal["auto", True, False] = Field(
+        "auto",
+        description="auto: where scores are too certain, move them towards the share of clicks by "
+        "the validation part; true: also let its predictions add up to its clicks; the model keeps "
+        "it, also in predict and packages; auto: not for esmm",
     )
     select_goals: Annotated[
         dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_one_goal)

@@ -119,7 +119,9 @@ def dense_model(trained: Trained) -> CTRModel:
     """
     model = build_model(trained.config, trained.data)
     model.negative_rate = trained.config.train.negative_rate
-    check_same_network(trained.checkpoint, read_manifest(trained.checkpoint), model.state_dict())
+    manifest = read_manifest(trained.checkpoint)
+    check_same_network(trained.checkpoint, manifest, model.state_dict())
+    model.calibration.set(manifest.progress.calibration)
     _read(trained, model, tables=False)
     return model.eval()
 

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from stampede.data import Batch, GlobalBatches
 from stampede.data.samples import aligned, by_goal
-from stampede.engine.config import goal_weights
+from stampede.engine.config import goal_weights, is_calibrated
 from stampede.engine.config.evaluate import EvaluateSection
 from stampede.engine.console import progress_bar
 from stampede.engine.errors import DivergedError, TrainingStoppedError
@@ -40,7 +40,7 @@ def evaluate(
     on_batch: Callable[[int], None] | None = None,
     unseen_rows: Mapping[str, int] | None = None,
     goals: Mapping[str, float] | None = None,
-    intercepts: bool = False,
+    calibrates: bool = False,
 ) -> dict[str, Any]:
     """Score every sample once; the metrics by name, the same on every rank, see `PartMetrics`.
 
@@ -52,7 +52,7 @@ def evaluate(
         unseen_rows: row of unseen ids, by field; adds metrics of the samples with such an id, as
             `new_ids_auc` etc.
         goals: several goals, in the order of the labels, with their weights in `over_goals`.
-        intercepts: adds `intercepts`, a list of `PartMetrics.intercept` of each goal.
+        calibrates: adds `logit_calibration`, see `PartMetrics.calibration`, of each goal.
 
     Raises:
         TrainingStoppedError: rank 0 has no memory for the scores.
@@ -72,7 +72,7 @@ def evaluate(
                 on_batch(number)
         # Rank 0 sorts the scores, and the others wait for it.
         with processes.heartbeat.slowly("computing metrics"):
-            found = scores.metrics(intercepts)
+            found = scores.metrics(calibrates)
     model.train()
     return found
 
@@ -128,14 +128,17 @@ class _Scores:
         if sum(self._samples) >= _TOGETHER:
             self._send()
 
-    def metrics(self, intercepts: bool = False) -> dict[str, Any]:
-        """The metrics of all samples, see `PartMetrics.result`, and `intercepts`."""
+    def metrics(self, calibrates: bool = False) -> dict[str, Any]:
+        """The metrics of all samples, see `PartMetrics.result`, and `logit_calibration`."""
 
         def result() -> dict[str, Any]:
             found = []
             further = {}
-            if intercepts:
-                further["intercepts"] = [of_all.intercept() for of_all in self._metrics]
+            if calibrates:
+                adds_up = self._settings.calibrate is True
+                further["logit_calibration"] = [
+                    list(of_all.calibration(adds_up)) for of_all in self._metrics
+                ]
             for of_all, of_new in zip(self._metrics, self._metrics_of_new_ids, strict=True):
                 found.append(of_all.result())
                 if of_new.samples:
@@ -219,15 +222,15 @@ def evaluate_run(
     Tables must be up to date. An interrupted evaluation changes only the log, see
     `Progress.metrics_lines`.
     """
-    progress, settings, bias = run.progress, run.config.evaluate, run.job.ctr_model.bias
-    before = bias.detach().clone()
+    progress, settings = run.progress, run.config.evaluate
     try:
         results = _evaluate_parts(run, reader, on_batch)
     except BaseException:
         # An interrupted evaluation is repeated.
-        with torch.no_grad():
-            bias.copy_(before)
+        run.job.ctr_model.calibration.set(progress.calibration)
         raise
+    if is_calibrated(run.config) and "validation" in results:
+        progress.calibration = results["validation"]["logit_calibration"]
     progress.last = results
     progress.evaluated_step = progress.step
     progress.metrics_lines = run.folder.metrics_lines
@@ -242,7 +245,7 @@ def evaluate_run(
 def _evaluate_parts(
     run: TrainingRun, reader: Reader, on_batch: Callable[[int], None]
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate and log; with `evaluate.calibrate` first adjust the bias on the validation part."""
+    """Evaluate and log; the scores of the validation part calibrate the model first."""
     progress, settings = run.progress, run.config.evaluate
     unseen = run.dataset.unseen_rows if run.dataset.period else None
     goals = goal_weights(run.config, run.dataset.goals)
@@ -253,11 +256,16 @@ def _evaluate_parts(
             continue
         batches = reader.evaluation(part)
         given = run.job.model, batches, run.processes, settings, on_batch, unseen, goals
-        if settings.calibrate and name == "validation":
-            with torch.no_grad():
-                bias = run.job.ctr_model.bias
-                bias += bias.new_tensor(evaluate(*given, intercepts=True)["intercepts"])
-        result = evaluate(*given)
+        if name == "validation" and is_calibrated(run.config):
+            calibration = run.job.ctr_model.calibration
+            calibration.set([])
+            result = evaluate(*given, calibrates=True)
+            found = result["logit_calibration"]
+            calibration.set(found)
+            if any(one != [1.0, 0.0] for one in found):
+                result = {**evaluate(*given), "logit_calibration": found}
+        else:
+            result = evaluate(*given)
         results[name] = result
         line = {"kind": "evaluation", "part": name, "step": progress.step}
         line |= {"train_seconds": progress.train_seconds, **result}

@@ -28,6 +28,7 @@ class Progress:
         plateau, table_plateau: see `stampede.engine.training.plateau.Plateau`.
         selected, last: evaluations of the best epoch and the newest ones, by part.
         evaluated_step: the step of the newest ones.
+        calibration: scale and shift of each goal's logits, see `LogitCalibration`; empty for none.
         metrics_lines: lines of `metrics.jsonl` so far.
     """
 
@@ -54,6 +55,7 @@ class Progress:
     selected: dict[str, dict[str, Any]] = field(default_factory=dict)
     last: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluated_step: Count = 0
+    calibration: list[list[float]] = field(default_factory=list)
     metrics_lines: Count = 0
 
     @property

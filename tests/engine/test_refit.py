@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stampede import open_run
+from stampede.engine.checkpoint.manifest import read_manifest
 from stampede.engine.checkpoint.retention import newest
 from stampede.engine.config.load import load_config
 from stampede.engine.run import run
@@ -81,7 +82,16 @@ def test_it_is_the_run_without_a_validation_part_and_with_the_epochs_it_chose(
     assert f"epoch {epochs} was the best: training again" in printed
     assert f"epoch {epochs}: the only one that was evaluated" in printed
     given = [*GIVEN, *keys, *without, *WITHOUT_VALIDATION, f"train.epochs={epochs}"]
-    assert same_bits(refitted, trained("expected", *given))
+    expected = trained("expected", *given)
+    assert same_bits(refitted, expected)
+    # The scores are calibrated as those of the first run.
+    ((scale, shift),) = chose.metrics["validation"]["logit_calibration"]
+    assert read_manifest(newest(refitted.path / "checkpoints")).progress.calibration == [
+        [scale, shift]
+    ]
+    if (scale, shift) != (1, 0):
+        ours, others = (run_of.summary["last"]["test"] for run_of in (refitted, expected))
+        assert ours["auc"] == others["auc"] and ours["logloss"] != others["logloss"]
     rows = refitted.summary["rows"]
     first = chose.summary["rows"]
     assert rows == {"train": first["train"] + first["validation"], "test": first["test"]}
@@ -133,7 +143,6 @@ def test_an_interrupted_refit_continues_with_the_same_bits(trained, monkeypatch)
             ["optim.dense.plateau.factor=0.5"],
             "plateau goes by the validation part, which train.refit",
         ),
-        (["evaluate.calibrate=true"], "which train.refit trains on; write only one"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(trained, given, said):

@@ -1,37 +1,72 @@
-"""`evaluate.calibrate`: the bias that makes the validation part's predictions add up."""
+"""`evaluate.calibrate`: scale and shift of the logits, by the validation part."""
 
-import json
 import signal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import expit
+from scipy.special import expit, logit
+from sklearn.metrics import log_loss
+from torch.nn import functional
 
+from stampede import open_run
 from stampede.engine.errors import InterruptedRunError
+from stampede.engine.inference.export_command import main as export
 from stampede.engine.metrics import PartMetrics
 from stampede.engine.training import evaluate as made_by
 from stampede.engine.watching.stop import StopRequestedError
+from stampede.models import CTRModel
 from stampede.settings import SettingsError
 from support.jobs import lines, run_small, same_end, small_config
-from support.predicting import scores
+from support.packages import loaded, open_test_part
+from support.predicting import run_command, scores
 from support.ranks import run_ranks
 
 CALIBRATED = ["evaluate.calibrate=true", "evaluate.metrics=[calibration]"]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([1.0, 30.0]))
-def test_predictions_add_up_to_the_clicks(seed, weighted, scale):
+def drawn(seed, weighted, scale):
+    """Logits that are `scale` times those that the labels of 300 samples were drawn with."""
     draw = np.random.default_rng(seed)
-    logits = (scale * draw.normal(size=50)).astype(np.float32)
-    labels = draw.integers(0, 2, 50)
-    weights = (draw.random(50) if weighted else np.ones(50)).astype(np.float32)
+    truth = draw.normal(-1.0, 1.5, 300)
+    labels = (draw.random(300) < expit(truth)).astype(np.float32)
+    weights = (draw.random(300) if weighted else np.ones(300)).astype(np.float32)
+    return (scale * truth).astype(np.float32), labels, weights
+
+
+def calibration(logits, labels, weights, **options):
     metrics = PartMetrics([])
     metrics.add(logits, labels, weights)
-    by = metrics.intercept()
-    predicted = weights @ expit(logits.astype(np.float64) + by)
+    return metrics.calibration(**options)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([0.5, 1.0, 1.5, 30.0]))
+def test_no_other_scale_has_a_lower_loss(seed, weighted, by):
+    logits, labels, weights = drawn(seed, weighted, by)
+    scale, shift = calibration(logits, labels, weights)
+    share = logit(np.average(labels, weights=weights))
+
+    def loss(scale):
+        moved = torch.tensor(share + scale * (logits - share))
+        given = torch.tensor(labels).double(), torch.tensor(weights)
+        return functional.binary_cross_entropy_with_logits(moved.double(), *given).item()
+
+    assert 0 < scale <= 1 and shift == pytest.approx((1 - scale) * share)
+    others = np.linspace(0.0, 1.0, 201)
+    assert min(map(loss, others)) > loss(scale) - 1.1e-4 * weights.mean()
+    # Logits that are not certain enough stay.
+    assert scale == 1 if by == 0.5 else by < 30 or scale < 0.1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([1.0, 30.0]))
+def test_predictions_add_up_to_the_clicks(seed, weighted, by):
+    logits, labels, weights = drawn(seed, weighted, by)
+    scale, shift = calibration(logits, labels, weights, adds_up=True)
+    predicted = weights @ expit(scale * logits.astype(np.float64) + shift)
     assert predicted == pytest.approx(weights.astype(np.float64) @ labels, rel=1e-6)
 
 
@@ -45,34 +80,80 @@ def test_predictions_add_up_to_the_clicks(seed, weighted, scale):
     ],
 )
 def test_of_one_class_or_equal_or_diverged_logits(logits, labels, expected):
-    metrics = PartMetrics([])
-    metrics.add(np.float32(logits), np.array(labels), np.ones(len(labels), np.float32))
-    assert metrics.intercept() == pytest.approx(expected, abs=1e-6)
+    given = np.float32(logits), np.array(labels), np.ones(len(labels), np.float32)
+    assert calibration(*given) == (1.0, 0.0)
+    assert calibration(*given, adds_up=True) == (1.0, pytest.approx(expected, abs=1e-6))
 
 
-@pytest.mark.wide
-def test_the_model_keeps_it(tmp_path):
+@pytest.mark.parametrize("goals", [["click"], ["click", "buy"]])
+def test_a_model_scores_with_it_and_trains_without(goals):
+    several = goals if len(goals) > 1 else []
+    model = CTRModel("mmoe" if several else "deepfm", {"a": 5}, 1, 4, [8], 1, goals=several)
+    model.front.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    given = torch.randn(6, model.front.columns.stored), torch.randn(6, 1)
+    model.eval()
+    before = model.logits(*given)
+    pairs = [[0.5, 0.25], [0.125, -1.0]][: len(goals)]
+    model.calibration.set(pairs)
+    scales, shifts = torch.tensor(pairs).T
+    expected = before * scales + shifts
+    assert torch.equal(model.logits(*given), expected)
+    assert torch.equal(model.train().logits(*given), before)
+    assert not any("calibration" in name for name in model.state_dict())
+
+
+# Two epochs, the second one with a rate at which it learns its rows by heart.
+BY_HEART = ["train.epochs=2", "optim.embedding.lr=0.3", "optim.dense.lr=0.02"]
+
+
+@pytest.mark.slow
+def test_the_run_and_all_that_score_with_it_keep_it(tmp_path):
+    run_small(tmp_path, [*BY_HEART, "evaluate.calibrate=false", "run.name=without"])
+    run_small(tmp_path, [*BY_HEART, "run.name=with"])
+    without, found = (open_run(tmp_path / name).metrics for name in ("without", "with"))
+    ((scale, shift),) = found["validation"]["logit_calibration"]
+    assert 0 < scale < 0.9
+    for part in ("validation", "test"):
+        # The order of scores stays; float32 may join neighbours.
+        assert found[part]["auc"] == pytest.approx(without[part]["auc"], abs=1e-4)
+        assert found[part]["logloss"] < without[part]["logloss"] - 0.01
+    assert "logit_calibration" not in without["validation"]
+    ours = scores(tmp_path / "with", ["@run"], tmp_path)
+    before = scores(tmp_path / "without", ["@run"], tmp_path)["score"].to_numpy()
+    expected = expit(scale * logit(before) + shift)
+    # float32 rounds scores near 1.
+    near = (before > 1e-3) & (before < 1 - 1e-3)
+    assert near.any() and ours["score"].to_numpy()[near] == pytest.approx(expected[near], abs=1e-4)
+    logged = log_loss(ours["label"], ours["score"])
+    assert logged == pytest.approx(found["test"]["logloss"], rel=1e-5)
+    status, said = run_command(export, tmp_path / "with", tmp_path / "package")
+    assert status == 0, said
+    model, samples = loaded(tmp_path / "package"), open_test_part(tmp_path / "with")
+    ids = {name: samples.ids[:, place].numpy() for place, name in enumerate(model.fields)}
+    found = model.score_rows(ids, samples.dense.numpy())
+    assert np.array_equal(found, ours["score"].to_numpy()[: len(found)])
+
+
+@pytest.mark.slow
+def test_predictions_of_a_run_add_up(tmp_path):
     run_small(tmp_path, [*CALIBRATED, "train.epochs=2", "run.name=with"])
     run_small(tmp_path, [*CALIBRATED[1:], "train.epochs=2", "run.name=without"])
-    found = {name: json.loads((tmp_path / name / "summary.json").read_text())
-             for name in ("with", "without")}  # fmt: skip
-    assert found["with"]["validation"]["calibration"] == pytest.approx(1, abs=1e-5)
-    assert abs(found["without"]["validation"]["calibration"] - 1) > 1e-3
-    # Predicting scores with the bias of the checkpoint.
-    predicted = scores(tmp_path / "with", ["@run"], tmp_path)["score"].mean()
-    labels = scores(tmp_path / "with", ["@run"], tmp_path)["label"].mean()
-    assert predicted / labels == pytest.approx(found["with"]["calibration"], rel=1e-5)
+    found, without = (open_run(tmp_path / name).metrics for name in ("with", "without"))
+    assert found["validation"]["calibration"] == pytest.approx(1, abs=1e-5)
+    assert abs(without["validation"]["calibration"] - 1) > 1e-3
 
 
 @pytest.mark.wide
-def test_an_interrupted_evaluation_leaves_the_bias(tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_leaves_the_calibration(tmp_path, monkeypatch):
     run_small(tmp_path, [*CALIBRATED, "train.epochs=2", "run.name=whole"])
     run_small(tmp_path, [*CALIBRATED, "train.epochs=1", "run.name=parts"])
     real = made_by.evaluate
 
     def evaluate(*given, **options):
         if len(seen := [*taken, given]) == 3:
-            # The bias is set, and a checkpoint is written now.
+            # The calibration is set, and a checkpoint is written now.
             raise StopRequestedError(signal.SIGTERM)
         taken[:] = seen
         return real(*given, **options)
@@ -102,7 +183,7 @@ def test_two_ranks_find_the_same(tmp_path):
     "overrides, said",
     [
         (["evaluate.select_on=test"], "needs the validation part"),
-        (["model.name=esmm"], "sets the bias"),
+        (["model.name=esmm"], "shifts each score"),
     ],
 )
 def test_what_it_cannot_calibrate_is_refused(tmp_path, overrides, said):
