@@ -46,12 +46,13 @@ def _predict(given: argparse.Namespace) -> None:
     )
     with stores.outgoing(given.output, given.overwrite) as output:
         done = predict(trained, given.inputs, output, options)
-    aside = str(done.bad_rows_file)
-    if stores.is_url(given.output):
-        aside = f"{given.output.rpartition('.')[0]}.bad_rows.jsonl"
-        stores.published(aside)
-        if given.overwrite and not done.bad_rows and stores.exists(aside):
-            stores.delete_object(aside)
+        aside = str(done.bad_rows_file)
+        if stores.is_url(given.output):
+            # While no other process may write the scores.
+            aside = f"{given.output.rpartition('.')[0]}.bad_rows.jsonl"
+            stores.published(aside)
+            if given.overwrite and not done.bad_rows and stores.exists(aside):
+                stores.delete_object(aside)
     rate = done.rows / max(done.seconds, 1e-9)
     rows = [
         ("scores", given.output),
