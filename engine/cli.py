@@ -184,7 +184,9 @@ def parse_command_line(
 
 def _cluster(parsed: argparse.Namespace) -> Cluster:
     """The devices to plan for."""
-    from stampede.engine.planning.planner import Cluster, parse_bytes
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    from stampede.engine.planning.planner import Cluster
 
     world_size, memory = parsed.world_size, parsed.device_memory
     for name, value in (("--world-size", world_size), ("--device-memory", memory)):
@@ -203,7 +205,13 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
             f"--world-size {world_size} is not a multiple of --devices-per-node {node}; write "
             f"{max(1, nodes) * node} or {(nodes + 1) * node} devices, or other --devices-per-node"
         )
-    size = parse_bytes(memory, "--device-memory")
+    try:
+        size = TypeAdapter(ByteSize).validate_python(memory)
+    except ValidationError:
+        raise SettingsError(
+            f"--device-memory: found {memory!r}; write a number and a unit, such as 141GB (10^9 "
+            "bytes) or 80GiB (2^30 bytes)"
+        ) from None
     return Cluster(world_size, node, parsed.compute_device or "cuda", size)
 
 

@@ -21,8 +21,8 @@ from stampede.engine.job.optimizers import (
 )
 from stampede.engine.job.precision import choose_precision
 from stampede.engine.job.threads import step_threads
-from stampede.engine.planning.planner import make_plan, sharding_types
-from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.planner import make_plan
+from stampede.engine.planning.tables import ids_per_sample
 from stampede.engine.planning.workload import workload
 from stampede.engine.processes import Processes
 from stampede.models import CTRModel, cpu
@@ -87,11 +87,11 @@ def _sharded(
         kernels=config.run.kernels,
     )
     plan = make_plan(
+        config,
         model,
         sharders,
-        sharding_types(config, processes.world_size),
         lambda: workload(
-            config, planned_data(config, dataset), model, processes.world_size, device.type
+            config, dataset, ids_per_sample(dataset), model, processes.world_size, device.type
         ),
         processes,
     )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from pydantic import ByteSize, TypeAdapter, ValidationError
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -20,7 +18,6 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
-    Shard,
     ShardEstimator,
     ShardingOption,
     Stats,
@@ -30,11 +27,12 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from stampede.engine.config import Config
 from stampede.engine.config.optim import IN_ORDER_SHARDING_TYPES
+from stampede.engine.console import readable_bytes
+from stampede.engine.errors import DoesNotFitError
 from stampede.engine.memory import memory_limit
 from stampede.engine.planning.workload import Workload
 from stampede.engine.processes import Processes
 from stampede.optim.sharded.supported import SHARDING_TYPES
-from stampede.settings import SettingsError
 
 # Fewest columns of a shard; FBGEMM needs a multiple of 4. By default the planner would not split
 # tables as narrow as a CTR model's.
@@ -43,26 +41,8 @@ _SMALLEST_PARTITION = 4
 # Share of a GPU's memory kept for CUDA, NCCL and fragmentation: TorchRec's own default.
 _RESERVED_OF_GPU = 0.15
 
-
-def parse_bytes(text: str, option: str) -> int:
-    """Bytes of a size such as `141GB` (10^9 each), `80GiB` (2^30 each) or `512MB`.
-
-    Args:
-        option: the command line option, for the message.
-
-    Raises:
-        SettingsError: it is not a size above 0.
-    """
-    # pydantic would also take numbers without a unit, and bits.
-    if text.lower().endswith("b"):
-        with suppress(ValidationError):
-            size = TypeAdapter(ByteSize).validate_python(text)
-            if size > 0:
-                return size
-    raise SettingsError(
-        f"{option}: found {text!r}; write a number above 0 and a unit, such as 141GB (10^9 bytes) "
-        "or 80GiB (2^30 bytes)"
-    )
+# Even the best plan is a little uneven: how much room a proposal leaves above an even share.
+_UNEVEN = 1.05
 
 
 @dataclass(frozen=True)
@@ -98,9 +78,9 @@ def sharding_types(config: Config, world_size: int) -> Sequence[str]:
 
 
 def make_plan(
+    config: Config,
     model: nn.Module,
     sharders: list[ModuleSharder[nn.Module]],
-    sharding_types: Sequence[str],
     workload: Callable[[], Workload],
     processes: Processes,
 ) -> ShardingPlan:
@@ -110,7 +90,7 @@ def make_plan(
         workload: returns what a step takes; called on rank 0 only.
 
     Raises:
-        SettingsError: the tables do not fit with these sharding types.
+        DoesNotFitError: there is none, see `search_plan`.
     """
     world_size, node = processes.world_size, processes.local_world_size
     if processes.device.type == "cuda":
@@ -118,9 +98,7 @@ def make_plan(
     else:
         memory = memory_limit() // node
     cluster = Cluster(world_size, node, processes.device.type, memory)
-    return processes.on_main(
-        lambda: search_plan(model, sharders, sharding_types, workload(), cluster)
-    )
+    return processes.on_main(lambda: search_plan(config, model, sharders, workload(), cluster))
 
 
 def describe_plan(plan: ShardingPlan) -> str:
@@ -131,21 +109,26 @@ def describe_plan(plan: ShardingPlan) -> str:
 
 
 def search_plan(
+    config: Config,
     model: nn.Module,
     sharders: list[ModuleSharder[nn.Module]],
-    sharding_types: Sequence[str],
     workload: Workload,
     cluster: Cluster,
     stats: Stats | None = None,
 ) -> ShardingPlan:
-    """The planner's choice; a SettingsError if the tables do not fit with these sharding types."""
+    """The planner's choice.
+
+    Raises:
+        DoesNotFitError: the tables do not fit with the sharding types of the configuration.
+    """
     on_gpu = cluster.device_type == "cuda"
+    types = sharding_types(config, cluster.world_size)
     constraints = {}
     for name, table in workload.tables.items():
         # Where rows are split, ranks add up parts of a bag: the bits depend on the ranks.
-        whole = workload.reproducible and table.has_bags
+        whole = config.train.reproducible and table.has_bags
         constraints[name] = ParameterConstraints(
-            sharding_types=[ShardingType.TABLE_WISE.value] if whole else list(sharding_types),
+            sharding_types=[ShardingType.TABLE_WISE.value] if whole else list(types),
             min_partition=_SMALLEST_PARTITION,
             pooling_factors=table.ids,
         )
@@ -170,10 +153,29 @@ def search_plan(
         return planner.plan(model, sharders)
     except PlannerError as failure:
         reason = str(failure).strip().splitlines()[0].strip()
-        raise SettingsError(
-            f"sharding.plan: {' or '.join(sharding_types)} gives no plan for {cluster.world_size} "
-            f"ranks: {reason} Try another sharding.plan, more ranks, or smaller tables"
+        raise DoesNotFitError(
+            f"sharding.plan={config.sharding.plan} gives no plan for {cluster.world_size} ranks: "
+            f"{reason} {_shortfall(workload, cluster)}"
         ) from None
+
+
+def _shortfall(work: Workload, cluster: Cluster) -> str:
+    """How much memory a rank needs, and what to change."""
+    own, usable, size = work.common_bytes().sum(), cluster.usable, readable_bytes
+    tries = ["another sharding.plan"]
+    # More ranks help if what each of them needs, whatever the plan, leaves room for tables.
+    room, node = usable / _UNEVEN - own, cluster.local_world_size
+    if room > 0:
+        ranks = math.ceil(work.table_bytes() / room / node) * node
+        tries.append(f"{max(ranks, cluster.world_size + node)} ranks or more")
+    if work.keeps_mean:
+        tries.append("train.averaging=0")
+    tries.append("an optimizer with less state (optim.embedding.optimizer=rowwise_adam)")
+    return (
+        f"Each needs at least {size(own + work.table_bytes() / cluster.world_size)} of the "
+        f"{size(usable)} that a run may take. Try {', '.join(tries)}, smaller tables, or a smaller "
+        "model.dim or train.batch_size"
+    )
 
 
 class _Enumerator(EmbeddingEnumerator):
@@ -209,12 +211,6 @@ class _Storage(ShardEstimator):
         """Write the bytes into the options; other arguments depend on TorchRec's version."""
         for option in sharding_options:
             for shard in option.shards:
-                needed = int(shard_bytes(self._workload, option, shard).sum())
+                of_kinds = self._workload.shard_bytes(option.name, option.sharding_type, shard.size)
+                needed = int(of_kinds.sum())
                 shard.storage = Storage(needed, 0) if self._on_gpu else Storage(0, needed)
-
-
-def shard_bytes(workload: Workload, option: ShardingOption, shard: Shard) -> np.ndarray:
-    """Bytes of a shard of the planner's; see `Workload.shard_bytes`."""
-    rows, columns = shard.size
-    kind = option.sharding_type
-    return workload.shard_bytes(option.name, kind, (rows, columns), shard.offset[1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,8 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from torchrec.distributed.types import ShardingType
 
+from stampede.data import Dataset
 from stampede.engine.config import Config
-from stampede.engine.planning.tables import PlannedData
 from stampede.models import CTRModel, table_name
 from stampede.models.embedding_front import fields_of_tables
 from stampede.models.histories import Jagged
@@ -60,7 +60,7 @@ class Table:
     has_bags: bool
     settings: UpdateSettings
 
-    def state_bytes_per_row(self, columns: int, column_offset: int = 0) -> int:
+    def state_bytes_per_row(self, columns: int) -> int:
         """Bytes of optimizer state per row of a shard with these columns."""
         clipped = self.settings.clip.columns or self.columns
         shapes = self.settings.rule.state_shapes(1, columns, has_rest=clipped < self.columns)
@@ -79,7 +79,6 @@ class Workload:
         dense_parameters: of the layers that every rank copies.
         sample_bytes: of a rank's sample: its inputs, embeddings, and activations.
         batch_size: global.
-        reproducible: whether the bits may not depend on the number of ranks.
         keeps_mean: whether the devices hold a copy of all weights, see `EpochMean`.
     """
 
@@ -88,21 +87,18 @@ class Workload:
     sample_bytes: float
     batch_size: int
     world_size: int
-    reproducible: bool = False
-    keeps_mean: bool = False
+    keeps_mean: bool
 
     @property
     def local_batch_size(self) -> int:
         """Samples of a rank."""
         return self.batch_size // self.world_size
 
-    def shard_bytes(
-        self, name: str, sharding_type: str, size: tuple[int, int], column_offset: int = 0
-    ) -> np.ndarray:
+    def shard_bytes(self, name: str, sharding_type: str, size: Sequence[int]) -> np.ndarray:
         """Bytes of a shard of a table by `KINDS`; `size` is its rows and columns."""
         table, (rows, columns) = self.tables[name], size
         weights = rows * columns * FLOAT
-        state = table.state_bytes_per_row(columns, column_offset)
+        state = table.state_bytes_per_row(columns)
         is_copy = sharding_type == ShardingType.DATA_PARALLEL.value
         samples = self.local_batch_size if is_copy else self.batch_size
         share = rows / table.rows
@@ -139,19 +135,30 @@ class Workload:
 
 
 def workload(
-    config: Config, data: PlannedData, model: CTRModel, world_size: int, device_type: str
+    config: Config,
+    data: Dataset,
+    ids_per_sample: Mapping[str, float],
+    model: CTRModel,
+    world_size: int,
+    device_type: str,
 ) -> Workload:
     """The step that a configuration describes.
 
     Args:
+        ids_per_sample: mean ids per sample of the fields that may have several.
         model: built from it, its tables on `meta`, with their optimizers (`optimize_tables`).
         device_type: `cuda` or `cpu`.
     """
-    tables, histories = {}, data.ids_of_histories()
+    # Of the fields whose rows are looked up one by one.
+    histories = {
+        field: ids_per_sample.get(field, 1.0) for field in (*data.attention, *data.sequences)
+    }
+    tables = {}
     users_of = fields_of_tables(data.vocabulary_sizes, data.shared)
     for field, weights in model.front.weights().items():
         users, chosen = users_of[field], optimizer_of(weights)
-        ids, has_bags = data.ids_of(users), any(user in data.ids_per_sample for user in users)
+        ids = [ids_per_sample.get(user, 1.0) for user in users]
+        has_bags = any(user in ids_per_sample for user in users)
         outputs = sum(histories.get(user, 1.0) for user in users)
         is_pooled = not model.front.has_rows_apart(field)
         table = Table(*weights.shape, ids, outputs, is_pooled, has_bags, chosen.settings)
@@ -168,7 +175,6 @@ def workload(
         inputs + embeddings * FLOAT + activation_bytes_per_sample(model, histories),
         config.train.batch_size,
         world_size,
-        config.train.reproducible,
         # On a GPU the mean is in main memory.
         keeps_mean=device_type == "cpu" and (config.train.averaging or 0) > 1,
     )

@@ -4,7 +4,7 @@ from stampede.engine.config.load import load_config
 from stampede.engine.job import build_model
 from stampede.engine.job.optimizers import optimize_tables, scaled_hyperparameters
 from stampede.engine.planning.planner import Cluster
-from stampede.engine.planning.tables import planned_data
+from stampede.engine.planning.tables import data_of_sizes
 from stampede.engine.planning.workload import workload
 from support.paths import ROOT
 
@@ -15,12 +15,12 @@ def planned_config(*overrides, world_size=1, batch_size=64):
     return load_config(ROOT / "configs/plan_10b.yaml", [*sizes, *overrides], world_size)
 
 
-def work_of(config, world_size=1):
-    """The workload of a configuration."""
-    data = planned_data(config)
+def model_and_work_of(config, world_size=1):
+    """The model of a configuration of tables without clicks, and its workload."""
+    data, ids = data_of_sizes(config.data), config.data.ids_per_sample
     model = build_model(config, data)
     optimize_tables(config, scaled_hyperparameters(config).scaled, model.front)
-    return workload(config, data, model, world_size, "cpu")
+    return model, workload(config, data, ids, model, world_size, "cpu")
 
 
 def gpus(world_size, gigabytes):

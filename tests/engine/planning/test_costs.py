@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stampede.data.samples import sampled_rows
-from support.planning import planned_config, work_of
+from support.planning import model_and_work_of, planned_config
 
 # 4 ranks, 16 samples of each; 12 columns.
 RANKS, BATCH = 4, 64
@@ -12,14 +12,14 @@ TABLES = ["data.tables={a: 1000, b: 800, c: 12}", "data.numbers=3"]
 PARTS = {
     "table": ("t_a", "table_wise", (1000, 12)),
     "rows": ("t_b", "row_wise", (400, 12)),
-    "columns": ("t_a", "column_wise", (1000, 4), 8),
+    "columns": ("t_a", "column_wise", (1000, 4)),
     "copy": ("t_c", "data_parallel", (12, 12)),
 }
 
 
 def found(*overrides):
     config = planned_config(*TABLES, *overrides, world_size=RANKS, batch_size=BATCH)
-    work = work_of(config, RANKS)
+    _, work = model_and_work_of(config, RANKS)
     return work, {name: work.shard_bytes(*shard) for name, shard in PARTS.items()}
 
 
