@@ -142,13 +142,9 @@ def load_matching(
     # Only some ranks hold the states of a table.
     new = {name: why for of_rank in together(lambda: new, group) for name, why in of_rank.items()}
     job.model.load_state_dict(state["model"])
-    told_as_fields = {
-        weights_name(one.field, manifest.tensors, _MODEL) for one in manifest.tables.values()
-    }
+    # Prefixes of what is told with the rows of tables, or is not worth telling.
+    told = (f"{_MODEL}{TABLES}", "random.", *([_OF_TABLES] if load.takes_all else []))
     if load.takes_all:
-        # They are reported with the rows of their tables.
-        told_as_fields |= {name for name in manifest.tensors if name.startswith(_OF_TABLES)}
-        new = {name: why for name, why in new.items() if not name.startswith(_OF_TABLES)}
         # FBGEMM's Adam keeps its step count outside of its state.
         job.model.fused_optimizer.set_optimizer_step(manifest.progress.updates)
     then, now, note = [*manifest.data.vocabulary_sizes], [*job.front.fields], ""
@@ -162,12 +158,12 @@ def load_matching(
         step=manifest.progress.step,
         fields=fields,
         loaded=sorted(layers),
-        new=dict(sorted(new.items())),
-        dropped={
-            name: _NEW_RUN if name.startswith(_OPTIMIZERS) else new.get(name, _UNUSED)
-            for name in sorted(manifest.tensors.keys() - layers.keys() - told_as_fields)
-            if not name.startswith("random.")
-        },
+        new={name: why for name, why in sorted(new.items()) if not name.startswith(told)},
+        dropped=[
+            name
+            for name in sorted(manifest.tensors.keys() - layers.keys())
+            if not name.startswith(told)
+        ],
         note=note,
     )
 
@@ -341,7 +337,7 @@ class LoadReport:
         fields: tables of the run, then those that only the checkpoint has.
         loaded: names of the other tensors that were loaded.
         new: the other tensors of the run that start from scratch, with the reason.
-        dropped: the other tensors of the checkpoint that are not used, with the reason.
+        dropped: names of the other tensors of the checkpoint that are not used.
         note: a warning on the layers; or empty.
     """
 
@@ -350,7 +346,7 @@ class LoadReport:
     fields: list[FieldReport]
     loaded: list[str]
     new: Mapping[str, str]
-    dropped: Mapping[str, str]
+    dropped: list[str]
     note: str = ""
 
     def lines(self) -> list[str]:
@@ -375,7 +371,7 @@ class LoadReport:
         for what, kinds in (("dense layers", (_MODEL,)), ("optimizer state", _OPTIMIZERS)):
             loaded, new, dropped = (
                 sum(name.startswith(kinds) for name in names)
-                for names in (self.loaded, self.new, self.dropped.keys() - self.new.keys())
+                for names in (self.loaded, self.new, set(self.dropped) - self.new.keys())
             )
             counts = f"{loaded} tensors loaded, {new} new, {dropped} not taken"
             lines.append(f"  {what}: {counts} (init_from.json names them)")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from stampede.data import DataError
@@ -105,10 +106,6 @@ def own_folder(config: Config, run: Path) -> Path:
             raise DataError(f"{folder}: no such folder; write the path of the prepared data")
         return folder
     except (DataError, SettingsError) as failure:
-        given = [getattr(config.data, key, "") for key in ("path", "schema_file", "cache")]
-        paths = [one for some in given for one in ([some] if isinstance(some, str) else some)]
-        if all(Path(path).is_absolute() for path in paths if path):
-            raise
         raise type(failure)(
             f"{failure}\nrelative paths in {RunFolder(run).config_file} are relative to the folder "
             f"where the run was started; this is {Path.cwd()}"
@@ -174,26 +171,15 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
         RunFolderError, DataError: they differ, or are damaged.
     """
     manifest = read_manifest(folder, remedy)
-    fields, wanted = {one.name: one.rows for one in manifest.fields}, data.vocabulary_sizes
-    difference = ""
-    for name, rows in wanted.items():
-        if fields.get(name) != rows:
-            has = f"has {fields[name]:,} rows" if name in fields else "is absent"
-            difference = f"the table of {name!r} {has}, but it has {rows:,} rows in {model}"
-            break
-    else:
-        if list(fields) != list(wanted):
-            names = ", ".join(wanted)
-            difference = f"the id fields are {', '.join(fields)}, but in {model} they are {names}"
-        elif len(manifest.numbers) != data.numbers:
-            difference = f"{len(manifest.numbers)} numbers, but {data.numbers} in {model}"
-        elif manifest.goals != data.goals:
-            here, there = (", ".join(goals) or "none" for goals in (manifest.goals, data.goals))
-            difference = f"the goals are {here}, but in {model} they are {there}"
-    if difference:
-        raise DataError(
-            f"{folder}: {difference}. Score the raw files, or prepare them with `stampede apply`"
-        )
+    sizes = {one.name: one.rows for one in manifest.fields}
+    found = _inputs_in_words(sizes, len(manifest.numbers), manifest.goals)
+    wanted = _inputs_in_words(data.vocabulary_sizes, data.numbers, data.goals)
+    for here, there in zip_longest(found, wanted, fillvalue="no more fields"):
+        if here != there:
+            raise DataError(
+                f"{folder}: has {here}, where {model} has {there}. Score the raw files, or prepare "
+                "them with `stampede apply`"
+            )
     expected = data.vocabulary_sha256
     if expected and vocabulary_fingerprint(folder, remedy) != expected:
         raise RunFolderError(
@@ -201,6 +187,11 @@ def check_trained_with(folder: Path, data: DataEntry, model: Path, remedy: str) 
             f"SHA-256 differs), so its ids cannot be decoded; {remedy}"
         )
     return manifest
+
+
+def _inputs_in_words(fields: Mapping[str, int], numbers: int, goals: Sequence[str]) -> list[str]:
+    of_fields = (f"{rows:,} rows of the field {name!r}" for name, rows in fields.items())
+    return [f"{numbers} numbers", f"the goals {', '.join(goals) or 'none'}", *of_fields]
 
 
 def keep_network(config: Config, run: Path, *, replace: bool) -> None:
@@ -241,14 +232,11 @@ def check_unexecuted(run: Path, file: object) -> None:
         return
     try:
         found = read_file(Path(file))
-    except FileNotFoundError:
-        raise RunFolderError(
-            f"model.import: {file}, the network of {run}, is missing; the run has a copy, {copy}: "
-            "copy it back, and the files it imports beside it"
-        ) from None
     except OSError as failure:
         raise RunFolderError(
-            f"{file}: cannot be read ({failure.strerror or failure}); check its permissions"
+            f"model.import: {file}, the network of {run}, cannot be read "
+            f"({failure.strerror or failure}); the run has a copy, {copy}: copy it back, and the "
+            "files it imports beside it"
         ) from None
     _check(file, found, copy)
 

@@ -171,7 +171,7 @@ def test_prepared_data_are_compared_with_the_checkpoint(tmp_path):
         schema=str(tmp_path / "schema.yaml"),
     )
     said = refused(tmp_path, run, other, tmp_path / "s.parquet")
-    assert "the table of 'user' has" in said and "stampede apply" in said
+    assert "rows of the field 'user', where " in said and "stampede apply" in said
     shutil.rmtree(run / "inputs")
     shutil.rmtree(tmp_path / "cache")
     said = refused(tmp_path, run, log, tmp_path / "s.parquet")
@@ -254,7 +254,7 @@ def test_a_run_keeps_its_networks_file_and_refuses_another(tmp_path):
     run_small(tmp_path, [*network, *longer])
     assert (run / "network.py").read_text() == NUMBERS_ONLY
     own.rename(tmp_path / "renamed.py")
-    refused_for("is missing; the run has a copy")
+    refused_for("(No such file or directory); the run has a copy")
     # The same file may be in another place.
     moved = [f"model.import={tmp_path}/renamed.py", *network[1:]]
     run_small(tmp_path, [*moved, "train.epochs=3", "checkpoint.resume=auto"])
