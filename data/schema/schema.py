@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -30,10 +31,8 @@ MOST_ROWS = 2**48
 # One more row is for missing values.
 _Rows = Annotated[int, Field(ge=1, lt=MOST_ROWS)]
 
-
 # Keys of `_ManyIds` that are younger than its prepared folders.
 _LATER_KEYS = {"share", "keep", "pooling", "query", "weights"}
-
 
 # Counts the changes of how values are read; the last one concerns logs with numbers, booleans or
 # dates in `missing` alone.
@@ -65,33 +64,20 @@ class _ManyIds(Section):
         return values
 
     @model_validator(mode="after")
-    def _only_cells_of_many_are_cut(self) -> _ManyIds:
-        if self.max_ids is not None and self.separator is None:
-            raise ValueError("found max_ids without separator; write both or neither")
-        if self.keep == "last" and self.max_ids is None:
-            raise ValueError("found keep: last without max_ids; write both or neither")
-        if self.pooling == "mean" and self.separator is None:
-            raise ValueError(
-                "found pooling: mean without separator, but a cell with one id has nothing to "
-                "average; write both or neither"
-            )
-        if self.pooling in HISTORIES and (self.separator is None or self.query is None):
-            absent = "query" if self.separator else "separator"
-            raise ValueError(
-                f"found pooling: {self.pooling} without {absent}; write for example "
-                '{separator: "|", query: item}'
-            )
-        if self.weights is not None and (self.separator is None or self.pooling in HISTORIES):
-            found = f"pooling: {self.pooling}" if self.separator else "one id in a cell"
-            raise ValueError(
-                f"found weights: {self.weights} with {found}; write a separator and pooling: sum "
-                "or mean, or leave weights out"
-            )
-        if self.query is not None and self.pooling not in HISTORIES:
-            raise ValueError(
-                f"found query: {self.query} with pooling: {self.pooling}; write pooling: "
-                "attention, or leave query out"
-            )
+    def _keys_have_what_they_need(self) -> _ManyIds:
+        many, apart = self.separator is not None, self.pooling in HISTORIES
+        pooling, weights = f"pooling: {self.pooling}", f"weights: {self.weights}"
+        for is_given, found, has_it, needed in (
+            (self.max_ids is not None, "max_ids", many, "separator"),
+            (self.keep == "last", "keep: last", self.max_ids is not None, "max_ids"),
+            (self.pooling != "sum", pooling, many, "separator"),
+            (apart, pooling, self.query is not None, "query"),
+            (self.query is not None, f"query: {self.query}", apart, "pooling: attention"),
+            (self.weights is not None, weights, many, "separator"),
+            (self.weights is not None, weights, not apart, "pooling: sum or mean"),
+        ):
+            if is_given and not has_it:
+                raise ValueError(f"found {found} without {needed}; write both or neither")
         return self
 
 
@@ -253,21 +239,20 @@ def _ids(value: Any) -> Any:
 
 def _of_table(name: str, owner: str, given: dict[str, Any], known: dict[str, Any]) -> Any:
     """The keys that describe the table of `owner`, for the field `name` that shares it."""
-    options, at_owner = given[name], known.get(owner)
-    if not isinstance(at_owner, dict) or owner == name:
-        others = [one for one in known if "share" not in (known[one] or ())]
-        instead = f"write one of {', '.join(others)}" if others else "leave it out"
-        raise ValueError(f"{name}: found share: {owner}, which is no other id field; {instead}")
-    if at_owner.get("share") is not None:
+    tables = [
+        one
+        for one, at in known.items()
+        if one != name
+        and isinstance(at, dict)
+        and at.get("share") is None
+        and at["encode"] in ("vocabulary", "hash", "integer")
+    ]
+    if owner not in tables:
         raise ValueError(
-            f"{name}: found share: {owner}, which itself shares the table of "
-            f"{at_owner['share']}; share a field that has a table of its own"
+            f"{name}: found share: {owner}; write an id field with a table of its own (encode: "
+            f"vocabulary, hash or integer), such as {', '.join(tables)}, or leave it out"
         )
-    if at_owner["encode"] not in ("vocabulary", "hash", "integer"):
-        raise ValueError(
-            f"{name}: found share: {owner}, whose ids are made by encode: {at_owner['encode']}; "
-            "share a field of encode: vocabulary, hash or integer"
-        )
+    options, at_owner = given[name], known[owner]
     of_table = {key: one for key, one in at_owner.items() if key not in _ManyIds.model_fields}
     for key in options:
         if key not in _ManyIds.model_fields and options[key] != of_table.get(key):
@@ -313,11 +298,9 @@ def _written_labels(labels: dict[str, Label], written: SerializerFunctionWrapHan
 
 _Labels = Annotated[dict[str, Label], BeforeValidator(_labels), WrapSerializer(_written_labels)]
 
-
 _Ids = Annotated[
     dict[str, Annotated[IdField, Field(discriminator="encode")]], BeforeValidator(_ids)
 ]
-
 
 # How databases, R, pandas and spreadsheets write missing values.
 MISSING = ["", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "Null", "null", "None", "\\N", "-"]
@@ -371,19 +354,14 @@ class Schema(Section):
                     f"field {name!r}: write letters, digits, '_' and '-' only, and the column's "
                     "name after `column:`"
                 )
-        twice = sorted(set(self.ids) & set(self.numbers))
-        if twice:
-            raise ValueError(
-                f"{twice[0]!r} is an id field and a number; rename one, with `column:`"
-            )
-        goals = list(self.label.items())
-        for number, (name, label) in enumerate(goals):
-            for other, one in goals[:number]:
-                if label == one:
-                    raise ValueError(
-                        f"label: the goals {other!r} and {name!r} are the same rule for the column "
-                        f"{one.column!r}; leave one out, or name another column"
-                    )
+        for name in self.ids.keys() & self.numbers.keys():
+            raise ValueError(f"{name!r} is an id field and a number; rename one, with `column:`")
+        for (name, label), (other, one) in combinations(self.label.items(), 2):
+            if label == one:
+                raise ValueError(
+                    f"label: the goals {name!r} and {other!r} are the same rule for the column "
+                    f"{one.column!r}; leave one out, or name another column"
+                )
         timed = [name for name, field in self.ids.items() if isinstance(field, TimePart)]
         if timed and self.time is None:
             raise ValueError(
@@ -404,11 +382,9 @@ class Schema(Section):
         queries = [name for name, field in self.ids.items() if field.query is None]
         for name, field in self.ids.items():
             if field.query not in (None, *queries):
-                is_field = field.query in self.ids
-                what = "itself a history" if is_field else "no id field of the schema"
-                instead = f"write one of {', '.join(queries)}" if queries else "add a field"
                 raise ValueError(
-                    f"ids.{name}: found query: {field.query}, which is {what}; {instead}"
+                    f"ids.{name}: found query: {field.query}; write an id field that is no "
+                    f"history{': ' if queries else ''}{', '.join(queries)}"
                 )
 
     def used_columns(self) -> set[str]:
@@ -465,10 +441,6 @@ class Schema(Section):
         }
 
 
-# Of a configuration; a schema has none of them.
-_SECTIONS = ("run", "data", "model", "optim", "train", "evaluate", "checkpoint", "sharding")
-
-
 def load_schema(path: Path) -> Schema:
     """Read a schema. Raises a `SettingsError` that says what to write instead of wrong keys."""
     values = read_yaml(path, "write a schema as docs/schema.md shows")
@@ -478,11 +450,6 @@ def load_schema(path: Path) -> Schema:
                 f"{path}:\n  {key}: is a key of the configuration, not of a schema; delete it "
                 f"here, and write data.{key}=VALUE after `python launch.py CONFIG.yaml`, or --set "
                 f"{key}=VALUE after `stampede describe` or `stampede prepare`"
-            )
-        if key in _SECTIONS:
-            raise SettingsError(
-                f"{path}:\n  {key}: is a section of a configuration, not of a schema; move it into "
-                "the file after `python launch.py`"
             )
     try:
         schema = Schema.model_validate(values)

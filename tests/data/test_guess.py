@@ -146,7 +146,6 @@ def test_the_schema_says_why_beside_each_column(tmp_path):
     [
         ("split: by_column", r"split: is a key of the configuration.*write data\.split=VALUE"),
         ("test_values: [a]", r"write data\.test_values=VALUE .*--set test_values=VALUE"),
-        ("train: {epochs: 3}", "train: is a section of a configuration"),
         ("colums: [a]", "colums: unknown key; did you mean 'columns'"),
     ],
 )
