@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,13 +205,16 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
             f"--world-size {world_size} is not a multiple of --devices-per-node {node}; write "
             f"{max(1, nodes) * node} or {(nodes + 1) * node} devices, or other --devices-per-node"
         )
-    try:
-        size = TypeAdapter(ByteSize).validate_python(memory)
-    except ValidationError:
+    size = 0
+    # pydantic would also take numbers without a unit, and bits.
+    if memory.lower().endswith("b"):
+        with suppress(ValidationError):
+            size = TypeAdapter(ByteSize).validate_python(memory)
+    if size <= 0:
         raise SettingsError(
-            f"--device-memory: found {memory!r}; write a number and a unit, such as 141GB (10^9 "
-            "bytes) or 80GiB (2^30 bytes)"
-        ) from None
+            f"--device-memory: found {memory!r}; write a number above 0 and a unit, such as 141GB "
+            "(10^9 bytes) or 80GiB (2^30 bytes)"
+        )
     return Cluster(world_size, node, parsed.compute_device or "cuda", size)
 
 

@@ -25,6 +25,8 @@ PARTS = ("validation", "test")
 
 # Of the logloss, for which logits are scaled: another pass over the rows should be worth it.
 _LEAST_GAIN = 1e-4
+# With a smaller one float32 would make equal scores of different ones.
+_LEAST_SCALE = 0.1
 
 # Sorted samples per chunk, so that intermediate results stay in the caches.
 CHUNK = 1 << 17
@@ -172,7 +174,7 @@ class PartMetrics:
 
 
 def _best_scale(away: np.ndarray, clicks: np.ndarray, others: np.ndarray, share: float) -> float:
-    """From 0 to 1, with the least loss of the logits `share + scale * away`."""
+    """From `_LEAST_SCALE` to 1, with the least loss of the logits `share + scale * away`."""
     # Slow to import.
     from scipy.optimize import brentq
 
@@ -186,7 +188,9 @@ def _best_scale(away: np.ndarray, clicks: np.ndarray, others: np.ndarray, share:
     # The loss is convex. At 0 it rises where scores are worse than none.
     if not slope(0.0) < 0.0 < slope(1.0):
         return 1.0
-    scale = float(brentq(slope, 0.0, 1.0))
+    scale = _LEAST_SCALE
+    if slope(scale) < 0.0:
+        scale = float(brentq(slope, scale, 1.0))
     least = _LEAST_GAIN * (clicks.sum() + others.sum())
     return scale if loss(1.0) - loss(scale) >= least else 1.0
 

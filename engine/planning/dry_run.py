@@ -6,7 +6,7 @@ Nothing is allocated and no process is started.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,9 @@ class DryRun:
         """The result for JSON; memory in bytes."""
         shardings = (one for module in self.plan.plan.values() for one in module.items())
         return {
+            "job": self.config.run.name,
+            "cluster": {**asdict(self.cluster), "usable": self.cluster.usable},
+            "batch_size": self.work.batch_size,
             "sharding": {name: sharding.sharding_type for name, sharding in shardings},
             "memory_bytes": {
                 kind: values.round().astype(int).tolist() for kind, values in self.memory.items()
@@ -142,10 +145,14 @@ def report(done: DryRun) -> str:
     """The plan and its costs, in lines of at most 100 characters."""
     work, cluster, total = done.work, done.cluster, done.memory["total"]
     rows = sum(table.rows for table in work.tables.values())
+    free = f", {cluster.reserved:.0%} of it kept free" if cluster.reserved else ""
     lines = [
         f"{done.config.run.name}: a dry run, nothing is allocated",
         f"  {len(work.tables)} tables, {rows:,} rows, optimizer "
-        f"{done.config.optim.embedding.optimizer}, {work.local_batch_size:,} samples a rank",
+        f"{done.config.optim.embedding.optimizer}",
+        f"  {cluster.world_size} x {cluster.device_type} with {readable_bytes(cluster.memory)}"
+        f"{free}, {cluster.local_world_size} in a node",
+        f"  global batch {work.batch_size:,}, {work.local_batch_size:,} samples a rank",
         "",
         *(f"  {line}" for line in describe_plan(done.plan).split(", ")),
         "",
@@ -158,10 +165,8 @@ def report(done: DryRun) -> str:
     for name, values, readable in table:
         each = (values.min(), values.mean(), values.max())
         lines.append(_line(name, map(readable, each), values.argmax()))
-    usable = cluster.usable
-    left = f"{readable_bytes(usable - total.max())} left on rank {total.argmax()}"
-    verdict = f"fits: {left}, of the {readable_bytes(usable)} that a run may take"
-    return "\n".join([*lines, "", verdict])
+    left = readable_bytes(cluster.usable - total.max())
+    return "\n".join([*lines, "", f"fits: {left} left on rank {total.argmax()}"])
 
 
 def _line(name: str, cells: Iterable[str], rank: object) -> str:

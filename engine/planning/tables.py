@@ -36,18 +36,24 @@ def data_of_sizes(section: SizesSection) -> Dataset:
             "data.tables='{user: 1e9, item: 2e7}'"
         )
     tables, fields = section.tables, [*section.tables, *section.share]
+    histories = {**section.attention, **section.sequences}
+    queries = [field for field in fields if field not in histories]
     for key, named, known in (
         ("ids_per_sample", section.ids_per_sample, fields),
         ("share", section.share.values(), tables),
-        ("attention", [*section.attention, *section.attention.values()], fields),
-        ("sequences", [*section.sequences, *section.sequences.values()], fields),
+        ("attention", section.attention, fields),
+        ("attention", section.attention.values(), queries),
+        ("sequences", section.sequences, fields),
+        ("sequences", section.sequences.values(), queries),
     ):
         unknown = [field for field in named if field not in known]
         if unknown:
             raise SettingsError(
-                f"data.{key}: {unknown[0]!r} is not a field of data.tables; write one of "
-                f"{', '.join(known)}"
+                f"data.{key}: {unknown[0]!r} is not a field of data.tables"
+                f"{' that is no history' * (known is queries)}; write one of {', '.join(known)}"
             )
+    for field in section.share.keys() & tables.keys():
+        raise SettingsError(f"data.share: {field!r} has a table in data.tables; write one of them")
     return _unread(
         tables | {field: tables[of] for field, of in section.share.items()},
         section.numbers,

@@ -91,9 +91,12 @@ def test_a_plan_from_sizes(tmp_path):
     weights = [done.work.table_bytes() for done in (shared, separate)]
     assert weights[0] * 201 == weights[1] * 101
     assert shared.work.sample_bytes == separate.work.sample_bytes
-    wrong = "data.share={history: itm}"
-    with pytest.raises(SettingsError, match=r"'itm' is not a field of data.tables; write one"):
-        dry_run(planned_config(given[0], wrong), gpus(1, 80))
+    for wrong, words in (
+        ("{history: itm}", "data.share: 'itm' is not a field of data.tables; write one of item"),
+        ("{user: item}", "data.share: 'user' has a table in data.tables"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            dry_run(planned_config(given[0], f"data.share={wrong}"), gpus(1, 80))
 
 
 def test_a_plan_of_histories_from_sizes():
@@ -114,9 +117,13 @@ def test_a_plan_of_histories_from_sizes():
     assert attends.dense_parameters - summed.dense_parameters == unit
     one_by_one = [*given[:3], "model.name=bst", "data.sequences={history: item}"]
     dry_run(planned_config(*one_by_one), gpus(1, 80))
-    for wrong in ("{hist: item}", "{history: hist}"):
-        with pytest.raises(SettingsError, match=r"data.attention: 'hist' is not a field of data.t"):
-            dry_run(planned_config(*given, f"data.attention={wrong}"), gpus(1, 80))
+    for wrong, words in (
+        ("attention={hist: item}", "data.attention: 'hist' is not a field of data.tables"),
+        ("attention={history: itm}", "'itm' is not a field of data.tables that is no history"),
+        ("sequences={history: history}", "'history' is not a field of data.tables that is no"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            dry_run(planned_config(*given, f"data.{wrong}"), gpus(1, 80))
 
 
 @pytest.mark.slow

@@ -132,7 +132,10 @@ def test_the_command_ends_with_status_0_or_1(tmp_path, monkeypatch):
     out = ["--devices-per-node", 4, "--plan-out", tmp_path / "plan.json"]
     status, said = run_command(main, *GPUS, "80GiB", *out, *SMALL)
     assert status == 0 and "fits: " in said and "100,001,000 rows" in said, said
-    assert json.loads((tmp_path / "plan.json").read_text())["sharding"]["t_user"]
+    written = json.loads((tmp_path / "plan.json").read_text())
+    cluster = written["cluster"]
+    assert written["sharding"]["t_user"]
+    assert (cluster["memory"], cluster["local_world_size"]) == (80 * 2**30, 4)
     status, said = run_command(main, *GPUS, "512MB", *SMALL)
     assert status == 1 and "error: sharding.plan=auto gives no plan for 16 ranks" in said
 
@@ -146,7 +149,10 @@ def test_the_command_ends_with_status_0_or_1(tmp_path, monkeypatch):
             [*GPUS, "80GB", "configs/table.yaml", "data.kind=prepared", "data.path=absent"],
             "no prepared data here",
         ),
-        ([*GPUS, "much", *SMALL], "--device-memory: found 'much'; write a number and a unit"),
+        *(
+            ([*GPUS, size, *SMALL], f"--device-memory: found '{size}'; write a number above 0")
+            for size in ("80", "much", "141G", "0GB", "80gbit")
+        ),
         ([*GPUS, "80GB", *SMALL, "train.batch_size=100"], "number of ranks, 16"),
         ([*GPUS, "80GB", *SMALL, "--devices-per-node", "5"], "write 15 or 20 devices"),
         ([*GPUS, "80GB", *SMALL, "data.tables={user: 1.5}"], "data.tables.user: found 1.5"),
