@@ -217,10 +217,14 @@ class Watchdog:
         )
 
     def _end_process(self, reason: str) -> None:
+        settings = self._settings
+        slow = self._is_slow and settings.slow_hang_seconds > settings.hang_seconds
+        slow &= self._left() <= 0
+        key = "slow_hang_seconds" if slow else "hang_seconds"
+        after = f"run.{key}={getattr(settings, key):g}"
         sentence = (
-            f"the run hangs: {reason}. Its processes end with status {HUNG} (see run.hang_seconds "
-            "and run.slow_hang_seconds); a restart by torchrun, or checkpoint.resume=auto, "
-            "continues from the newest checkpoint"
+            f"the run hangs: {reason}. After {after} its processes end with status {HUNG}; a "
+            "restart by torchrun, or checkpoint.resume=auto, continues from the newest checkpoint"
         )
         said = f"{sentence}\n\n{_stuck(self._rank, self._status(), self._processes.named)}\n\n"
         # The disk may be full, on a host that is gone, or the folder not made yet.

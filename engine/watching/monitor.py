@@ -211,59 +211,67 @@ class StepTrace:
     """Traces the steps that `train.profile` asks for, with their phases, into a file per rank.
 
     Perfetto and TensorBoard read it.
-
-    Args:
-        step: the last step of earlier starts of the run.
     """
 
-    def __init__(
-        self, settings: ProfileSection, processes: Processes, folder: Path, step: int
-    ) -> None:
+    def __init__(self, settings: ProfileSection, processes: Processes, folder: Path) -> None:
         self._asked = range(settings.start, settings.start + settings.steps)
         self._processes = processes
         self._file = folder / "profile" / f"rank_{processes.rank}.pt.trace.json.gz"
-        self._phase = ExitStack()
+        self._first = self._step = 0
         self._profile: profile | None = None
-        if settings.steps:
-            self._profile = profile(schedule=self._action, on_trace_ready=self._write)
-            self._profile.step_num = step
-            self.after_step()
+        self._phase = ExitStack()
 
-    def _action(self, step: int) -> ProfilerAction:
-        if step not in self._asked:
-            return ProfilerAction.NONE
-        is_last = step == self._asked[-1]
-        return ProfilerAction.RECORD_AND_SAVE if is_last else ProfilerAction.RECORD
-
-    def after_step(self) -> None:
-        """The next step begins."""
-        if self._profile is not None:
-            self._phase.close()
-            self._profile.step()
+    def after_step(self, step: int) -> None:
+        """Training begins after a step, or the step has ended; all ranks call it."""
+        self._step, following = step, step + 1
+        if self._profile is not None and following not in self._asked:
+            self._write()
+        elif self._profile is None and following in self._asked and not self._first:
+            self._first = following
+            # With a schedule it marks each step by its number, for TensorBoard.
+            self._profile = profile(schedule=lambda _: ProfilerAction.RECORD)
+            self._profile.step_num = following
+            with self._processes.heartbeat.slowly("tracing"):
+                self._profile.start()
 
     def begin_phase(self, stage: str) -> None:
-        """Show a phase in the trace."""
+        """Show a phase in the trace, and a step that begins with it."""
         if self._profile is not None:
             self._phase.close()
+            if self._processes.heartbeat.step > self._profile.step_num:
+                self._profile.step()
             self._phase.enter_context(record_function(stage))
 
     def close(self) -> None:
         """The run ends: write the trace so far."""
         if self._profile is not None:
-            self._phase.close()
-            self._profile.stop()
+            self._write()
+        is_traced = 0 < self._first <= self._step
+        if self._asked and not is_traced and not self._file.is_file():
+            self._say(
+                f"train.profile asks for steps {self._asked[0]:,} to {self._asked[-1]:,}, but "
+                f"training ended after step {self._step:,} without them: no trace is written"
+            )
 
-    def _write(self, traced: profile) -> None:
+    def _write(self) -> None:
+        traced, self._profile = self._profile, None
+        self._phase.close()
         with self._processes.heartbeat.slowly("tracing"):
+            traced.stop()
+            if self._step < self._first:
+                return
             try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 # The ending tells torch to compress it.
                 traced.export_chrome_trace(str(self._file))
             except (OSError, RuntimeError) as failure:
                 _say_given_up(self._processes.rank, self._file, "trace", failure)
-                return
+            else:
+                self._say(f"steps {self._first:,} to {self._step:,} are traced: {self._file}")
+
+    def _say(self, sentence: str) -> None:
         if self._processes.is_main:
-            tqdm.write(f"the trace is written: {self._file}")
+            tqdm.write(sentence)
 
 
 def _say_given_up(rank: int, path: Path, what: str, failure: Exception) -> None:
@@ -292,7 +300,7 @@ class Monitor:
         self._folder = folder
         # None once it cannot be written.
         self._log: Path | None = folder / "logs" / f"rank_{processes.rank}.jsonl"
-        self._trace = StepTrace(config.train.profile, processes, folder, step)
+        self._trace = StepTrace(config.train.profile, processes, folder)
         self._stack = ExitStack()
         self._times: PhaseTimes | None = None
         if self._every:
@@ -313,6 +321,7 @@ class Monitor:
             restart=restarts(),
             versions={"python": platform.python_version(), **versions()},
         )
+        self._trace.after_step(self._step)
         self._stack.enter_context(processes.heartbeat.listening(self._trace.begin_phase))
         if self._times is not None:
             self._stack.enter_context(processes.heartbeat.listening(self._times.begin))
@@ -336,7 +345,7 @@ class Monitor:
         self._step = step
         if self._times is not None:
             self._times.end_step()
-        self._trace.after_step()
+        self._trace.after_step(step)
 
     def line(self, step: int, ended: bool) -> dict[str, Any] | None:
         """A line for `metrics.jsonl` if one is due: after some steps, and where an epoch `ended`.

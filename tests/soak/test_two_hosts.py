@@ -146,7 +146,7 @@ def test_all_end_when_a_host_disappears(hosts, how, within, overrides):
         assert "error: the connection to another rank is lost" in said[0] and "10.77.0.2" in said[0]
         return
     for one in said:
-        assert "Its processes end with status 3" in one
+        assert f"After run.hang_seconds={PATIENCE} its processes end with status 3" in one
     assert "error: the run hangs: rank 1 on south is stopped, dead or out of reach, or " in said[0]
     assert "error: the run hangs: rank 1 on south waits at step " in said[1]
     assert " for north, and torchrun's store at " in said[1]

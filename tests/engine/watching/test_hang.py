@@ -55,7 +55,7 @@ def test_the_only_process_ends_itself(tmp_path):
     assert "three steps done" in (tmp_path / "stdout").read_text()
     said = (tmp_path / "stderr").read_text()
     assert "error: the run hangs: rank 0 makes no progress: at step 3, saving, for " in said
-    assert "Its processes end with status 3 (see run.hang_seconds and run.slow_hang" in said
+    assert "After run.slow_hang_seconds=4 its processes end with status 3; a restart by" in said
     assert "in hang_when_saving" in (tmp_path / "hang_rank_0.txt").read_text()
 
 
@@ -131,7 +131,7 @@ def test_a_store_that_never_answers_holds_nobody_up(tmp_path):
     said = (tmp_path / "stderr").read_text()
     assert "error: the run hangs: rank 1 on south waits at step 1, saving for north, and " in said
     assert "torchrun's store at 127.0.0.1, where it would hear of the other ranks, does not" in said
-    assert "Its processes end with status 3" in said
+    assert "After run.hang_seconds=4 its processes end with status 3" in said
     assert "in wait_for_a_lost_host" in (tmp_path / "hang_rank_1.txt").read_text()
 
 

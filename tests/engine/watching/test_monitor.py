@@ -259,22 +259,26 @@ def test_the_requested_steps_are_traced(tmp_path, capsys):
     for event in ("reading the next batch", "computing", "updating tables",
                   "aten::binary_cross_entropy_with_logits"):  # fmt: skip
         assert found[event] == 2, event
-    assert f"the trace is written: {run / TRACE}" in capsys.readouterr().out
+    assert f"steps 3 to 4 are traced: {run / TRACE}" in capsys.readouterr().out
     assert [path.name for path in (run / "profile").iterdir()] == [Path(TRACE).name]
 
 
 @pytest.mark.wide
-def test_the_log_and_the_trace_go_on_with_the_run(timed_run, tmp_path):
+def test_the_log_and_the_trace_go_on_with_the_run(timed_run, tmp_path, capsys):
     run = tmp_path / "small"
     run_disturbed(tmp_path, [*LONG, *trace(3, 100)], 4)
     stop = logged(run)[-1]
     assert stop["event"] == "stopped" and stop["step"] == 4 and "SIGTERM" in stop["reason"]
-    # What was traced until then is kept until there is more; the save is the next step's.
-    assert traced(run)[1] == [3, 4, 5]
+    # What was traced until then is kept until there is more.
+    assert traced(run)[1] == [3, 4]
     run_small(tmp_path, [*LONG, *trace(3, 100), "checkpoint.resume=auto"])
     assert without_times(run) == without_times(timed_run)
     assert [line["step"] for line in logged(run) if line["event"] == "started"] == [0, 4]
-    assert traced(run)[1] == list(range(5, 18))
+    assert traced(run)[1] == list(range(5, 17))
+    run_small(tmp_path, [*trace(9, 3), "run.overwrite=true"])
+    assert not (run / "profile").exists()
+    said = "train.profile asks for steps 9 to 11, but training ended after step 8 without them"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.slow
