@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from stampede.settings import UserError
+from stampede.settings import SettingsError, UserError
 
 _TRY_LOWER_RATES = (
     "Try a lower optim.dense.lr or optim.embedding.lr, or a longer warm-up "
@@ -50,7 +50,7 @@ class NotPublishedError(TrainingStoppedError):
         return f"{self.args[0]}{self.REMEDY}"
 
 
-class DoesNotFitError(_SharedError):
+class DoesNotFitError(SettingsError):
     """A plan needs more memory than the devices have."""
 
 

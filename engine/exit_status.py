@@ -39,10 +39,10 @@ def exit_status(action: Callable[[], None]) -> int:
     """
     try:
         action()
-    except (SettingsError, DataError, RunFolderError, StoreError) as mistake:
-        return _complain(mistake, MISTAKE)
     except (TrainingStoppedError, DoesNotFitError) as stop:
         return _complain(stop, STOPPED)
+    except (SettingsError, DataError, RunFolderError, StoreError) as mistake:
+        return _complain(mistake, MISTAKE)
     except InterruptedRunError as stop:
         if launched_rank() == 0:
             print(stop, flush=True)

@@ -84,7 +84,7 @@ def _refitted(
     saved["run"]["name"] = config.run.name
     saved["train"]["epochs"] = saved["evaluate"]["every_epochs"] = epochs
     # Only the last epoch is evaluated, so nothing is chosen by the test part.
-    saved["evaluate"] |= {"select_on": "test", "patience": 0, "every": 0, "calibrate": False}
+    saved["evaluate"] |= {"select_on": "test", "patience": 0, "every": 0, "calibrate": "auto"}
     saved["evaluate"] |= {"compare_with_lr": False, "compare_with_trees": False}
     data = saved["data"]
     if data.get("validation_path"):
@@ -137,6 +137,8 @@ def run_here(
             run.after_epoch = after_epoch
             if is_new:
                 run.progress.calibration = [[*of_goal] for of_goal in calibration]
+            if not config.evaluate.calibrate:
+                run.progress.calibration = []
             run.job.ctr_model.calibration.set(run.progress.calibration)
             summary = _trained(run, is_new, regression)
             if scored is not None:

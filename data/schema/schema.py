@@ -74,10 +74,13 @@ class _ManyIds(Section):
             (apart, pooling, self.query is not None, "query"),
             (self.query is not None, f"query: {self.query}", apart, "pooling: attention"),
             (self.weights is not None, weights, many, "separator"),
-            (self.weights is not None, weights, not apart, "pooling: sum or mean"),
         ):
             if is_given and not has_it:
                 raise ValueError(f"found {found} without {needed}; write both or neither")
+        if apart and self.weights is not None:
+            raise ValueError(
+                f"found {weights} with {pooling}; write pooling: sum or mean, or leave weights out"
+            )
         return self
 
 
@@ -250,7 +253,8 @@ def _of_table(name: str, owner: str, given: dict[str, Any], known: dict[str, Any
     if owner not in tables:
         raise ValueError(
             f"{name}: found share: {owner}; write an id field with a table of its own (encode: "
-            f"vocabulary, hash or integer), such as {', '.join(tables)}, or leave it out"
+            f"vocabulary, hash or integer){', such as ' * bool(tables)}{', '.join(tables)}, or "
+            "leave it out"
         )
     options, at_owner = given[name], known[owner]
     of_table = {key: one for key, one in at_owner.items() if key not in _ManyIds.model_fields}

@@ -449,8 +449,8 @@ def goal_weights(config: Config, goals: Sequence[str]) -> dict[str, float]:
 
 def is_calibrated(config: Config) -> bool:
     """Whether the scores of the validation part calibrate the model."""
-    asked, settings = config.evaluate.calibrate, config.evaluate
-    return settings.select_on == "validation" and bool(asked) and config.model.name != "esmm"
+    settings, is_product = config.evaluate, config.model.name == "esmm"
+    return bool(settings.calibrate) and settings.select_on == "validation" and not is_product
 
 
 def check_divides(config: Config, world_size: int, where: str = "") -> None:

@@ -106,6 +106,10 @@ def own_folder(config: Config, run: Path) -> Path:
             raise DataError(f"{folder}: no such folder; write the path of the prepared data")
         return folder
     except (DataError, SettingsError) as failure:
+        given = [getattr(config.data, key, "") for key in ("path", "schema_file", "cache")]
+        paths = [one for some in given for one in ([some] if isinstance(some, str) else some)]
+        if all(Path(path).is_absolute() for path in paths if path):
+            raise
         raise type(failure)(
             f"{failure}\nrelative paths in {RunFolder(run).config_file} are relative to the folder "
             f"where the run was started; this is {Path.cwd()}"
@@ -232,11 +236,14 @@ def check_unexecuted(run: Path, file: object) -> None:
         return
     try:
         found = read_file(Path(file))
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"model.import: {file}, the network of {run}, is missing; the run has a copy, {copy}: "
+            "copy it back, and the files it imports beside it"
+        ) from None
     except OSError as failure:
         raise RunFolderError(
-            f"model.import: {file}, the network of {run}, cannot be read "
-            f"({failure.strerror or failure}); the run has a copy, {copy}: copy it back, and the "
-            "files it imports beside it"
+            f"{file}: cannot be read ({failure.strerror or failure}); check its permissions"
         ) from None
     _check(file, found, copy)
 

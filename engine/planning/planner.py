@@ -155,26 +155,26 @@ def search_plan(
         reason = str(failure).strip().splitlines()[0].strip()
         raise DoesNotFitError(
             f"sharding.plan={config.sharding.plan} gives no plan for {cluster.world_size} ranks: "
-            f"{reason} {_shortfall(workload, cluster)}"
+            f"{reason} {_shortfall(config.sharding.plan, workload, cluster)}"
         ) from None
 
 
-def _shortfall(work: Workload, cluster: Cluster) -> str:
+def _shortfall(plan: str, work: Workload, cluster: Cluster) -> str:
     """How much memory a rank needs, and what to change."""
     own, usable, size = work.common_bytes().sum(), cluster.usable, readable_bytes
-    tries = ["another sharding.plan"]
+    even = own + work.table_bytes() / cluster.world_size
+    tries = ["sharding.plan=auto"] if plan != "auto" else []
     # More ranks help if what each of them needs, whatever the plan, leaves room for tables.
     room, node = usable / _UNEVEN - own, cluster.local_world_size
-    if room > 0:
+    if room > 0 and (plan == "auto" or even > usable):
         ranks = math.ceil(work.table_bytes() / room / node) * node
         tries.append(f"{max(ranks, cluster.world_size + node)} ranks or more")
     if work.keeps_mean:
         tries.append("train.averaging=0")
     tries.append("an optimizer with less state (optim.embedding.optimizer=rowwise_adam)")
     return (
-        f"Each needs at least {size(own + work.table_bytes() / cluster.world_size)} of the "
-        f"{size(usable)} that a run may take. Try {', '.join(tries)}, smaller tables, or a smaller "
-        "model.dim or train.batch_size"
+        f"Were they even, each would need {size(even)} of the {size(usable)} that a run may take. "
+        f"Try {', '.join(tries)}, smaller tables, or a smaller model.dim or train.batch_size"
     )
 
 

@@ -119,6 +119,7 @@ class Trainer:
         if not progress.last:
             # A continued run with fewer epochs than already trained has not evaluated yet.
             self._evaluate()
+            self._save()
 
     def _train_epoch(self, epoch: int, bar: tqdm) -> None:
         """Train the steps that are left of an epoch; evaluate and save between them."""

@@ -53,7 +53,7 @@ SHARED = (
         ("label: y\nids: {u: {weights: w}}", ["ids.u", "weights: w without separator"]),
         (
             "label: y\nids: {i: {}, u: {separator: '|', weights: w, pooling: attention, query: i}}",
-            ["ids.u", "weights: w without pooling: sum or mean; write both or neither"],
+            ["ids.u", "weights: w with pooling: attention; write pooling: sum or mean"],
         ),
         ("label: y\nids: {../u: {}}", ["field '../u': write letters, digits"]),
         ("label: y\nids: [user", ["line 3: not valid YAML"]),

@@ -16,7 +16,7 @@ from support.jobs import tensors_of
 from support.periods import SCHEMA, write_log
 
 GIVEN = ["preset=paper", "train.epochs=5", "train.batch_size=64", "optim.embedding.lr=0.05",
-         "optim.dense.lr=0.02", "evaluate.metric=auc"]  # fmt: skip
+         "optim.dense.lr=0.02", "evaluate.metric=auc", "evaluate.calibrate=auto"]  # fmt: skip
 WITHOUT_VALIDATION = ["evaluate.select_on=test", "evaluate.patience=0"]
 
 
