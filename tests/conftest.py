@@ -49,6 +49,8 @@ LONGEST = (
     "test_tune.py",
     "test_restarts.py",
     "test_onnx_file.py",
+    "test_wheel.py",
+    "test_stores.py",
 )
 
 
