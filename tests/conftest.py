@@ -10,6 +10,9 @@ from collections import Counter
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As launched runs with `train.reproducible` set it; tests run some of them in this process.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+# Spark and HDFS live for seconds: Java's second compiler would cost more than it brings, half of
+# all that they compute.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 import pytest
 import torch
@@ -46,6 +49,8 @@ LONGEST = (
     "test_tune.py",
     "test_restarts.py",
     "test_onnx_file.py",
+    "test_wheel.py",
+    "test_stores.py",
 )
 
 

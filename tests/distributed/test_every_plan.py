@@ -8,9 +8,9 @@ from support.parity import (
     TOLERANCE,
     assert_follows,
     deviation,
+    reference_of,
     results_of,
     start_of,
-    train_reference,
 )
 from support.parity_cases import (
     PLANS,
@@ -88,7 +88,7 @@ def would_notice(case, found, expected):
     assert expected.largest_count > 3
     start = start_of(case, found)
     for wrong in ({"granularity": "none"}, {"force_counts": 1}):
-        other = train_reference(case, start, **wrong)
+        other = reference_of(case, **wrong)
         assert deviation(start, found["weights"], other) > 100 * TOLERANCE
 
 

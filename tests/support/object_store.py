@@ -23,6 +23,7 @@ USER = {
 _ERRORS = {
     status: f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
     for status, code in (
+        (400, "InvalidRequest"),
         (403, "AccessDenied"),
         (404, "NoSuchKey"),
         (501, "NotImplemented"),
