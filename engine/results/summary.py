@@ -96,12 +96,16 @@ def describe(summary: dict[str, Any], folder: RunFolder, plan: str) -> str:
         trees = _baseline(found, f"{found['trees']} trees of {found['leaves']} leaves")
     clipped, steps = summary["clipped_share"], summary["steps"]
     skipped, batches = summary["skipped_rows"], summary["skipped_batches"]
+    pairs = summary.get("validation", {}).get("logit_calibration", [])
+    scales = ", ".join(f"{scale:.2f}" for scale, _ in pairs)
+    is_scaled = any(scale < 1 for scale, _ in pairs)
     rows = [
         ("attainable AUC", reached),
         ("GAUC", in_gauc),
         ("not in GAUC", unknown and f"{unknown:,} samples whose id is missing, rare or unseen"),
         ("test AUC of LR", regression),
         ("of LightGBM", trees),
+        ("calibrated", is_scaled and f"logits scaled by {scales}, see evaluate.calibrate"),
         ("stopped early", summary["stopped_early"] and f"after epoch {summary['epochs']}"),
         ("rows clipped", clipped is not None and f"{clipped:.2%} of the rows in the batches"),
         ("rows skipped", skipped and f"{skipped:,}, gradients not finite"),

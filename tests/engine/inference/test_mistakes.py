@@ -254,7 +254,7 @@ def test_a_run_keeps_its_networks_file_and_refuses_another(tmp_path):
     run_small(tmp_path, [*network, *longer])
     assert (run / "network.py").read_text() == NUMBERS_ONLY
     own.rename(tmp_path / "renamed.py")
-    refused_for("(No such file or directory); the run has a copy")
+    refused_for("is missing; the run has a copy")
     # The same file may be in another place.
     moved = [f"model.import={tmp_path}/renamed.py", *network[1:]]
     run_small(tmp_path, [*moved, "train.epochs=3", "checkpoint.resume=auto"])

@@ -137,12 +137,14 @@ BY_HEART = [
 
 
 @pytest.mark.slow
-def test_the_run_and_all_that_score_with_it_keep_it(tmp_path):
+def test_the_run_and_all_that_score_with_it_keep_it(tmp_path, capsys):
     run_small(tmp_path, [*BY_HEART, "evaluate.calibrate=false", "run.name=without"])
     run_small(tmp_path, [*BY_HEART, "run.name=with"])
     without, found = (open_run(tmp_path / name).metrics for name in ("without", "with"))
     ((scale, shift),) = found["validation"]["logit_calibration"]
     assert 0.1 <= scale < 0.9
+    said = capsys.readouterr().out
+    assert said.count(f"calibrated      logits scaled by {scale:.2f}, see") == 1
     for part in ("validation", "test"):
         # The order of scores stays; float32 may join neighbours.
         assert found[part]["auc"] == pytest.approx(without[part]["auc"], abs=1e-4)
