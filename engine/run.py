@@ -84,7 +84,10 @@ def _refitted(
     saved["run"]["name"] = config.run.name
     saved["train"]["epochs"] = saved["evaluate"]["every_epochs"] = epochs
     # Only the last epoch is evaluated, so nothing is chosen by the test part.
-    saved["evaluate"] |= {"select_on": "test", "patience": 0, "every": 0, "calibrate": "auto"}
+    saved["evaluate"] |= {"select_on": "test", "patience": 0, "every": 0}
+    if saved["evaluate"]["calibrate"]:
+        # `true` needs a validation part.
+        saved["evaluate"]["calibrate"] = "auto"
     saved["evaluate"] |= {"compare_with_lr": False, "compare_with_trees": False}
     data = saved["data"]
     if data.get("validation_path"):

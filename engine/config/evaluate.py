@@ -40,9 +40,9 @@ class EvaluateSection(Section):
     )
     calibrate: Literal["auto", True, False] = Field(
         "auto",
-        description="auto: where scores are too certain, move them towards the share of clicks by "
-        "the validation part; true: also let its predictions add up to its clicks; the model keeps "
-        "it, also in predict and packages; auto: not for esmm",
+        description="auto: move scores that are too certain towards the share of clicks, by the "
+        "validation part (not for esmm); true: also shift them so that its predictions add up to "
+        "its clicks; the model keeps both, also in predict and packages",
     )
     select_goals: Annotated[
         dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_one_goal)

@@ -173,8 +173,8 @@ def _shortfall(plan: str, work: Workload, cluster: Cluster) -> str:
         tries.append("train.averaging=0")
     tries.append("an optimizer with less state (optim.embedding.optimizer=rowwise_adam)")
     return (
-        f"Were they even, each would need {size(even)} of the {size(usable)} that a run may take. "
-        f"Try {', '.join(tries)}, smaller tables, or a smaller model.dim or train.batch_size"
+        f"Shared evenly, each rank would need {size(even)} of the {size(usable)} that a run may "
+        f"take. Try {', '.join(tries)}, smaller tables, or a smaller model.dim or train.batch_size"
     )
 
 
