@@ -17,6 +17,7 @@ from stampede.data.options import WritingOptions
 from stampede.data.prepared.manifest import (
     BAD_ROWS,
     LEARNED_FOLDER,
+    TEST,
     prepared_summary,
     read_manifest,
 )
@@ -26,7 +27,6 @@ from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
-from stampede.data.sources import TEST
 from stampede.files import make_folder
 from stampede.settings import from_key_values, keys_help
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import shlex
 import shutil
@@ -15,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import polars as pl
 
 from stampede import stores
@@ -23,15 +21,16 @@ from stampede.data.errors import DataError
 from stampede.data.exit_status import exit_status
 from stampede.data.formulas import bucket_rows
 from stampede.data.guess import guess, is_as_guessed
+from stampede.data.leaks import Alone, alone, counts_by_value, leak_sentences
 from stampede.data.missing import missing_marks_sentence
 from stampede.data.options import OnBadRow, PreparationOptions, Split
-from stampede.data.prepared.manifest import BAD_ROWS, PARTS
+from stampede.data.prepared.manifest import BAD_ROWS, PARTS, TRAIN
 from stampede.data.progress import RowProgress
 from stampede.data.raw.files import expand
 from stampede.data.raw.rows import BadRows
 from stampede.data.raw.typed import LABEL, TIME, label_column
 from stampede.data.schema.schema import Hashed, IdField, Integers, Quantiles, TimePart
-from stampede.data.sources import TEST, TRAIN, Kind, Source, open_source
+from stampede.data.sources import Kind, Source, open_source
 from stampede.data.split import Assignment
 from stampede.data.unseen_ids import MOSTLY_UNSEEN, unseen_sentences
 from stampede.settings import SettingsError, all_keys, counted, from_key_values, yaml_value
@@ -41,14 +40,11 @@ TEXT, SCHEMA = "description.txt", "schema.yaml"
 WIDTH = 100
 _PART, _VALUE = "#part", "#value"
 
-# For the AUC of a column: buckets of a number, and rows at the mean click rate that smooth a rate.
-_BUCKETS, _PRIOR = 50, 20
+# Of a number, for its AUC.
+_BUCKETS = 50
 
 # Share of distinct ids from which a column looks like a row's name.
 _ROW_NAMES = 0.9
-# A column leaks the label if its AUC alone, less two standard errors, is this high; or lower, if it
-# is so far above all others.
-_LEAK, _LOW_LEAK, _FAR_ABOVE = 0.95, 0.8, 0.15
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -274,8 +270,7 @@ class Column:
     missing: float  # share of them
     distinct: int  # different ones that are not missing
     unseen: float | None  # share of the test ids that the training part lacks, if it is known
-    alone: float | None  # test AUC of the click rates in the training part, if defined
-    alone_error: float | None  # its standard error
+    alone: Alone
     # The most frequent id, its rows and its clicks; minimum, median and maximum of a number.
     common: tuple[str, int, int] | tuple[float, float, float] | None
 
@@ -294,10 +289,10 @@ def described_column(frame: pl.LazyFrame, name: str, kind: str) -> Column:
         train = table.filter(pl.col(_PART) == TRAIN)[_VALUE].sort()
         edges = {train.quantile(i / _BUCKETS, "nearest") for i in range(1, _BUCKETS)} - {None}
         buckets = pl.Series(_VALUE, bucket_rows(table[_VALUE], sorted(edges)))
-        counts = _counts(table.with_columns(buckets).lazy())
+        counts = counts_by_value(table.with_columns(buckets).lazy(), _VALUE, _PART, LABEL)
         missing = len(table) - len(present)
     else:
-        counts = _counts(values)
+        counts = counts_by_value(values, _VALUE, _PART, LABEL)
         known = counts.drop_nulls(_VALUE)
         distinct, missing = len(known), counts.filter(pl.col(_VALUE).is_null())["rows"].sum()
         top = known.top_k(1, by=["rows", _VALUE], reverse=[False, True])
@@ -308,42 +303,7 @@ def described_column(frame: pl.LazyFrame, name: str, kind: str) -> Column:
         test = counts["test"].sum()
         unseen = new / test if test and counts["train"].sum() else None
     total = counts["rows"].sum()
-    return Column(name, kind, total, missing / total, distinct, unseen, *_alone(counts), common)
-
-
-def _counts(values: pl.LazyFrame) -> pl.DataFrame:
-    """Each value once, null included, and its rows and clicks: of all parts, `train` and `test`."""
-    parts = {"": pl.col(_PART) >= 0, "train": pl.col(_PART) == TRAIN, "test": pl.col(_PART) == TEST}
-    sums = {part or "rows": rows for part, rows in parts.items()}
-    clicks = {f"{part}_clicks".strip("_"): rows for part, rows in parts.items()}
-    sums |= {name: rows & (pl.col(LABEL) >= 0.5) for name, rows in clicks.items()}
-    counts = {name: rows.sum().cast(pl.Int64) for name, rows in sums.items()}
-    return values.group_by(_VALUE).agg(**counts).collect(engine="streaming")
-
-
-def _alone(counts: pl.DataFrame) -> tuple[float, float] | tuple[None, None]:
-    """Test AUC of the click rates that the values have in the training part, and its error."""
-    test, others = counts["test_clicks"], counts["test"] - counts["test_clicks"]
-    rows, clicks = counts["train"], counts["train_clicks"]
-    if not (rows.sum() and test.sum() and others.sum()):
-        return None, None
-    rate = (clicks + _PRIOR * clicks.sum() / rows.sum()) / (rows + _PRIOR)
-    # Imported here: it takes a second, which --help need not wait for.
-    from sklearn.metrics import roc_auc_score
-
-    labels = np.repeat([1, 0], len(rate))
-    weights = pl.concat([test, others.alias(test.name)])
-    auc = float(roc_auc_score(labels, pl.concat([rate, rate]), sample_weight=weights))
-    return auc, _error_of(auc, int(test.sum()), int(others.sum()))
-
-
-def _error_of(auc: float, clicks: int, others: int) -> float:
-    """Standard error of an AUC, at least that of one pair less (Hanley and McNeil 1982, eq. 2)."""
-    auc = min(max(auc, 0.5), 1 - 0.5 / min(clicks, others))
-    of_clicks, of_others = auc / (2 - auc), 2 * auc**2 / (1 + auc)
-    variance = auc * (1 - auc)
-    variance += (clicks - 1) * (of_clicks - auc**2) + (others - 1) * (of_others - auc**2)
-    return math.sqrt(variance / (clicks * others))
+    return Column(name, kind, total, missing / total, distinct, unseen, alone(counts), common)
 
 
 def parts_of(frame: pl.LazyFrame, label: str = LABEL) -> list[tuple[int, int]]:
@@ -365,34 +325,24 @@ def _about_columns(columns: Sequence[Column]) -> list[str]:
     """What to change before training: one sentence per finding."""
     found: dict[str, list[str]] = {}
     for column in columns:
-        others = [one.alone for one in columns if one is not column and one.alone is not None]
-        for sentence, beside in _about(column, max(others, default=math.inf)):
-            found.setdefault(sentence, []).append(_short(column.name, 40) + beside)
+        if finding := _about(column):
+            found.setdefault(finding, []).append(_short(column.name, 40))
     unseen = {column.name: column.unseen or 0.0 for column in columns}
-    told = [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
-    return [*unseen_sentences(unseen, "test"), *told]
+    told = [f"{', '.join(names)}: {finding}" for finding, names in found.items()]
+    of_columns = {_short(column.name, 40): column.alone for column in columns}
+    return [*unseen_sentences(unseen, "test"), *told, *leak_sentences(of_columns, "test")]
 
 
-def _about(column: Column, highest: float) -> Iterator[tuple[str, str]]:
-    """Findings about a column, each with what to print beside the column's name.
-
-    Args:
-        highest: AUC alone of the other columns.
-    """
+def _about(column: Column) -> str:
+    """What makes a column useless; empty if nothing does."""
     if not column.distinct:
-        yield "missing in all rows; leave it out", ""
-        return
+        return "missing in all rows; leave it out"
     if column.distinct == 1 and not column.missing:
-        yield "the same in all rows; leave it out", ""
-        return
+        return "the same in all rows; leave it out"
     is_told = column.kind == "number" or (column.unseen or 0.0) >= MOSTLY_UNSEEN
     if not is_told and column.distinct > _ROW_NAMES * column.values > 100:
-        yield "almost every row has its own id, like a row number; leave it out", ""
-    least = 0.0 if column.alone is None else column.alone - 2 * column.alone_error
-    if least >= _LEAK or least >= max(_LOW_LEAK, highest + _FAR_ABOVE):
-        finding = "this test AUC alone suggests that the value is known only after the click; "
-        beside = f" {column.alone:.3f} (+- {column.alone_error:.3f})"
-        yield finding + "leave it out unless it is known before", beside
+        return "almost every row has its own id, like a row number; leave it out"
+    return ""
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -427,7 +377,8 @@ def _columns_table(columns: Sequence[Column]) -> Iterator[str]:
     )
     for column in columns:
         unseen = "-" if column.unseen is None else f"{column.unseen:.2%}"
-        alone = "-" if column.alone is None else f"{column.alone:.4f}"
+        auc = column.alone.auc
+        alone = "-" if auc is None else f"{auc:.4f}"
         common = ""
         if column.common is not None and column.kind == "number":
             common = "{:.4g} .. {:.4g} .. {:.4g}".format(*column.common)

@@ -14,7 +14,7 @@ from stampede.data.errors import DataError
 from stampede.data.learning.learned import read_saved
 from stampede.data.learning.learner import Growth
 from stampede.data.options import GrowthOptions, PreparationOptions, Split
-from stampede.data.prepared.manifest import LEARNED_FOLDER, PARTS
+from stampede.data.prepared.manifest import LEARNED_FOLDER, TEST, TRAIN, VALIDATION
 from stampede.data.raw.files import expand
 from stampede.data.raw.log import RawLog
 from stampede.data.schema.features import with_features
@@ -22,8 +22,6 @@ from stampede.data.schema.schema import CRITEO, Schema, Vocabulary, avazu, load_
 from stampede.settings import SettingsError
 
 Kind = Literal["criteo_kaggle", "criteo_1tb", "avazu", "table"]
-
-TRAIN, VALIDATION, TEST = range(len(PARTS))
 
 # Default share of the test part, by kind of log and split. Criteo Kaggle has seven days, Avazu
 # ten; the random shares are the paper's. The test part of Criteo 1TB is its last file, a day.

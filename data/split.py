@@ -12,10 +12,11 @@ import polars as pl
 from stampede.data.formulas import written_alike
 from stampede.data.learning.value_counts import Distinct, distinct_ids
 from stampede.data.order import Permutation
+from stampede.data.prepared.manifest import TEST, TRAIN, VALIDATION
 from stampede.data.raw.log import Chunk
 from stampede.data.raw.typed import SPLIT
 from stampede.data.schema.schema import Schema
-from stampede.data.sources import LAST_FILE, TEST, TRAIN, VALIDATION, Source
+from stampede.data.sources import LAST_FILE, Source
 
 
 @dataclass(frozen=True)

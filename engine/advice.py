@@ -114,19 +114,24 @@ def _batch_of_enough_steps(rows: int, world_size: int) -> int:
 
 
 def on_data(dataset: Dataset, can_calibrate: bool = True) -> list[str]:
-    """Advice from preparation, on parts of one class, and on columns with ids unseen in training.
+    """Advice from preparation, on parts of one class, on columns with ids unseen in training, and
+    on those that leak the label.
 
     Reads the labels and some 65,000 rows of each part, which must be on the CPU.
 
     Args:
         can_calibrate: whether the run may have `evaluate.calibrate`.
     """
+    # It needs Polars, which --help does without.
+    from stampede.data.leaks import leaks
+
     sentences = [dataset.advice] if dataset.advice else []
     for name, part in (("validation", dataset.validation), ("test", dataset.test)):
         if part is not None:
             found = _one_class(name, part, dataset.goals)
             sentences += [f"{clause}: {_OTHER_LABELS}" for clause in found]
     sentences += _moved_shares(dataset, can_calibrate)
+    sentences += leaks(dataset)
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
     # Rare ids, which have the same row, are as frequent in both.

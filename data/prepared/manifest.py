@@ -24,6 +24,8 @@ BAD_ROWS = "bad_rows.jsonl"
 
 PartName = Literal["train", "validation", "test"]
 PARTS: tuple[PartName, ...] = ("train", "validation", "test")
+# Their places.
+TRAIN, VALIDATION, TEST = range(len(PARTS))
 
 # Larger numbers are refused, so that the product of two counts stays a reasonable number.
 Count = Annotated[int, Field(ge=0, lt=2**62)]

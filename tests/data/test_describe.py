@@ -20,10 +20,10 @@ import pyarrow
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from stampede.data import describe
 from stampede.data.describe import described_column, main, parts_of, read_rows
 from stampede.data.errors import DataError
 from stampede.data.guess import guess
+from stampede.data.leaks import error_of_auc
 from stampede.data.options import PreparationOptions
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
@@ -112,7 +112,7 @@ def test_a_log_against_pandas(log, split):
         known = set(values_of(frame[parts == 0], column.name).dropna())
         within = values_of(frame[parts == 2], column.name)
         assert column.unseen == pytest.approx((~within.isin(known) & within.notna()).mean())
-        assert column.alone == pytest.approx(auc_by_hand(frame, parts, column.name))
+        assert column.alone.auc == pytest.approx(auc_by_hand(frame, parts, column.name))
     assert any(column.unseen for column in columns)
     price = described_column(rows, "price", "number")
     # Numbers are read as float32.
@@ -127,7 +127,7 @@ def test_a_log_against_pandas(log, split):
     edges = np.unique(np.quantile(train, np.arange(1, 50) / 50, method="nearest"))
     buckets = pd.Series(np.searchsorted(edges, prices)).map("b{}".format).mask(prices.isna())
     as_ids = frame.assign(price=buckets)
-    assert price.alone == pytest.approx(auc_by_hand(as_ids, parts, "price"))
+    assert price.alone.auc == pytest.approx(auc_by_hand(as_ids, parts, "price"))
 
 
 @pytest.mark.parametrize("limit", [1, 1700])
@@ -438,6 +438,31 @@ def test_a_leak_is_told_where_enough_clicks_prove_it(tmp_path, capsys, share, cl
     assert ("known only after the click" in printed) == said
 
 
+@pytest.mark.parametrize("clicks, share, told", [
+    (700, 0.1, True), (40, 1.0, False), (3700, 0.05, False),
+])  # fmt: skip
+def test_values_that_only_clicks_have_are_told(tmp_path, capsys, clicks, share, told):
+    """Where few clicks have them, their AUC alone is low. Of 40 clicks, or of 92%, they tell less.
+
+    A value is missing in the other rows, or 0.
+    """
+    draw, label = np.random.default_rng(1), np.zeros(4000, int)
+    label[draw.permutation(4000)[:clicks]] = 1
+    after = label.astype(bool) & (draw.random(4000) < share)
+    frame = pd.DataFrame({
+        "label": label,
+        "site": draw.integers(0, 9, 4000),
+        "number_of_seconds": np.where(after, draw.random(4000), np.nan),
+        "number_bought": np.where(after, draw.integers(1, 5, 4000), 0),
+    })  # fmt: skip
+    printed = " ".join(printed_of(tmp_path, frame, capsys).split())
+    rows = f"({after.sum()} rows)"
+    columns = f"number_of_seconds {rows}, number_bought {rows}"
+    said = f"{columns}: each row with another value than the most frequent one is a click"
+    assert (said in printed) == told
+    assert ("site (" in printed) is False
+
+
 def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
     draw = np.random.default_rng(2)
     aucs = []
@@ -445,8 +470,8 @@ def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
         clicked, others = draw.exponential(1, 60), draw.exponential(0.2, 400)
         aucs.append((clicked[:, None] > others).mean())
     # For scores drawn from two exponentials the formula is exact.
-    assert describe._error_of(np.mean(aucs), 60, 400) == pytest.approx(np.std(aucs), rel=0.06)
-    assert describe._error_of(1.0, 20, 1000) > 0.01
+    assert error_of_auc(np.mean(aucs), 60, 400) == pytest.approx(np.std(aucs), rel=0.06)
+    assert error_of_auc(1.0, 20, 1000) > 0.01
 
 
 @pytest.mark.wide

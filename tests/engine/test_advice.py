@@ -149,6 +149,29 @@ def test_unseen_ids_are_told_by_column(tmp_path, train, validation, test, told, 
     assert not told or (f"{field} {told}" in said[0] and "C1" not in said[0])
 
 
+@pytest.mark.parametrize("field, told", [
+    ("C3", "C3 1.000 (+- 0.00"), ("M1", "M1 ("), ("few", "C3 ("), ("random", None),
+])  # fmt: skip
+def test_a_run_tells_columns_that_leak_the_label(tmp_path, field, told):
+    """By an id that is the label, by a list that only clicks have, and by an id of few clicks."""
+    parts = {}
+    for seed, name in enumerate(("train", "validation", "test")):
+        parts[name] = arrays = drawn_rows(2000, multi=1, vocabulary=5, seed=seed)
+        clicks = arrays["label"]
+        if field == "M1":
+            kept = np.arange(2000) % 20 == 0
+            lengths = clicks * kept
+            values = np.full(lengths.sum(), 3, np.int32)
+            offsets = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
+            arrays |= {"offsets_0": offsets.astype(np.int64), "values_0": values}
+        elif field != "random":
+            arrays["ids"][:, 2] = clicks * (np.arange(2000) % 20 == 0 if field == "few" else 1)
+    folder = write_prepared(tmp_path, parts, drawn_fields(multi=1, vocabulary=5))
+    said = [text for text in on_data(open_prepared(folder)) if "after the click" in text]
+    assert len(said) == bool(told)
+    assert not told or said[0].startswith(told)
+
+
 def test_an_auc_near_chance():
     assert on_first_epoch("validation", 0.55, 1) == on_first_epoch("test", None, 1) == []
     (said,) = on_first_epoch("validation", 0.5499, 2)
