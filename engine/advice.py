@@ -34,11 +34,10 @@ _LEAST_AUC = 0.55
 _STILL_RISING = 0.001
 # What is said of parts with other shares of clicks than the training part.
 _OFF = "scores will be off by as much"
-# Of the mean prediction and the share of clicks, in either direction.
-_MOST_CALIBRATION = 1.5
 
-# How many times more or less clicks a part has, and by how many standard errors.
-_MOVED, _ERRORS = 1.25, 4.0
+# How many times more or less clicks a part has than the training part, or than its predictions
+# add up to; and by how many standard errors.
+_MOVED, _MISSED, _ERRORS = 1.25, 1.2, 4.0
 
 _OTHER_LABELS = (
     "check the label column, or choose another split (data.split, or split of stampede prepare)"
@@ -194,11 +193,15 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
 
 
 def on_calibration(
-    config: Config, results: Mapping[str, Mapping[str, Any]], told: Sequence[str] = ()
+    config: Config,
+    results: Mapping[str, Mapping[str, Any]],
+    clicks: Sequence[ClickShare],
+    told: Sequence[str] = (),
 ) -> list[str]:
     """Advice if the mean prediction on the test part is far from the share of clicks.
 
     Args:
+        clicks: of the test part, by goal.
         told: what the run has said; that its parts have other shares of clicks says it all.
     """
     if any(_OFF in text for text in told):
@@ -207,11 +210,9 @@ def on_calibration(
     goals = found.get("goals") or {"": found}
     far = {
         goal: one["calibration"]
-        for goal, one in goals.items()
-        if one.get("calibration") is not None
+        for (goal, one), of_goal in zip(goals.items(), clicks, strict=True)
         # A model that learned nothing gets other advice.
-        and (one.get("auc") or 0.0) >= _LEAST_AUC
-        and not 1 / _MOST_CALIBRATION <= one["calibration"] <= _MOST_CALIBRATION
+        if (one.get("auc") or 0.0) >= _LEAST_AUC and _is_off(one.get("calibration"), of_goal)
     }
     if not far:
         return []
@@ -221,12 +222,28 @@ def on_calibration(
         "train.negative_rate; else clicks have become rarer or more frequent since: train on newer "
         "rows"
     )
+    if config.evaluate.calibrate is not True and can_calibrate(config):
+        remedy += ", or set evaluate.calibrate=true"
     if config.train.negative_rate < 1:
         remedy = (
             "metrics are those of uncorrected scores, so the test part must lack the same share of "
             "negatives as the training part (train.negative_rate)"
         )
     return [f"the mean prediction on the test part is {told} times the share of clicks: {remedy}"]
+
+
+def _is_off(calibration: float | None, clicks: ClickShare) -> bool:
+    """Whether predictions miss the share of clicks by more than chance."""
+    if calibration is None or not clicks.share or 1 / _MISSED <= calibration <= _MISSED:
+        return False
+    # Relative, of a share.
+    error = math.sqrt((1 - clicks.share) / (clicks.share * clicks.labels))
+    return abs(1 / calibration - 1) > _ERRORS * error
+
+
+def can_calibrate(config: Config) -> bool:
+    """Whether a run may have `evaluate.calibrate=true`."""
+    return config.evaluate.select_on != "test" and config.model.name != "esmm"
 
 
 def on_memory(cached: float, free: float) -> list[str]:

@@ -10,7 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stampede.data.samples import click_shares
 from stampede.engine.advice import (
+    can_calibrate,
     check_batch_size,
     check_labels,
     on_batch_size,
@@ -209,8 +211,7 @@ def _begun(
         here.on_main(begin_folder)
         run = TrainingRun(config, here, folder, dataset, job, progress)
         _print_beginning(run, described(choices) if choices else "", lines)
-        can_calibrate = config.evaluate.select_on != "test" and config.model.name != "esmm"
-        found_off += here.on_main(lambda: on_data(dataset, can_calibrate))
+        found_off += here.on_main(lambda: on_data(dataset, can_calibrate(config)))
         tell(found_off, progress.step, folder, here)
         progress.metrics_lines = folder.metrics_lines
     return run, is_new, regression
@@ -229,7 +230,7 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
         found_off = here.on_main(
             lambda: [
                 *on_last_epoch(config, folder),
-                *on_calibration(config, results, told(folder)),
+                *on_calibration(config, results, click_shares(dataset.test), told(folder)),
             ]
         )
         tell(found_off, run.progress.step, folder, here)

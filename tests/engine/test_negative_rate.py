@@ -11,6 +11,7 @@ import pytest
 from sklearn.metrics import log_loss
 
 from stampede import open_run, train
+from stampede.data.samples import ClickShare
 from stampede.engine.advice import on_calibration
 from stampede.engine.api import configuration
 from stampede.engine.checkpoint.retention import newest
@@ -172,11 +173,17 @@ def test_a_job_that_goes_on_keeps_its_bias_when_the_key_is_added(runs):
 def test_advice():
     config = configuration()
 
-    def said(config, value, auc=0.7):
-        return on_calibration(config, {"test": {"calibration": value, "auc": auc}})
+    many = ClickShare(0.1, 1e6)
 
-    for value, count in ((1.49, 0), (0.68, 0), (1.51, 1), (0.66, 1), (None, 0)):
+    def said(config, value, auc=0.7, clicks=many):
+        return on_calibration(config, {"test": {"calibration": value, "auc": auc}}, [clicks])
+
+    for value, count in ((1.19, 0), (0.84, 0), (1.21, 1), (0.82, 1), (None, 0)):
         assert len(said(config, value)) == count
+    # 90 clicks have an error of a tenth; four times that is no more than 1.66 or 0.71.
+    few = ClickShare(0.1, 900)
+    for value, count in ((1.6, 0), (0.72, 0), (1.7, 1), (0.7, 1)):
+        assert len(said(config, value, clicks=few)) == count
     # It learned nothing.
     assert said(config, 2.0, auc=0.51) == said(config, 2.0, auc=None) == []
     (found,) = said(config, 9.6)
@@ -185,13 +192,15 @@ def test_advice():
     (found,) = said(sampled, 9.6)
     assert "metrics are those of uncorrected scores" in found
     goals = {name: {"calibration": value, "auc": 0.7} for name, value in (("a", 1.0), ("b", 2.0))}
-    (found,) = on_calibration(config, {"test": {"goals": goals}})
-    assert "is 2.00 for b times" in found
-    assert on_calibration(config, {"test": {}}) == []
+    (found,) = on_calibration(config, {"test": {"goals": goals}}, [many, many])
+    assert "is 2.00 for b times" in found and found.endswith(", or set evaluate.calibrate=true")
+    assert "calibrate" not in said(configuration(evaluate={"calibrate": True}), 2.0)[0]
+    assert "calibrate" not in said(configuration(evaluate={"select_on": "test"}), 2.0)[0]
+    assert on_calibration(config, {"test": {}}, [many]) == []
     # The shares of clicks of the parts have told it already.
     moved = ["0.5 of the training rows ...: scores will be off by as much. If the rows are in time"]
     results = {"test": {"calibration": 9.6, "auc": 0.7}}
-    assert on_calibration(config, results, moved) == []
+    assert on_calibration(config, results, [many], moved) == []
 
 
 def test_the_key_is_above_0_and_at_most_1():
