@@ -54,6 +54,9 @@ _JSON = re.compile(rb"\s*[{\[]\s*([{\[\"]|$)")
 def expand(patterns: str | Sequence[str]) -> list[Path]:
     """The files that match names and globs; the files of one glob in natural order.
 
+    A glob leaves out files such as `_SUCCESS` and `_metadata`, which Spark writes beside the log's,
+    unless it matches no others.
+
     Raises:
         DataError: a name or glob matches no file, or a file is given twice.
     """
@@ -64,16 +67,17 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
             found += _in_a_store(pattern, found)
             continue
         pattern = str(stores.local(pattern))
-        matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+        names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+        matches = _unmarked([*map(Path, names)])
         if not matches:
             raise NoSuchFileError(
                 f"{pattern}: no such file or glob; write the path of the click log"
             )
-        for file in sorted(map(Path, matches), key=naturally):
+        for file in sorted(matches, key=naturally):
             if file.is_dir():
                 if (file / "manifest.json").exists():
                     raise DataError(f"{file}: is a prepared folder; write the files of the log")
-                raise DataError(f"{file}: is a folder; write its files, such as {file}/*.csv")
+                raise DataError(f"{file}: is a folder; write its files, such as {file}/*")
             if not file.is_file():
                 raise NoSuchFileError(f"{file}: is not a file; write the path of the click log")
             if file in found:
@@ -84,7 +88,7 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
 
 def _in_a_store(pattern: str, before: Sequence[Path]) -> list[Path]:
     try:
-        matches = stores.matches(pattern)
+        matches = _unmarked(stores.matches(pattern))
     except stores.StoreError as failure:
         kind = NoSuchFileError if failure.errno == errno.ENOENT else DataError
         raise kind(str(failure)) from None
@@ -94,6 +98,10 @@ def _in_a_store(pattern: str, before: Sequence[Path]) -> list[Path]:
         if file in before:
             raise DataError(f"{file}: is given twice; name each file once")
     return sorted(matches, key=naturally)
+
+
+def _unmarked(matches: list[Path]) -> list[Path]:
+    return [file for file in matches if not file.name.startswith("_")] or matches
 
 
 def naturally(path: Path) -> list[tuple[int, str | int]]:

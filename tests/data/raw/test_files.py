@@ -27,6 +27,9 @@ def test_expand(tmp_path):
     for name in ("day_10", "day_2", "day_1"):
         (tmp_path / name).touch()
     assert [path.name for path in expand(str(tmp_path / "day_*"))] == ["day_1", "day_2", "day_10"]
+    (tmp_path / "_SUCCESS").touch()
+    assert [path.name for path in expand(str(tmp_path / "*"))] == ["day_1", "day_2", "day_10"]
+    assert expand(str(tmp_path / "_*")) == expand(str(tmp_path / "_SUCCESS"))
     (tmp_path / "odd[1].csv").touch()
     assert expand(str(tmp_path / "odd[1].csv")) == [tmp_path / "odd[1].csv"]
     with pytest.raises(DataError, match="no such file"):
