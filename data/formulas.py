@@ -335,7 +335,7 @@ def remedy_of_time(value: Any, column: str, format: str) -> str:
     other = fitting_format(pl.Series(column, [value]))
     if format and other not in (None, format):
         section = f"`time: {{column: {column}, format: {other!r}}}`"
-        remedy += f", or {section} in the schema, which fits it"
+        remedy += f", or train with {section} in the schema, which fits it"
     return remedy
 
 
