@@ -44,6 +44,10 @@ def test_each_file_is_scored_then_trained(tmp_path, capsys):
     assert third["auc"] == third["goals"]["click"]["auc"]
     new = [line.get("new_ids_samples") for line in lines if line["kind"] == "period"]
     assert new[0] is None and new[2] >= 150
-    assert f" in {new[2]} rows where ids are new" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f" in {new[2]} rows where ids are new" in printed
+    click = third["goals"]["click"]
+    assert f"  of click: AUC {click['auc']:.4f} logloss {click['logloss']:.4f}" in printed
+    assert "  of buy: no labels\n" in printed and printed.count("  of click: ") == 2
     found = open_run(tmp_path / "shop/period_0003").score(goal_log(20))
     assert found.shape == (20, 2)
