@@ -560,16 +560,20 @@ def typed_weights(column: str, kind: pl.DataType, ids: Ids, kind_of_ids: pl.Data
 def remedy_of_weights(weights: Any, ids: Any, separator: str, column: str) -> str:
     """What to write instead of bad weights of a cell's ids; `column` is that of the ids."""
 
-    def count(cell: Any) -> int:
-        if cell is None or not isinstance(cell, str):
+    def count(cell: Any) -> int | None:
+        """None of a text that is no list."""
+        if not isinstance(cell, str):
             return 0 if cell is None else len(cell)
-        found = pl.DataFrame({"cell": [cell]}).select(split(pl.col("cell"), separator))
-        return found.item().len() if found.item() is not None else 0
+        found = pl.DataFrame({"cell": [cell]}).select(split(pl.col("cell"), separator)).item()
+        return None if found is None else found.len()
 
-    if count(weights) != count(ids):
+    of_weights, of_ids = count(weights), count(ids) or 0
+    if of_weights is None:
+        return "write a JSON list of numbers, such as [0.5, 2]"
+    if of_weights != of_ids:
         return (
-            f"there are {count(weights)} weights for {count(ids)} ids in column {column}; write "
-            "one for each id"
+            f"there are {of_weights} weights for {of_ids} ids in column {column}; write one for "
+            "each id"
         )
     return "write finite numbers"
 

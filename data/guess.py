@@ -61,9 +61,9 @@ _FEWEST_TIMES, _LONGEST_LOG, _ASCENDING = 20, 5 * 365 * 86400, 0.9
 
 # Between ids of a cell; other marks occur in texts that are one id.
 _MARKS = ("|", "^")
-# A field of several ids shares a table that has this part of its ids, if they are so many; of long
-# cells the last ids are kept.
-_SHARED, _FEWEST_SHARED, _MOST_IDS = 0.5, 5, 50
+# A field shares a table that has this part of its ids, if they are so many: the first number is for
+# a field of several ids. Of long cells the last ids are kept.
+_SHARED, _FEWEST_SHARED, _FEWEST_OF_ONE, _MOST_IDS = 0.5, 5, 20, 50
 
 
 class Guess(NamedTuple):
@@ -237,7 +237,7 @@ def _table(
         options = {} if name == series.name else {"column": series.name}
         if not name or name in why or series.dtype.is_temporal():
             left_out.append(series.name)
-        elif _holds_lists_of_fractions(series):
+        elif _holds_lists_of_fractions(series, written.get("separator")):
             left_out.append(f"{series.name} (lists of fractions; `weights` of ids?)")
         elif mark := _mark(series, written.get("separator")):
             schema["ids"][name], why[name] = {**options, "separator": mark}, "lists of ids"
@@ -249,7 +249,7 @@ def _table(
             f"{path}: found no column of ids (texts or whole numbers) besides the label {label!r}; "
             "write a schema file and give it with --schema"
         )
-    shared = _shared(head, schema["ids"])
+    shared, long = _shared(head, schema["ids"]), _cut_long(head, schema["ids"])
     another = "" if given else "; --label COLUMN names another"
     reason = [f"guessed a table: label {label!r}, {why_label}{another}"]
     reason += [_listed_by_reason(kind, schema[kind], why) for kind in ("ids", "numbers")]
@@ -270,6 +270,10 @@ def _table(
         f"{name} has ids of {options['share']}, so it uses that table; correct it if they only "
         "look alike"
         for name, options in shared.items()
+    ]
+    reason += [
+        f"{name} has up to {most} ids in a cell, of which the last {_MOST_IDS} are kept (max_ids)"
+        for name, most in long.items()
     ]
     return Guess("table", schema, [*reason, *filter(None, [said])], split, why)
 
@@ -321,42 +325,69 @@ def _mark(series: pl.Series, of_columns: str | None) -> str | None:
     return next((one for one in marks if present.str.contains(one, literal=True).any()), None)
 
 
-def _holds_lists_of_fractions(series: pl.Series) -> bool:
+def _holds_lists_of_fractions(series: pl.Series, of_columns: str | None) -> bool:
     if isinstance(series.dtype, pl.List | pl.Array):
         return series.dtype.inner.is_float()
-    if _mark(series, None) != JSON:
+    mark = _mark(series, of_columns)
+    if mark is None:
         return False
-    texts = series.to_frame().select(split(pl.col(series.name), JSON).explode()).to_series()
+    texts = series.to_frame().select(split(pl.col(series.name), mark).explode()).to_series()
     numbers = texts.drop_nulls().cast(pl.Float64, strict=False)
     return numbers.null_count() == 0 and bool((numbers != numbers.round()).any())
 
 
 def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
-    """Let fields of several ids share the table of the field of one id that has most of theirs.
+    """Let fields share the table of another one that has most of their ids; returns these fields.
 
-    Long cells are cut to their last ids. Returns these fields.
+    Fields of one id have tables of their own first, then those of several, the largest first.
+    Whole numbers look alike by chance: they are compared only between one id and several.
     """
-    values = {name: head[given.get("column", name)] for name, given in ids.items()}
-    single = {
-        name: set(series.drop_nulls().cast(pl.String))
-        for name, series in values.items()
-        if "separator" not in ids[name]
-    }
+    found = {name: _distinct(_cells(head, name, given)) for name, given in ids.items()}
+    are_texts = {name: not all(map(_NUMBER.match, known)) for name, known in found.items()}
+    has_several = {name: "separator" in given for name, given in ids.items()}
+    owners: list[str] = []
+    shared = {}
+    for name in sorted(ids, key=lambda name: (has_several[name], -len(found[name]))):
+        common = {
+            owner: len(found[owner] & found[name])
+            for owner in owners
+            if has_several[owner] != has_several[name] or (are_texts[owner] and are_texts[name])
+        }
+        # Of owners that have as many, the one with the fewest others.
+        best = max(common, key=lambda owner: (common[owner], -len(found[owner])), default="")
+        fewest = _FEWEST_SHARED if has_several[name] else _FEWEST_OF_ONE
+        if len(found[name]) >= fewest and common.get(best, 0) >= _SHARED * len(found[name]):
+            ids[name]["share"] = best
+            shared[name] = ids[name]
+        else:
+            owners.append(name)
+    return shared
+
+
+def _cut_long(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, int]:
+    """Keep the last ids of long cells; returns the most ids of a cell by field that has them."""
     found = {}
     for name, given in ids.items():
-        if "separator" not in given or not single:
-            continue
-        cells = values[name]
-        if cells.dtype == pl.String:
-            marked = split(pl.col(cells.name), given["separator"])
-            cells = cells.to_frame().select(marked).to_series()
-        known = set(cells.explode().drop_nulls().cast(pl.String)) - {"", *MISSING}
-        owner = max(single, key=lambda other: len(single[other] & known))
-        if len(known) >= _FEWEST_SHARED and len(single[owner] & known) >= _SHARED * len(known):
-            is_long = (cells.list.len().max() or 0) > _MOST_IDS
-            given.update(share=owner, **({"max_ids": _MOST_IDS, "keep": "last"} if is_long else {}))
-            found[name] = given
+        if "separator" in given:
+            most = _cells(head, name, given).list.len().max() or 0
+            if most > _MOST_IDS:
+                given.update(max_ids=_MOST_IDS, keep="last")
+                found[name] = most
     return found
+
+
+def _cells(head: pl.DataFrame, name: str, given: Mapping[str, Any]) -> pl.Series:
+    """What a field reads: an id in each cell, or a list of them."""
+    cells = head[given.get("column", name)]
+    if "separator" not in given or cells.dtype != pl.String:
+        return cells
+    return cells.to_frame().select(split(pl.col(cells.name), given["separator"])).to_series()
+
+
+def _distinct(cells: pl.Series) -> set[str]:
+    """The ids of a field as texts."""
+    each = cells.explode() if isinstance(cells.dtype, pl.List | pl.Array) else cells
+    return set(each.drop_nulls().cast(pl.String)) - {"", *MISSING}
 
 
 def _delimited_head(path: Path, head: str, separator: str) -> pl.DataFrame:

@@ -250,8 +250,12 @@ def over_goals(found: dict[str, dict[str, Any]], weights: Mapping[str, float]) -
         total = sum(weights[goal] for goal in values)
         mean = sum(weights[goal] * value for goal, value in values.items())
         means[name] = mean / total if values else None
-    samples = max(of_goal["samples"] for of_goal in found.values())
-    return {**means, "samples": samples, "goals": found}
+    counts = {
+        name: max(of_goal.get(name, 0) for of_goal in found.values())
+        for name in ("samples", "new_ids_samples")
+        if any(name in of_goal for of_goal in found.values())
+    }
+    return {**means, **counts, "goals": found}
 
 
 def without_soft(

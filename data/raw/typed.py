@@ -25,6 +25,7 @@ from stampede.data.formulas import (
     typed_weights,
     written_alike,
 )
+from stampede.data.raw.nested import values_within
 from stampede.data.schema.schema import (
     IdField,
     Integers,
@@ -227,7 +228,9 @@ def is_text(kind: pl.DataType) -> bool:
 def _check_type(column: str, types: pl.Schema, purpose: str, serves: bool) -> None:
     """Refuse a column whose type does not serve its purpose."""
     if not serves:
+        within = [name for name in values_within(types) if name.startswith(f"{column}.")]
+        remedy = " or ".join(within[:5]) or "another column"
         raise DataError(
             f"column {column} is stored as {types[column]}, which is not {purpose}; convert it, or "
-            "name another column in the schema"
+            f"name {remedy} in the schema"
         )

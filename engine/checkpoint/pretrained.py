@@ -14,7 +14,7 @@ from stampede.engine.checkpoint.manifest import weights_name
 from stampede.engine.checkpoint.tensors import copy_rows_
 from stampede.engine.config import Config
 from stampede.engine.config.data import SyntheticSection
-from stampede.engine.inference.kept import row_names
+from stampede.engine.inference.kept import meanings_of_rows, row_names
 from stampede.engine.job import Job
 from stampede.engine.processes import Processes
 from stampede.engine.reading import data_folder
@@ -82,7 +82,13 @@ def _matched(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The vector of each row of the field's table, -1 for none; and the vectors."""
     folder = None if isinstance(config.data, SyntheticSection) else data_folder(config)
-    names = row_names(folder, field, dataset.vocabulary_sizes[field])
+    count = dataset.vocabulary_sizes[field]
+    if meanings_of_rows(folder, {field: count})[field].encode == "hash":
+        raise DataError(
+            f"model.pretrained: {field!r} has encode: hash, whose rows are those of no single id; "
+            "write encode: vocabulary in the schema"
+        )
+    names = row_names(folder, field, count)
     path = stores.fetched(file)
     ids, vectors = _read(path, field, dim)
     places = dict(zip(ids, range(len(ids)), strict=True))

@@ -89,6 +89,9 @@ class Results:
         }
         self._folder.log(line)
         print(_shown(line), flush=True)
+        if period.number > 1:
+            for goal, of_goal in goals.items():
+                print(f"  of {goal}: {_scores(of_goal)}", flush=True)
         self._tell_unknown(period)
 
     def draw(self) -> None:
@@ -126,14 +129,20 @@ def _metrics(found: Mapping[str, Any], period: Period) -> dict[str, Any]:
 
 def _shown(line: dict[str, Any]) -> str:
     """A period's line, at most 100 columns if its file's name is short."""
-    scores = "not scored: the first"
-    if line["period"] != 1:
-        scores = f"AUC {readable_metric(line['auc'])} logloss {line['logloss']:.4f}"
-        if (rows := line.get(f"{NEW_IDS}samples") or 0) >= _FEWEST_NEW:
-            new = readable_metric(line[f"{NEW_IDS}auc"])
-            scores += f", AUC {new} in {rows:,} rows where ids are new"
+    scores = "not scored: the first" if line["period"] == 1 else _scores(line)
     name = Path(line["file"]).name
     return f"period {line['period']:>3}  {name}  {line['rows']:>9,} rows  {scores}"
+
+
+def _scores(found: Mapping[str, Any]) -> str:
+    """The metrics of a period's rows, or of one goal of theirs."""
+    if found.get("samples") == 0:
+        return "no labels"
+    told = f"AUC {readable_metric(found['auc'])} logloss {found['logloss']:.4f}"
+    if (rows := found.get(f"{NEW_IDS}samples") or 0) >= _FEWEST_NEW:
+        new = readable_metric(found[f"{NEW_IDS}auc"])
+        told += f", AUC {new} in {rows:,} rows where ids are new"
+    return told
 
 
 @contextmanager

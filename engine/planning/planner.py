@@ -24,6 +24,7 @@ from torchrec.distributed.planner.types import (
     Storage,
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from stampede.engine.config import Config
 from stampede.engine.config.optim import IN_ORDER_SHARDING_TYPES
@@ -33,6 +34,7 @@ from stampede.engine.memory import memory_limit
 from stampede.engine.planning.workload import Workload
 from stampede.engine.processes import Processes
 from stampede.optim.sharded.supported import SHARDING_TYPES
+from stampede.settings import SettingsError
 
 # Fewest columns of a shard; FBGEMM needs a multiple of 4. By default the planner would not split
 # tables as narrow as a CTR model's.
@@ -120,7 +122,9 @@ def search_plan(
 
     Raises:
         DoesNotFitError: the tables do not fit with the sharding types of the configuration.
+        SettingsError: TorchRec has this sharding type for pooled tables only.
     """
+    _refuse_rows_apart(config.sharding.plan, model, sharders, cluster.device_type)
     on_gpu = cluster.device_type == "cuda"
     types = sharding_types(config, cluster.world_size)
     constraints = {}
@@ -157,6 +161,24 @@ def search_plan(
             f"sharding.plan={config.sharding.plan} gives no plan for {cluster.world_size} ranks: "
             f"{reason} {_shortfall(config.sharding.plan, workload, cluster)}"
         ) from None
+
+
+def _refuse_rows_apart(
+    plan: str, model: nn.Module, sharders: list[ModuleSharder[nn.Module]], device_type: str
+) -> None:
+    """TorchRec has fewer sharding types where it returns a row for each id."""
+    collections = [one for one in model.modules() if isinstance(one, EmbeddingCollection)]
+    if plan == "auto" or not collections:
+        return
+    sharder = next(one for one in sharders if one.module_type is EmbeddingCollection)
+    offered = sharder.sharding_types(device_type)
+    if plan not in offered:
+        names = sorted({name for one in collections for name in one.embeddings})
+        raise SettingsError(
+            f"sharding.plan: found {plan!r}, which TorchRec does not have for tables of histories "
+            f"(pooling: attention or none), here {', '.join(names)}; write auto, "
+            f"{', '.join(offered[:-1])} or {offered[-1]}"
+        )
 
 
 def _shortfall(plan: str, work: Workload, cluster: Cluster) -> str:

@@ -513,3 +513,41 @@ def test_histories_are_guessed_to_hold_the_ids_of_another_column(tmp_path):
     frame.with_columns(seen=pl.Series(seen)).write_parquet(tmp_path / "log.parquet")
     expected["seen"]["separator"] = "|"
     assert guess([tmp_path / "log.parquet"]).schema["ids"] == expected
+
+
+def test_columns_share_the_table_of_the_one_that_has_their_ids(tmp_path):
+    """Also where all have one id, or all have several; whole numbers look alike by chance."""
+    draw = np.random.default_rng(0)
+    viewed = [[f"v{one}" for one in draw.integers(0, 60, n)] for n in draw.integers(0, 80, 300)]
+    frame = pl.DataFrame({
+        "clicked": draw.integers(0, 2, 300),
+        "last": [f"i{one}" for one in draw.integers(0, 40, 300)],
+        "item": [f"i{one}" for one in draw.integers(0, 50, 300)],
+        "from": [f"t{one}" for one in draw.integers(0, 8, 300)],
+        "to": [f"t{one}" for one in draw.integers(0, 8, 300)],
+        "user_id": draw.integers(1, 90, 300),
+        "shop_id": draw.integers(1, 40, 300),
+        "viewed": ["|".join(cell) for cell in viewed],
+        "scores": ["|".join("0.5" for _ in cell) for cell in viewed],
+        "bought": ["|".join(cell[:4]) for cell in viewed],
+        "shops": [json.dumps([int(one) for one in draw.integers(1, 40, 3)]) for _ in viewed],
+    })  # fmt: skip
+    frame.write_csv(tmp_path / "log.csv")
+    found = guess([tmp_path / "log.csv"])
+    assert found.schema["ids"] == {
+        "last": {"share": "item"},
+        "item": {},
+        "from": {},
+        "to": {},
+        "user_id": {},
+        "shop_id": {},
+        "viewed": {"separator": "|", "max_ids": 50, "keep": "last"},
+        "bought": {"separator": "|", "share": "viewed"},
+        "shops": {"separator": "json", "share": "shop_id"},
+    }
+    said = " ".join(found.reason)
+    assert "last has ids of item, so it uses that table" in said
+    longest = max(map(len, viewed))
+    assert f"viewed has up to {longest} ids in a cell, of which the last 50 are kept" in said
+    assert "'scores (lists of fractions; `weights` of ids?)'" in said
+    Schema.model_validate(found.schema)

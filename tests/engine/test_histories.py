@@ -189,6 +189,14 @@ def test_a_plan_counts_a_row_for_each_id(trained):
     assert done.work.sample_bytes > 3 * np.mean(ids) * item.columns * 4
 
 
+@pytest.mark.parametrize("plan", ["table_row_wise", "table_column_wise", "grid_shard"])
+def test_a_plan_that_torchrec_has_for_pooled_tables_only_is_refused(trained, plan):
+    config = load_config(trained / "config.yaml", [f"sharding.plan={plan}"])
+    words = f"sharding.plan: found '{plan}', .* here t_item, t_towns; write auto, data_parallel, "
+    with pytest.raises(SettingsError, match=words):
+        dry_run(config, Cluster(2, 2, "cpu", 10**10))
+
+
 @pytest.mark.slow
 def test_fields_that_are_attended_to_start_from_pooled_ones_and_back(tmp_path):
     plain = write_shop(tmp_path / "plain")

@@ -186,5 +186,9 @@ def test_what_cannot_be_used(folder):
         pl.DataFrame(content).write_parquet(folder / "bad.parquet")
         with pytest.raises(DataError, match=said):
             begun(folder, options(folder, file="bad.parquet"), "bad")
+    # Numbers of its rows would look like ids.
+    pl.DataFrame({"id": [1, 2], "vector": [[1.0] * WIDTH] * 2}).write_parquet(folder / "t.parquet")
+    with pytest.raises(DataError, match=r"'town' has encode: hash, .* write encode: vocabulary"):
+        begun(folder, options(folder, "town", "t.parquet"), "bad")
     with pytest.raises(DataError, match=r"nothing.parquet: cannot be read as Parquet"):
         begun(folder, options(folder, file="nothing.parquet"), "bad")

@@ -176,6 +176,14 @@ def test_bad_weights_are_refused(tmp_path, times, message):
     assert f"log.csv: {message}" in str(refused.value)
 
 
+def test_weights_that_are_no_json_list_are_told_so(tmp_path):
+    frame = weighted_shop(60)
+    frame.loc[1, ["towns", "shares"]] = ['["t1", "t2"]', "1|2"]
+    folder = write_shop(tmp_path / "shop", POOLED, frame)
+    with pytest.raises(DataError, match=r"line 3, column shares: found '1\|2'; write a JSON list"):
+        train_on_shop(folder, *LINEAR)
+
+
 WHOLE_IDS = """
 label: clicked
 missing: ["", NA, "1"]

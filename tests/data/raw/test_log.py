@@ -147,6 +147,14 @@ def test_types_of_parquet_columns_that_do_not_fit(tmp_path, column, values):
         read(log)
 
 
+def test_a_struct_is_refused_with_the_names_of_what_is_in_it(tmp_path):
+    path = tmp_path / "log.parquet"
+    orders = [[{"item": "i1", "price": 2.5}], [], []]
+    pl.DataFrame({**PARQUET, "user": orders}).write_parquet(path)
+    with pytest.raises(DataError, match=r"name user\.item or user\.price in the schema"):
+        read(log_of(path))
+
+
 def test_the_label_of_a_log_that_is_scored_is_read_unless_absent_or_unwanted(tmp_path):
     schema, inputs = Schema.model_validate(SCHEMA), ["x", "user", "slot"]
     path = write(tmp_path / "log.csv", [HEADER, GOOD])
