@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -129,8 +129,10 @@ def on_data(dataset: Dataset, can_calibrate: bool = True) -> list[str]:
         if part is not None:
             found = _one_class(name, part, dataset.goals)
             sentences += [f"{clause}: {_OTHER_LABELS}" for clause in found]
-    sentences += _moved_shares(dataset, can_calibrate)
-    sentences += leaks(dataset)
+    if dataset.shuffle:
+        # Rows that are drawn independently neither move nor leak, and take seconds to draw.
+        sentences += _moved_shares(dataset, can_calibrate)
+        sentences += leaks(dataset)
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
     # Rare ids, which have the same row, are as frequent in both.
@@ -195,13 +197,13 @@ def on_first_epoch(part: str, score: float | None, epoch: int) -> list[str]:
 def on_calibration(
     config: Config,
     results: Mapping[str, Mapping[str, Any]],
-    clicks: Sequence[ClickShare],
+    clicks: Callable[[], Sequence[ClickShare]],
     told: Sequence[str] = (),
 ) -> list[str]:
     """Advice if the mean prediction on the test part is far from the share of clicks.
 
     Args:
-        clicks: of the test part, by goal.
+        clicks: reads those of the test part, by goal.
         told: what the run has said; that its parts have other shares of clicks says it all.
     """
     if any(_OFF in text for text in told):
@@ -210,9 +212,14 @@ def on_calibration(
     goals = found.get("goals") or {"": found}
     far = {
         goal: one["calibration"]
-        for (goal, one), of_goal in zip(goals.items(), clicks, strict=True)
+        for goal, one in goals.items()
         # A model that learned nothing gets other advice.
-        if (one.get("auc") or 0.0) >= _LEAST_AUC and _is_off(one.get("calibration"), of_goal)
+        if (one.get("auc") or 0.0) >= _LEAST_AUC
+        and not 1 / _MISSED <= (one.get("calibration") or 1.0) <= _MISSED
+    }
+    errors = dict(zip(goals, map(_error_of, clicks()), strict=True)) if far else {}
+    far = {
+        goal: value for goal, value in far.items() if abs(1 / value - 1) > _ERRORS * errors[goal]
     }
     if not far:
         return []
@@ -232,13 +239,11 @@ def on_calibration(
     return [f"the mean prediction on the test part is {told} times the share of clicks: {remedy}"]
 
 
-def _is_off(calibration: float | None, clicks: ClickShare) -> bool:
-    """Whether predictions miss the share of clicks by more than chance."""
-    if calibration is None or not clicks.share or 1 / _MISSED <= calibration <= _MISSED:
-        return False
-    # Relative, of a share.
-    error = math.sqrt((1 - clicks.share) / (clicks.share * clicks.labels))
-    return abs(1 / calibration - 1) > _ERRORS * error
+def _error_of(clicks: ClickShare) -> float:
+    """The relative standard error of a share of clicks."""
+    if not clicks.share:
+        return math.inf
+    return math.sqrt((1 - clicks.share) / (clicks.share * clicks.labels))
 
 
 def can_calibrate(config: Config) -> bool:

@@ -230,7 +230,7 @@ def _trained(run: TrainingRun, is_new: bool, regression: dict[str, Any] | None) 
         found_off = here.on_main(
             lambda: [
                 *on_last_epoch(config, folder),
-                *on_calibration(config, results, click_shares(dataset.test), told(folder)),
+                *on_calibration(config, results, lambda: click_shares(dataset.test), told(folder)),
             ]
         )
         tell(found_off, run.progress.step, folder, here)

@@ -176,7 +176,9 @@ def test_advice():
     many = ClickShare(0.1, 1e6)
 
     def said(config, value, auc=0.7, clicks=many):
-        return on_calibration(config, {"test": {"calibration": value, "auc": auc}}, [clicks])
+        return on_calibration(
+            config, {"test": {"calibration": value, "auc": auc}}, lambda: [clicks]
+        )
 
     for value, count in ((1.19, 0), (0.84, 0), (1.21, 1), (0.82, 1), (None, 0)):
         assert len(said(config, value)) == count
@@ -192,15 +194,15 @@ def test_advice():
     (found,) = said(sampled, 9.6)
     assert "metrics are those of uncorrected scores" in found
     goals = {name: {"calibration": value, "auc": 0.7} for name, value in (("a", 1.0), ("b", 2.0))}
-    (found,) = on_calibration(config, {"test": {"goals": goals}}, [many, many])
+    (found,) = on_calibration(config, {"test": {"goals": goals}}, lambda: [many, many])
     assert "is 2.00 for b times" in found and found.endswith(", or set evaluate.calibrate=true")
     assert "calibrate" not in said(configuration(evaluate={"calibrate": True}), 2.0)[0]
     assert "calibrate" not in said(configuration(evaluate={"select_on": "test"}), 2.0)[0]
-    assert on_calibration(config, {"test": {}}, [many]) == []
+    assert on_calibration(config, {"test": {}}, lambda: [many]) == []
     # The shares of clicks of the parts have told it already.
     moved = ["0.5 of the training rows ...: scores will be off by as much. If the rows are in time"]
     results = {"test": {"calibration": 9.6, "auc": 0.7}}
-    assert on_calibration(config, results, [many], moved) == []
+    assert on_calibration(config, results, lambda: [many], moved) == []
 
 
 def test_the_key_is_above_0_and_at_most_1():
