@@ -97,8 +97,7 @@ class RowsOfIds:
             order = np.argsort(asked)
             asked = asked[order]
             place = np.minimum(np.searchsorted(found, asked), len(found) - 1)
-            is_known = found[place] == asked
-            answer[order[is_known]] = rows[place[is_known]]
+            answer[order] = np.where(found[place] == asked, rows[place], UNSEEN_ROW)
         if ids.null_count():
             answer[ids.is_null().to_numpy()] = MISSING_ROW
         return answer
