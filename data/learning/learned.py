@@ -221,10 +221,10 @@ class Learned:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
         with np.errstate(over="ignore"):
             narrowed = np.ascontiguousarray(numbers, dtype=numbers_dtype)
-        infinite = np.isinf(narrowed).any(0)
+        infinite = np.isinf(narrowed)
         if infinite.any():
-            name = list(self.schema.numbers)[int(infinite.argmax())]
-            largest = np.abs(numbers[:, infinite.argmax()]).max()
+            at = int(infinite.any(0).argmax())
+            name, largest = list(self.schema.numbers)[at], np.abs(numbers[:, at]).max()
             raise DataError(
                 f"number {name}: found {largest:g} after its transforms, too large for "
                 f"{numbers_dtype}; write data.numbers_dtype=float32 (--set numbers_dtype=float32 "
