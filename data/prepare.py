@@ -263,11 +263,8 @@ class Spool:
         """Store typed rows, with the columns of `distinct_ids` in `distinct`."""
         if not len(rows.parts):
             return
-        # Float32 where that is exact for the whole column.
-        numbers = [pl.col(name) for name in self._numbers]
-        exact = rows.frame.select((n.cast(pl.Float32).cast(pl.Float64) == n).all() for n in numbers)
-        narrow = [name for name in self._numbers if exact[name].item()]
-        frame = rows.frame.with_columns(pl.col(narrow).cast(pl.Float32))
+        # This is exact, see `number_of`.
+        frame = rows.frame.with_columns(pl.col(self._numbers).cast(pl.Float32))
         table = frame.with_columns(pl.Series(_PART, rows.parts)).to_arrow()
         for name, (values, codes) in rows.distinct.items():
             ids = pyarrow.DictionaryArray.from_arrays(codes, values.to_arrow())

@@ -24,7 +24,7 @@ from stampede.data.learning.rows_of_ids import (
     UNSEEN_ROW,
     RowsOfIds,
 )
-from stampede.data.learning.sorting import read_pieces
+from stampede.data.learning.sorting import COUNTED, read_pieces
 from stampede.data.learning.value_counts import Distinct, distinct_ids
 from stampede.data.learning.vocabulary import ROW_SINCE, read_vocabulary
 from stampede.data.prepared.manifest import FieldEntry
@@ -221,10 +221,10 @@ class Learned:
             numbers = frame.lazy().select(self._numbers).collect().to_numpy(order="c")
         with np.errstate(over="ignore"):
             narrowed = np.ascontiguousarray(numbers, dtype=numbers_dtype)
-        infinite = np.isinf(narrowed).any(0)
+        infinite = np.isinf(narrowed)
         if infinite.any():
-            name = list(self.schema.numbers)[int(infinite.argmax())]
-            largest = np.abs(numbers[:, infinite.argmax()]).max()
+            at = int(infinite.any(0).argmax())
+            name, largest = list(self.schema.numbers)[at], np.abs(numbers[:, at]).max()
             raise DataError(
                 f"number {name}: found {largest:g} after its transforms, too large for "
                 f"{numbers_dtype}; write data.numbers_dtype=float32 (--set numbers_dtype=float32 "
@@ -304,7 +304,8 @@ class IdsInPieces(NamedTuple):
     rows: int = 1 << 18
 
     def __iter__(self) -> Iterator[pl.Series]:
-        return (piece[VALUE] for piece in read_pieces(self.path, self.rows))
+        ids = COUNTED.select(VALUE)
+        return (piece[VALUE] for piece in read_pieces(self.path, self.rows, ids))
 
 
 def read_ids(folder: Path, saved: Saved, field: str, remedy: str = REMEDY) -> pl.Series:

@@ -96,9 +96,9 @@ class RowsOfIds:
             # In order, so that the table is read from its beginning to its end.
             order = np.argsort(asked)
             asked = asked[order]
-            place = np.minimum(np.searchsorted(found, asked), len(found) - 1)
-            is_known = found[place] == asked
-            answer[order[is_known]] = rows[place[is_known]]
+            place = np.searchsorted(found, asked)
+            is_known = found.take(place, mode="clip") == asked
+            answer[order] = np.where(is_known, rows.take(place, mode="clip"), UNSEEN_ROW)
         if ids.null_count():
             answer[ids.is_null().to_numpy()] = MISSING_ROW
         return answer

@@ -40,9 +40,10 @@ def distinct(texts: pl.Series) -> Distinct:
     import pandas as pd
 
     codes, hashes = pd.factorize(texts.hash().to_numpy())
-    first = np.empty(len(hashes), np.int64)
-    first[codes[::-1]] = np.arange(len(texts))[::-1]
-    return Distinct(texts.gather(first), codes.astype(np.min_scalar_type(len(hashes))))
+    # Where each of them is, in Polars' type of an index, which needs no conversion.
+    places = np.empty(len(hashes), np.uint32)
+    places[codes] = np.arange(len(texts), dtype=np.uint32)
+    return Distinct(texts[places], codes.astype(np.min_scalar_type(len(hashes))))
 
 
 class ValueCounts:

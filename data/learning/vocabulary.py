@@ -68,12 +68,13 @@ def alike(vocabulary: Path, field: str) -> list[str]:
             pl.col(VALUE).str.normalize("NFC")
         ),
     }
-    for way, form in ways.items():
-        changed = [
-            piece.with_columns(form.alias("form")).filter(pl.col("form") != pl.col(VALUE))
-            for piece in read_pieces(vocabulary)
-        ]
-        found = pl.concat(changed) if changed else COUNTED
+    changed: dict[str, list[pl.DataFrame]] = {way: [] for way in ways}
+    for piece in read_pieces(vocabulary):
+        for way, form in ways.items():
+            of_piece = piece.with_columns(form.alias("form"))
+            changed[way] += [of_piece.filter(pl.col("form") != pl.col(VALUE))]
+    for way, tables in changed.items():
+        found = pl.concat(tables or [COUNTED])
         if not len(found):
             continue
         forms = found["form"].implode()

@@ -193,8 +193,7 @@ def read_blocks(
                         _check_is_text(path, data)
                         data = data.removeprefix(_BOM)
                     data = blanks + data
-                    text = len(data.rstrip(b"\r\n"))
-                    end = data.find(b"\n", text) + 1 if text else 0
+                    end = _end_of_text(data)
                     data, blanks = data[:end], data[end:]
                     newlines = count_bytes(data, _NEWLINE)
                     if data:
@@ -208,6 +207,15 @@ def read_blocks(
             f"{path}: damaged or truncated after line {lines:,}, or not compressed as its name "
             f"says ({failure}); copy or download it again"
         ) from None
+
+
+def _end_of_text(data: bytes) -> int:
+    """Bytes of some lines without the empty ones at their end."""
+    # To strip a text is to copy it, so first look at its end.
+    for tail in (data[-_TAIL:], data):
+        if text := len(tail.rstrip(b"\r\n")):
+            return data.find(b"\n", len(data) - len(tail) + text) + 1
+    return 0
 
 
 def _check_is_text(path: Path, data: bytes) -> None:

@@ -145,21 +145,22 @@ class Delimited:
                         f"{cut(', '.join(columns))}; correct the schema: {remedy}{_REMEDY}"
                     )
                 first = block.first_line - held.count(b"\n")
-                records, held = self._records(path, columns, held + block.data, first, True)
+                numbers = range(first, block.first_line + block.lines)
+                records, held = self._records(path, columns, held + block.data, numbers, True)
                 position = block.position
                 yield replace(records, first=rows, position=position)
                 rows += len(records.lines)
             if held:
-                first += len(records.text.split(b"\n")) - 1
-                records, _ = self._records(path, columns, held, first, False)
+                numbers = numbers[-held.count(b"\n") :]
+                records, _ = self._records(path, columns, held, numbers, False)
                 yield replace(records, first=rows, position=position)
 
     def _records(
-        self, path: Path, columns: list[str], text: bytes, first_line: int, has_more: bool
+        self, path: Path, columns: list[str], text: bytes, numbers: range, has_more: bool
     ) -> tuple[Records, bytes]:
-        """The records of some lines, and the last lines if their record may end further on."""
+        """The records of numbered lines, and the last lines if their record may end further on."""
         if not self.quote or self.quote.encode() not in text:
-            lines = np.arange(first_line, first_line + count_bytes(text, _NEWLINE))
+            lines = np.arange(numbers.start, numbers.stop)
             return Records(path, columns, text, lines, None, 0, 0), b""
         array = np.frombuffer(text, np.uint8)
         ends = np.flatnonzero(array == _NEWLINE) + 1
@@ -181,7 +182,7 @@ class Delimited:
                 is_first[begin + 1 : last + 1] = False
                 at += 1
         end = begins[held] if held < len(ends) else len(text)
-        lines = first_line + np.flatnonzero(is_first[:held])
+        lines = numbers.start + np.flatnonzero(is_first[:held])
         starts = None
         if not is_first[:held].all():
             starts = np.append(begins[:held][is_first[:held]], end)
