@@ -7,6 +7,9 @@ import pandas as pd
 import polars as pl
 import pytest
 
+from support import forking
+from support.forked import FORKED_TORCHRUN
+from support.forking import server_of_tests
 from support.monitored import logged
 from support.movie_runs import JOB, prepare_movies
 from support.movies import movies, write_movies
@@ -24,7 +27,7 @@ ROWS, EPOCHS = 6000, 6
 # Its own master, and an executor in another process.
 SPARK = "local-cluster[1,2,1024]"
 SMALL = [one for one in JOB if not one.startswith(("data.", "train.epochs"))]
-STAMPEDE = [sys.executable, "-m", "stampede"]
+STAMPEDE = [*forking.PROGRAM, "-m", "stampede"]
 
 PUT = """
 import socket, sys, time, fsspec
@@ -36,21 +39,19 @@ for name in sys.argv[2:]:
     files.put_file(name, "s3://clicks/days/" + name.rpartition("/")[2])
 """
 
-# In one process, as each import of torch takes seconds.
-EXPORT_AND_PREDICT = """
-import sys
-from stampede.engine.cli import stampede
-run, new, scores = sys.argv[1:]
-commands = ["export", run, "s3://clicks/package"], ["predict", run, new, scores]
-sys.exit(any(map(stampede, commands)))
-"""
-
-SCORE = """
-import sys
+# In one process, as Java takes seconds to start.
+PREPARE_AND_SCORE = """
+import pathlib, sys, time
 from stampede import spark
 from stampede.data.on_spark import session
-table = session(sys.argv[1]).read.parquet(f"file://{sys.argv[2]}")
-spark.scores(table, "s3://clicks/package").toPandas().to_parquet(sys.argv[3])
+from stampede.engine.cli import stampede
+exported, new, scored, *prepare = sys.argv[1:]
+assert stampede(prepare) == 0
+print("prepared", flush=True)
+while not pathlib.Path(exported).exists():
+    time.sleep(0.1)
+table = session("local[1]").read.parquet("file://" + new)
+spark.scores(table, "s3://clicks/package").toPandas().to_parquet(scored)
 """
 
 
@@ -74,6 +75,7 @@ def test_the_page(hosts, tmp_path):
         one.mkdir()
     given = {
         **USER, "AWS_ENDPOINT_URL": f"http://{north.address}:5000", "STAMPEDE_STORES": str(place),
+        **server_of_tests(),
     }  # fmt: skip
 
     def start(host, *command, **more):
@@ -92,7 +94,10 @@ def test_the_page(hosts, tmp_path):
     start(north, *quietly, python, "-m", "moto.server", "-H", north.address, "-p", "5000")
     run(python, "-c", PUT, north.address, *days)
     schema, prepared = ["--schema", folder / "schema.yaml"], ["--out", f"{BUCKET}/prepared"]
-    run(*STAMPEDE, "prepare", "table", f"{BUCKET}/days/*.csv", *schema, *prepared, "--spark", SPARK)
+    exported, scored = tmp_path / "exported", tmp_path / "scored.parquet"
+    prepare = ["prepare", "table", f"{BUCKET}/days/*.csv", *schema, *prepared, "--spark", SPARK]
+    spark = start(north, python, "-c", PREPARE_AND_SCORE, exported, new, scored, *prepare)
+    assert "prepared\n" in spark.stdout, spark.stderr.read()
 
     path = {"PATH": f"{bin_of_torchrun(tmp_path)}:/usr/sbin:/usr/bin:/bin"}
     # torchrun would wait 30 seconds for a host that is gone.
@@ -115,9 +120,12 @@ def test_the_page(hosts, tmp_path):
     assert [o["world_size"] for o in logged(here) if o["event"] == "started"] == [2, 1, 2]
     assert not list(of_south.rglob("*.distcp"))
 
-    scored, expected = tmp_path / "scored.parquet", tmp_path / "expected.parquet"
-    run(python, "-c", EXPORT_AND_PREDICT, f"{BUCKET}/runs/ads", new, expected)
-    run(python, "-c", SCORE, "local[1]", new, scored)
+    expected = tmp_path / "expected.parquet"
+    run(*STAMPEDE, "export", f"{BUCKET}/runs/ads", f"{BUCKET}/package")
+    run(*STAMPEDE, "predict", f"{BUCKET}/runs/ads", new, expected)
+    exported.touch()
+    (done,) = hosts.end([spark])
+    assert done.returncode == 0, done.stderr
     found, expected = pd.read_parquet(scored), pl.read_parquet(expected)
     assert len(found) == 500
     np.testing.assert_allclose(
@@ -126,11 +134,9 @@ def test_the_page(hosts, tmp_path):
 
 
 def bin_of_torchrun(folder):
-    """A folder with a torchrun of the interpreter that runs the tests."""
+    """A folder with a torchrun of the interpreter that runs the tests, which is forked."""
     place = folder / "bin"
     place.mkdir()
-    (place / "torchrun").write_text(
-        f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'
-    )
+    (place / "torchrun").write_text(f'#!/bin/sh\nexec {" ".join(FORKED_TORCHRUN)} "$@"\n')
     (place / "torchrun").chmod(0o755)
     return place
