@@ -1,9 +1,10 @@
-"""The page "On a cluster" of the manual, walked: a bucket, Spark, two hosts, one of them killed."""
+"""The page "On a cluster" of the manual, walked: a bucket, Spark, two hosts, one of them killed.
+
+Its scores on Spark are those of test_on_spark.
+"""
 
 import sys
 
-import numpy as np
-import pandas as pd
 import polars as pl
 import pytest
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 ROWS, EPOCHS = 6000, 6
 # Its own master, and an executor in another process.
-SPARK = "local-cluster[1,2,1024]"
+SPARK = "local-cluster[1,1,1024]"
 SMALL = [one for one in JOB if not one.startswith(("data.", "train.epochs"))]
 STAMPEDE = [*forking.PROGRAM, "-m", "stampede"]
 
@@ -37,21 +38,6 @@ files = fsspec.filesystem("s3")
 files.mkdir("clicks")
 for name in sys.argv[2:]:
     files.put_file(name, "s3://clicks/days/" + name.rpartition("/")[2])
-"""
-
-# In one process, as Java takes seconds to start.
-PREPARE_AND_SCORE = """
-import pathlib, sys, time
-from stampede import spark
-from stampede.data.on_spark import session
-from stampede.engine.cli import stampede
-exported, new, scored, *prepare = sys.argv[1:]
-assert stampede(prepare) == 0
-print("prepared", flush=True)
-while not pathlib.Path(exported).exists():
-    time.sleep(0.1)
-table = session("local[1]").read.parquet("file://" + new)
-spark.scores(table, "s3://clicks/package").toPandas().to_parquet(scored)
 """
 
 
@@ -94,10 +80,8 @@ def test_the_page(hosts, tmp_path):
     start(north, *quietly, python, "-m", "moto.server", "-H", north.address, "-p", "5000")
     run(python, "-c", PUT, north.address, *days)
     schema, prepared = ["--schema", folder / "schema.yaml"], ["--out", f"{BUCKET}/prepared"]
-    exported, scored = tmp_path / "exported", tmp_path / "scored.parquet"
     prepare = ["prepare", "table", f"{BUCKET}/days/*.csv", *schema, *prepared, "--spark", SPARK]
-    spark = start(north, python, "-c", PREPARE_AND_SCORE, exported, new, scored, *prepare)
-    assert "prepared\n" in spark.stdout, spark.stderr.read()
+    run(python, "-m", "stampede", *prepare)
 
     path = {"PATH": f"{bin_of_torchrun(tmp_path)}:/usr/sbin:/usr/bin:/bin"}
     # torchrun would wait 30 seconds for a host that is gone.
@@ -120,17 +104,10 @@ def test_the_page(hosts, tmp_path):
     assert [o["world_size"] for o in logged(here) if o["event"] == "started"] == [2, 1, 2]
     assert not list(of_south.rglob("*.distcp"))
 
-    expected = tmp_path / "expected.parquet"
+    scored = tmp_path / "scored.parquet"
     run(*STAMPEDE, "export", f"{BUCKET}/runs/ads", f"{BUCKET}/package")
-    run(*STAMPEDE, "predict", f"{BUCKET}/runs/ads", new, expected)
-    exported.touch()
-    (done,) = hosts.end([spark])
-    assert done.returncode == 0, done.stderr
-    found, expected = pd.read_parquet(scored), pl.read_parquet(expected)
-    assert len(found) == 500
-    np.testing.assert_allclose(
-        np.sort(found["score"]), np.sort(expected["score"].to_numpy()), rtol=1e-5
-    )
+    run(*STAMPEDE, "predict", f"{BUCKET}/runs/ads", new, scored)
+    assert pl.read_parquet(scored)["score"].is_between(0, 1).sum() == 500
 
 
 def bin_of_torchrun(folder):

@@ -51,8 +51,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def local():
-    found = session("local[2]")
+def local(tmp_path_factory):
+    """A session whose workers find the object store of this process."""
+    with object_store(tmp_path_factory.mktemp("of_workers")):
+        found = session("local[2]")
     yield found
     found.stop()
 
@@ -284,6 +286,11 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
         assert len(found) == len(frame)
         scored.append(found["score"].to_list())
     assert sorted(scored[0]) != sorted(scored[1])
+    # Spark's workers fetch it, too.
+    with object_store(tmp_path / "copies"):
+        assert stampede(["export", str(run), f"{BUCKET}/package"]) == 0
+        fetched = pl.from_arrow(spark.scores(more, f"{BUCKET}/package").toArrow())
+    assert sorted(fetched["score"]) == sorted(scored[1])
     package = f"file://{tmp_path / 'package'}"
     with pytest.raises(DataError, match="has a column 'score'; rename it"):
         spark.scores(table.withColumn("score", table.age), package)
