@@ -15,7 +15,6 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 # Until all is imported: of that nothing is garbage, and there is a million of it.
@@ -28,12 +27,6 @@ UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **UNTIMED)
 settings.register_profile("random", **UNTIMED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
-
-# Where there is no GPU, Triton's kernels run in its interpreter; that must be said before anything
-# imports Triton, as TorchRec does.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 
 # Files whose tests take longest, which begin first: no worker is left alone with one at the end.
 LONGEST = (
@@ -51,7 +44,22 @@ LONGEST = (
     "test_onnx_file.py",
     "test_wheel.py",
     "test_stores.py",
+    "test_manual.py",
 )
+
+
+def pytest_configure(config):
+    """Where there is no GPU, Triton's kernels run in its interpreter.
+
+    That must be said before anything imports Triton, as TorchRec does.
+    """
+    # What hands the tests to workers runs none, and they wait for it.
+    if config.option.dist != "no" and not hasattr(config, "workerinput"):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,8 +16,10 @@ pytestmark = pytest.mark.slow
 # Everything but the laboratory is there, and needs nothing of it.
 PROGRAM = """
 import importlib, pkgutil, sys
-import stampede
+import stampede, stampede.engine.run, stampede.engine.inference.prediction
 
+# Imported where they draw and make frames.
+assert "torch" in sys.modules and not {"matplotlib", "pandas", "tensorboard"} & set(sys.modules)
 sys.modules["stampede.lab"] = None
 
 for module in pkgutil.walk_packages(stampede.__path__, "stampede."):

@@ -29,7 +29,7 @@ def content(folder, files):
 
 
 @pytest.mark.slow
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(
     seed=st.integers(0, 2**32 - 1),
     rows=st.integers(30, 200),

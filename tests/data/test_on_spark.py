@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from support.spark import missing
@@ -51,8 +51,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def local():
-    found = session("local[2]")
+def local(tmp_path_factory):
+    """A session whose workers find the object store of this process."""
+    with object_store(tmp_path_factory.mktemp("of_workers")):
+        found = session("local[2]")
     yield found
     found.stop()
 
@@ -121,11 +123,11 @@ def test_the_folder_is_that_of_one_process(local, tmp_path, cuts, options):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("logs", [1, 20])
+@pytest.mark.parametrize("logs", [0, 20])
 def test_random_logs(local, tmp_path_factory, logs):
     """Ties in counts, files without rows of a part, empty bags, missing numbers, both zeros."""
 
-    @settings(max_examples=logs)
+    @settings(max_examples=max(logs, 1), phases=[Phase.explicit, Phase.generate][: logs + 1])
     @given(st.integers(0, 2**32 - 1), st.sampled_from([MOVIES, SHARED, HISTORIES]))
     @example(0, HISTORIES)
     @example(2, SHARED)
@@ -260,7 +262,7 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
         with patch.dict(os.environ, {"STAMPEDE_STORES": str(tmp_path / "elsewhere")}):
             assert_same(found, stores.fetched(f"{BUCKET}/prepared"))
     scored = []
-    local.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 7)
+    local.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 90)
     # Another model in the same folder is not taken for the one before.
     for seed in (1, 2):
         if seed == 2:
@@ -284,6 +286,11 @@ def test_a_spark_table_is_prepared_and_scored(local, tmp_path):
         assert len(found) == len(frame)
         scored.append(found["score"].to_list())
     assert sorted(scored[0]) != sorted(scored[1])
+    # Spark's workers fetch it, too.
+    with object_store(tmp_path / "copies"):
+        assert stampede(["export", str(run), f"{BUCKET}/package"]) == 0
+        fetched = pl.from_arrow(spark.scores(more, f"{BUCKET}/package").toArrow())
+    assert sorted(fetched["score"]) == sorted(scored[1])
     package = f"file://{tmp_path / 'package'}"
     with pytest.raises(DataError, match="has a column 'score'; rename it"):
         spark.scores(table.withColumn("score", table.age), package)

@@ -9,6 +9,7 @@ from support.torchrec_models import GOLDEN_RANKS, train_golden
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "name, sharding_type", [("deepfm", "table_row_wise"), ("deepfm_bound", "row_wise")]
 )

@@ -229,13 +229,3 @@ def test_output_that_is_lost_is_an_error():
     closed = [sys.executable, "-c", "import sys; sys.stdout = None\n" + program[-1].replace(
         "print, ", "list, ").replace("print(\"thread\")", "0")]  # fmt: skip
     assert subprocess.run(closed, timeout=HANG).returncode == 0
-
-
-@pytest.mark.slow
-def test_what_draws_and_makes_frames_is_imported_when_needed():
-    program = (
-        "import sys, stampede.engine.run, stampede.engine.inference.prediction\n"
-        "print(sorted({'matplotlib', 'pandas', 'tensorboard', 'torch'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "['torch']\n", done.stderr

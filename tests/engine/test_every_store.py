@@ -122,7 +122,7 @@ def test_a_job(store, machine, tmp_path):
     np.testing.assert_array_equal(package.score(rows), scores)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.wide
 def test_the_test_part_in_files_of_its_own(store, machine, tmp_path):
     put_log(store, tmp_path / "here")
     split, log = ["data.split=files", "data.kind=table"], movies(ROWS)

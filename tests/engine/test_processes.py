@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ import torch
 import torch.distributed as dist
 
 from stampede.engine.errors import RunFolderError, TrainingStoppedError
-from stampede.engine.processes import agree_on_name, processes, rank_environment
+from stampede.engine.processes import agree_on_name, connection, processes
 from stampede.engine.results.run_folder import RunFolder
+from stampede.engine.start_up import stay_on_this_machine
 from support.jobs import run_small, small_config
 from support.paths import ROOT
+from support.ranks import run_ranks
+from support.waiting import HANG
 
 
 def test_each_start_gets_a_new_name():
@@ -81,46 +85,28 @@ def test_too_few_files_are_not_blamed_on_another_rank():
     assert done.stderr.startswith("error: this process may open only 6 files; write ulimit")
 
 
-LISTENING = """
-import os
-from datetime import timedelta
-from pathlib import Path
-from stampede.engine.start_up import stay_on_this_machine
-stay_on_this_machine()
-from stampede.engine.processes import connection, processes
-
 def listening():
-    here = Path("/proc/self")
-    own = {os.readlink(file) for file in here.glob("fd/*") if file.is_symlink()}
-    lines = [line.split() for kind in ("tcp", "tcp6")
-             for line in (here / "net" / kind).read_text().splitlines()[1:]]
-    return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
-
-with processes("cpu") as here:
-    store = connection()
-    store.set(f"rank {here.rank}", "is here")
-    store.wait(["rank 0", "rank 1"], timedelta(seconds=600))
-    print(*listening(), flush=True)
-"""
+    """The addresses where this rank listens."""
+    stay_on_this_machine()
+    # Where the machine's own name is of the loopback, gloo would listen there anyway.
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    with processes("cpu") as rank:
+        store = connection()
+        store.set(f"rank {rank.rank}", "is here")
+        store.wait(["rank 0", "rank 1"], timedelta(seconds=HANG))
+        here = Path("/proc/self")
+        own = {os.readlink(file) for file in here.glob("fd/*") if file.is_symlink()}
+        lines = [
+            line.split()
+            for kind in ("tcp", "tcp6")
+            for line in (here / "net" / kind).read_text().splitlines()[1:]
+        ]
+        return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
 
 
 @pytest.mark.slow
-def test_ranks_of_one_machine_listen_on_its_loopback_only(tmp_path):
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", LISTENING],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                **rank_environment(rank, 2, tmp_path / "store"),
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    addresses = [address for rank in ranks for address in rank.communicate()[0].split()]
-    assert [rank.returncode for rank in ranks] == [0, 0]
+def test_ranks_of_one_machine_listen_on_its_loopback_only():
+    addresses = [address for found in run_ranks(2, listening) for address in found]
     # gloo's own: 127.0.0.1 as the kernel writes it.
     assert len(addresses) >= 2
     assert {address.partition(":")[0] for address in addresses} == {"0100007F"}

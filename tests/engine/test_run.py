@@ -164,7 +164,7 @@ def test_a_validation_part_without_rows_is_refused(tmp_path):
             marks=pytest.mark.soak,
         ),
         # Of 2,000 test rows: the AUC of one seed is within 0.002 of that of another.
-        pytest.param(*("avazu", "avazu_20k.csv.gz", "lr", 0.7075, -0.002), marks=pytest.mark.slow),
+        pytest.param(*("avazu", "avazu_20k.csv.gz", "lr", 0.7075, -0.002), marks=pytest.mark.wide),
     ],
 )
 def test_shipped_configurations_beside_scikit_learn(

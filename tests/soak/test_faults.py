@@ -1,6 +1,6 @@
 """Runs that meet a fault end with a sentence and a status, and go on once it is mended.
 
-`make soak` injects hundreds of faults, `make slow` one of each of two kinds. A kind is a context:
+`make soak` injects hundreds of faults, `make wide` one of each of two kinds. A kind is a context:
 it injects the fault into a `Case`, gives how the launcher is to meet it, and mends it at its end.
 """
 
@@ -451,8 +451,7 @@ def base(tmp_path_factory):
         write_results("faults_soak", "fault", RESULTS)
 
 
-@pytest.mark.slow
-@pytest.mark.cases(1)
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["SIGTERM", "checkpoint damaged"])
 def test_one_fault(base, name):
     inject(KINDS[name], base, f"{name} 0")

@@ -9,7 +9,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from support import forking
+from support.forking import server_of_tests
+
 START_METHOD = "forkserver"
+FORKED_TORCHRUN = (*forking.PROGRAM, str(Path(__file__).with_name("forking_torchrun.py")))
 # Modules are imported there, and nothing is run: threads that a first query of polars or a first
 # backward pass starts would be missing in the processes that are forked.
 multiprocessing.set_forkserver_preload(
@@ -17,6 +21,7 @@ multiprocessing.set_forkserver_preload(
         "pytest",
         "torchrec",
         "torch.distributed.optim",
+        "torch.distributed.run",
         "torch.utils.tensorboard",
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
@@ -24,6 +29,7 @@ multiprocessing.set_forkserver_preload(
         "stampede.engine.run",
         "stampede.engine.results.plots",
         "stampede.models.deepfm",
+        "s3fs",
     ]
 )
 
@@ -66,8 +72,9 @@ def torchrun(
     environment = {key: value for key, value in os.environ.items() if key not in left_out}
     if seconds is not None:
         environment[timeout] = str(seconds)
+    environment |= server_of_tests()
     command = [
-        sys.executable, str(Path(__file__).with_name("forking_torchrun.py")), *options,
+        *FORKED_TORCHRUN, *options,
         "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
         str(program), *map(str, arguments),
     ]  # fmt: skip

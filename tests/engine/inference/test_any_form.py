@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 999), form=st.sampled_from(FORMS), kinds=TYPES, floats=st.booleans())
 def test_scores_of_files_and_frames(folder, tmp_path, seed, form, kinds, floats):
     columns, run = drawn(seed, 50), folder / "run"

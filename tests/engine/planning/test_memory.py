@@ -40,7 +40,7 @@ def allocated(model, samples):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(5)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name, options", VARIANTS, ids=variant_id)
 def test_the_estimate_is_close_to_what_is_allocated(name, options):
     model = model_of(name, options)
