@@ -270,7 +270,8 @@ class Column:
     missing: float  # share of them
     distinct: int  # different ones that are not missing
     unseen: float | None  # share of the test ids that the training part lacks, if it is known
-    alone: Alone
+    alone: float | None  # test AUC of the click rates in the training part, if defined
+    leak: Alone  # of a multi-valued field, whether a row has any id
     # The most frequent id, its rows and its clicks; minimum, median and maximum of a number.
     common: tuple[str, int, int] | tuple[float, float, float] | None
 
@@ -278,7 +279,9 @@ class Column:
 def described_column(frame: pl.LazyFrame, name: str, kind: str) -> Column:
     """What is in a column; its distinct ids, or all of its numbers, are in memory meanwhile."""
     values = frame.select(_PART, LABEL, pl.col(name).alias(_VALUE))
+    of_lists = None
     if isinstance(values.collect_schema()[_VALUE], pl.List):
+        of_lists = values.with_columns(pl.col(_VALUE).list.len().fill_null(0) > 0)
         values = values.explode(_VALUE)  # an empty list becomes null
     if kind == "number":
         table = values.collect()
@@ -303,7 +306,10 @@ def described_column(frame: pl.LazyFrame, name: str, kind: str) -> Column:
         test = counts["test"].sum()
         unseen = new / test if test and counts["train"].sum() else None
     total = counts["rows"].sum()
-    return Column(name, kind, total, missing / total, distinct, unseen, alone(counts), common)
+    leak = found = alone(counts)
+    if of_lists is not None:
+        leak = alone(counts_by_value(of_lists, _VALUE, _PART, LABEL))
+    return Column(name, kind, total, missing / total, distinct, unseen, found.auc, leak, common)
 
 
 def parts_of(frame: pl.LazyFrame, label: str = LABEL) -> list[tuple[int, int]]:
@@ -329,7 +335,7 @@ def _about_columns(columns: Sequence[Column]) -> list[str]:
             found.setdefault(finding, []).append(_short(column.name, 40))
     unseen = {column.name: column.unseen or 0.0 for column in columns}
     told = [f"{', '.join(names)}: {finding}" for finding, names in found.items()]
-    of_columns = {_short(column.name, 40): column.alone for column in columns}
+    of_columns = [(_short(column.name, 40), column.leak) for column in columns]
     return [*unseen_sentences(unseen, "test"), *told, *leak_sentences(of_columns, "test")]
 
 
@@ -377,8 +383,7 @@ def _columns_table(columns: Sequence[Column]) -> Iterator[str]:
     )
     for column in columns:
         unseen = "-" if column.unseen is None else f"{column.unseen:.2%}"
-        auc = column.alone.auc
-        alone = "-" if auc is None else f"{auc:.4f}"
+        alone = "-" if column.alone is None else f"{column.alone:.4f}"
         common = ""
         if column.common is not None and column.kind == "number":
             common = "{:.4g} .. {:.4g} .. {:.4g}".format(*column.common)

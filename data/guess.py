@@ -340,8 +340,10 @@ def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
     """Let fields share the table of another one that has most of their ids; returns these fields.
 
     Fields of one id have tables of their own first, then those of several, the largest first.
-    Whole numbers look alike by chance: they are compared only between one id and several.
+    Whole numbers and short codes look alike by chance: two fields of one id must have texts and a
+    word of their names in common, two of several ids texts.
     """
+    words = {name: set(re.findall(r"[a-z]{3,}", name.lower())) for name in ids}
     found = {name: _distinct(_cells(head, name, given)) for name, given in ids.items()}
     are_texts = {name: not all(map(_NUMBER.match, known)) for name, known in found.items()}
     has_several = {name: "separator" in given for name, given in ids.items()}
@@ -351,7 +353,12 @@ def _shared(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, Any]:
         common = {
             owner: len(found[owner] & found[name])
             for owner in owners
-            if has_several[owner] != has_several[name] or (are_texts[owner] and are_texts[name])
+            if has_several[owner] != has_several[name]
+            or (
+                are_texts[owner]
+                and are_texts[name]
+                and (has_several[name] or words[owner] & words[name])
+            )
         }
         # Of owners that have as many, the one with the fewest others.
         best = max(common, key=lambda owner: (common[owner], -len(found[owner])), default="")
@@ -379,6 +386,8 @@ def _cut_long(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, int]:
 def _cells(head: pl.DataFrame, name: str, given: Mapping[str, Any]) -> pl.Series:
     """What a field reads: an id in each cell, or a list of them."""
     cells = head[given.get("column", name)]
+    if isinstance(cells.dtype, pl.Array):
+        return cells.arr.to_list()
     if "separator" not in given or cells.dtype != pl.String:
         return cells
     return cells.to_frame().select(split(pl.col(cells.name), given["separator"])).to_series()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import polars as pl
-import torch
 
 from stampede.data.prepared.manifest import TEST, TRAIN
-from stampede.data.samples import Dataset, Part, by_goal, sampled_rows
+from stampede.settings import cut
 
 # Rows at the mean click rate that smooth the rate of a value.
 _PRIOR = 20
@@ -19,8 +17,9 @@ _PRIOR = 20
 # is so far above all others and has few values. Of many, such as the items of a log whose negatives
 # were drawn at random, some are just popular.
 _LEAK, _LOW_LEAK, _FAR_ABOVE, _FEW_VALUES = 0.95, 0.8, 0.15, 100
-# Or if only clicks have another value than most rows, in so many rows that it is no chance.
-_FEWEST_CLICKS, _CHANCE = 50, 1e-9
+# Or if, where it has another value than in most rows, nearly all of so many rows are clicks, and
+# that by so many standard errors more than of all rows.
+_NEARLY_ALL, _FEWEST, _ERRORS = 0.99, 50, 6
 
 _REMEDY = "known only after the click; leave it out unless it is known before"
 
@@ -33,56 +32,63 @@ class Alone(NamedTuple):
             it is undefined.
         error: its standard error.
         values: how many different ones there are, a missing one included.
-        only_clicks: rows with another value than the most frequent one, if each of them is a click
-            and that is no chance; else 0. A value is missing in the rows without a click, say.
+        others, clicked: rows with another value than the most frequent one, and clicks among them,
+            if nearly all are, and that by no chance; else 0. Otherwise a value is missing, say.
     """
 
     auc: float | None
     error: float
     values: int
-    only_clicks: int
+    others: int
+    clicked: int
 
 
 def counts_by_value(values: pl.LazyFrame, value: str, part: str, label: str) -> pl.DataFrame:
-    """Each value once, null included, and its rows and clicks: of all parts, `train` and `test`.
+    """Each value once, null included, and its rows, those with a label, and its clicks.
+
+    They are of all parts, `train` and `test`: `rows`, `known` and `clicks`, `train`, `train_known`,
+    and so on.
 
     Args:
-        values: with a column of values, one of parts as in `sources.PARTS`, and one of labels.
+        values: with a column of values, one of parts as in `PARTS`, and one of labels.
     """
     parts = {"": pl.col(part) >= 0, "train": pl.col(part) == TRAIN, "test": pl.col(part) == TEST}
-    sums = {part or "rows": rows for part, rows in parts.items()}
-    clicks = {f"{part}_clicks".strip("_"): rows for part, rows in parts.items()}
-    sums |= {name: rows & (pl.col(label) >= 0.5) for name, rows in clicks.items()}
+    kinds = {"known": pl.col(label).is_not_null(), "clicks": pl.col(label) >= 0.5}
+    sums = {name or "rows": rows for name, rows in parts.items()}
+    for kind, of_kind in kinds.items():
+        sums |= {f"{name}_{kind}".strip("_"): rows & of_kind for name, rows in parts.items()}
     counts = {name: rows.sum().cast(pl.Int64) for name, rows in sums.items()}
     return values.group_by(value).agg(**counts).collect(engine="streaming")
 
 
 def alone(counts: pl.DataFrame) -> Alone:
     """What the values of `counts_by_value` say."""
-    clicks, others = counts["test_clicks"], counts["test"] - counts["test_clicks"]
-    if not (counts["train"].sum() and clicks.sum() and others.sum()):
-        return Alone(None, 0.0, len(counts), _only_clicks(counts))
-    prior = _PRIOR * counts["train_clicks"].sum() / counts["train"].sum()
-    rate = (counts["train_clicks"] + prior) / (counts["train"] + _PRIOR)
+    clicks, others = counts["test_clicks"], counts["test_known"] - counts["test_clicks"]
+    train = counts["train_known"]
+    if not (train.sum() and clicks.sum() and others.sum()):
+        return Alone(None, 0.0, len(counts), *_with_another_value(counts))
+    prior = _PRIOR * counts["train_clicks"].sum() / train.sum()
+    rate = (counts["train_clicks"] + prior) / (train + _PRIOR)
     of_rates = pl.DataFrame({"rate": rate, "clicks": clicks, "others": others})
     by_rate = of_rates.group_by("rate").agg(pl.col("clicks", "others").sum()).sort("rate")
     # Pairs of a click and another row; those of one rate count half.
     below = by_rate["others"].cum_sum() - by_rate["others"] / 2
     auc = float((by_rate["clicks"] * below).sum() / (clicks.sum() * others.sum()))
     error = error_of_auc(auc, int(clicks.sum()), int(others.sum()))
-    return Alone(auc, error, len(counts), _only_clicks(counts))
+    return Alone(auc, error, len(counts), *_with_another_value(counts))
 
 
-def _only_clicks(counts: pl.DataFrame) -> int:
+def _with_another_value(counts: pl.DataFrame) -> tuple[int, int]:
     """See `Alone`."""
-    rows, clicks = int(counts["rows"].sum()), int(counts["clicks"].sum())
+    rows, clicks = int(counts["known"].sum()), int(counts["clicks"].sum())
     if not 0 < clicks < rows:
-        return 0
+        return 0, 0
     usual = counts.row(counts["rows"].arg_max(), named=True)
-    others = rows - usual["rows"]
-    if others < _FEWEST_CLICKS or others > clicks - usual["clicks"]:
-        return 0
-    return others if math.exp(others * math.log(clicks / rows)) < _CHANCE else 0
+    others, clicked = rows - usual["known"], clicks - usual["clicks"]
+    share = clicks / rows
+    errors = (clicked - others * share) / math.sqrt(max(others, 1) * share * (1 - share))
+    is_told = others >= _FEWEST and clicked >= _NEARLY_ALL * others and errors >= _ERRORS
+    return (others, clicked) if is_told else (0, 0)
 
 
 def error_of_auc(auc: float, clicks: int, others: int) -> float:
@@ -94,61 +100,32 @@ def error_of_auc(auc: float, clicks: int, others: int) -> float:
     return math.sqrt(variance / (clicks * others))
 
 
-def leak_sentences(columns: Mapping[str, Alone], part: str) -> list[str]:
+def leak_sentences(columns: Sequence[tuple[str, Alone]], part: str, goal: str = "") -> list[str]:
     """What to say of columns that seem to be known only after the click.
 
     Args:
-        columns: by name.
+        columns: with their names.
         part: on which the AUC was measured.
+        goal: whose clicks they are, of several.
     """
     by_auc, by_clicks = [], []
-    for name, found in columns.items():
-        others = [one.auc for other, one in columns.items() if other != name]
-        highest = max((auc for auc in others if auc is not None), default=math.inf)
+    aucs = [found.auc for _, found in columns]
+    for place, (name, found) in enumerate(columns):
+        others = [auc for auc in (*aucs[:place], *aucs[place + 1 :]) if auc is not None]
         least = 0.0 if found.auc is None else found.auc - 2 * found.error
-        low = _LEAK if found.values > _FEW_VALUES else max(_LOW_LEAK, highest + _FAR_ABOVE)
-        if least >= min(_LEAK, low):
+        limit = _LEAK
+        if others and found.values <= _FEW_VALUES:
+            limit = min(_LEAK, max(_LOW_LEAK, max(others) + _FAR_ABOVE))
+        if least >= limit:
             by_auc.append(f"{name} {found.auc:.3f} (+- {found.error:.3f})")
-        elif found.only_clicks:
-            by_clicks.append(f"{name} ({found.only_clicks:,} rows)")
+        elif found.others:
+            by_clicks.append(f"{name} ({found.clicked:,} of {found.others:,})")
+    of_goal = f" of the goal {goal!r}" if goal else ""
     sentences = []
     if by_auc:
-        says = f"this {part} AUC alone suggests that the value is {_REMEDY}"
-        sentences.append(f"{', '.join(by_auc)}: {says}")
+        says = f"this {part} AUC{of_goal} alone suggests that the value is {_REMEDY}"
+        sentences.append(f"{cut(', '.join(by_auc))}: {says}")
     if by_clicks:
-        says = "each row with another value than the most frequent one is a click, so the value "
-        sentences.append(f"{', '.join(by_clicks)}: {says}seems {_REMEDY}")
+        says = f"rows with another value than the most frequent one are clicks{of_goal}, so the "
+        sentences.append(f"{cut(', '.join(by_clicks))}: {says}value seems {_REMEDY}")
     return sentences
-
-
-def leaks(dataset: Dataset) -> list[str]:
-    """`leak_sentences` of a prepared data set's id fields, by a sample of the rows.
-
-    Numbers are seen by their bins, which are id fields. Clicks are those of the first goal.
-    """
-    other = dataset.validation or dataset.test
-    frames = _frames(dataset.train, TRAIN), _frames(other, TEST)
-    columns = {}
-    for name, *of_parts in zip(dataset.vocabulary_sizes, *frames, strict=True):
-        counts = counts_by_value(pl.concat(of_parts).lazy(), "value", "part", "label")
-        columns[name] = alone(counts)
-    return leak_sentences(columns, "validation" if dataset.validation else "test")
-
-
-def _frames(part: Part, number: int) -> Iterator[pl.DataFrame]:
-    """For each field, the ids of sampled rows with their labels; -1 where a row has none."""
-    samples = part.read(torch.from_numpy(sampled_rows(part.rows)))
-    label = by_goal(samples.label)[0].numpy()
-    rows = np.arange(len(label))
-
-    def frame(values: np.ndarray, of: np.ndarray) -> pl.DataFrame:
-        found = pl.DataFrame({"value": values, "label": label[of]})
-        return found.filter(pl.col("label").is_not_nan()).with_columns(part=number)
-
-    for column in samples.ids.T.numpy():
-        yield frame(column, rows)
-    for bag in samples.bags:
-        lengths, values = bag.lengths.numpy(), bag.values.numpy()
-        empty = rows[lengths == 0]
-        none = np.full_like(values, -1, shape=len(empty))
-        yield frame(np.concatenate([values, none]), np.concatenate([rows.repeat(lengths), empty]))

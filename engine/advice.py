@@ -9,13 +9,15 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from stampede.data import DataError, Dataset, Part, only_labels
-from stampede.data.samples import ClickShare, click_shares, sampled_rows
+from stampede.data.prepared.manifest import TEST, TRAIN
+from stampede.data.samples import ClickShare, by_goal, click_shares, sampled_rows
 from stampede.data.unseen_ids import unseen_sentences
 from stampede.engine.config import Config
 from stampede.engine.processes import Processes
@@ -35,9 +37,9 @@ _STILL_RISING = 0.001
 # What is said of parts with other shares of clicks than the training part.
 _OFF = "scores will be off by as much"
 
-# How many times more or less clicks a part has than the training part, or than its predictions
-# add up to; and by how many standard errors.
-_MOVED, _MISSED, _ERRORS = 1.25, 1.2, 4.0
+# How many times more or less clicks a part has than the training part; by what share of the clicks
+# predictions miss them; and by how many standard errors.
+_MOVED, _MISSED, _ERRORS = 1.25, 0.2, 4.0
 
 _OTHER_LABELS = (
     "check the label column, or choose another split (data.split, or split of stampede prepare)"
@@ -121,9 +123,6 @@ def on_data(dataset: Dataset, can_calibrate: bool = True) -> list[str]:
     Args:
         can_calibrate: whether the run may have `evaluate.calibrate`.
     """
-    # It needs Polars, which --help does without.
-    from stampede.data.leaks import leaks
-
     sentences = [dataset.advice] if dataset.advice else []
     for name, part in (("validation", dataset.validation), ("test", dataset.test)):
         if part is not None:
@@ -132,7 +131,8 @@ def on_data(dataset: Dataset, can_calibrate: bool = True) -> list[str]:
     if dataset.shuffle:
         # Rows that are drawn independently neither move nor leak, and take seconds to draw.
         sentences += _moved_shares(dataset, can_calibrate)
-        sentences += leaks(dataset)
+        # The rows of a period are its training and its test part.
+        sentences += [] if dataset.period else _leaks(dataset)
     if dataset.validation is None or not dataset.unseen_rows:
         return sentences
     # Rare ids, which have the same row, are as frequent in both.
@@ -166,6 +166,35 @@ def _moved_shares(dataset: Dataset, can_calibrate: bool) -> Iterator[str]:
                 f"{what}: {_OFF}. If the rows are in time order, train on newer ones{remedy}; if "
                 "negatives were left out, see train.negative_rate; else check the split"
             )
+
+
+def _leaks(dataset: Dataset) -> list[str]:
+    """What to say of id fields that leak the label, by a sample of the rows.
+
+    Numbers are seen by their bins, which are id fields. Clicks are those of the first goal.
+    """
+    # Polars, which --help does without.
+    import polars as pl
+
+    from stampede.data.leaks import alone, counts_by_value, leak_sentences
+
+    def columns(part: Part, number: int) -> Iterator[pl.DataFrame]:
+        """For each field, a row's id, or of several whether it has any; and its label."""
+        samples = part.read(torch.from_numpy(sampled_rows(part.rows)))
+        label = pl.Series(by_goal(samples.label)[0].numpy()).fill_nan(None)
+        has_any = (bag.lengths > 0 for bag in samples.bags)
+        for values in chain(samples.ids.T, has_any):
+            yield pl.DataFrame({"value": values.numpy(), "label": label}).with_columns(part=number)
+
+    name, other = (
+        ("validation", dataset.validation) if dataset.validation else ("test", dataset.test)
+    )
+    of_parts = columns(dataset.train, TRAIN), columns(other, TEST)
+    found = []
+    for field, *frames in zip(dataset.vocabulary_sizes, *of_parts, strict=True):
+        counts = counts_by_value(pl.concat(frames).lazy(), "value", "part", "label")
+        found.append((field, alone(counts)))
+    return leak_sentences(found, name, dataset.goals[0] if dataset.goals else "")
 
 
 def _unseen_shares(part: Part, dataset: Dataset) -> dict[str, float]:
@@ -215,12 +244,11 @@ def on_calibration(
         for goal, one in goals.items()
         # A model that learned nothing gets other advice.
         if (one.get("auc") or 0.0) >= _LEAST_AUC
-        and not 1 / _MISSED <= (one.get("calibration") or 1.0) <= _MISSED
+        and abs((one.get("calibration") or 1.0) - 1) > _MISSED
     }
-    errors = dict(zip(goals, map(_error_of, clicks()), strict=True)) if far else {}
-    far = {
-        goal: value for goal, value in far.items() if abs(1 / value - 1) > _ERRORS * errors[goal]
-    }
+    if far:
+        shares = dict(zip(goals, clicks(), strict=True))
+        far = {goal: value for goal, value in far.items() if not _is_chance(value, shares[goal])}
     if not far:
         return []
     told = ", ".join(f"{value:.2f}" + f" for {goal}" * bool(goal) for goal, value in far.items())
@@ -239,11 +267,13 @@ def on_calibration(
     return [f"the mean prediction on the test part is {told} times the share of clicks: {remedy}"]
 
 
-def _error_of(clicks: ClickShare) -> float:
-    """The relative standard error of a share of clicks."""
-    if not clicks.share:
-        return math.inf
-    return math.sqrt((1 - clicks.share) / (clicks.share * clicks.labels))
+def _is_chance(calibration: float, clicks: ClickShare) -> bool:
+    """Whether so many clicks may be drawn where as many as predicted are expected."""
+    expected = (clicks.share or 0.0) * calibration
+    if not 0 < expected < 1:
+        return True
+    error = math.sqrt((1 - expected) / (expected * clicks.labels))
+    return abs(1 / calibration - 1) <= _ERRORS * error
 
 
 def can_calibrate(config: Config) -> bool:

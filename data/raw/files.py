@@ -54,8 +54,8 @@ _JSON = re.compile(rb"\s*[{\[]\s*([{\[\"]|$)")
 def expand(patterns: str | Sequence[str]) -> list[Path]:
     """The files that match names and globs; the files of one glob in natural order.
 
-    A glob leaves out files such as `_SUCCESS` and `_metadata`, which Spark writes beside the log's,
-    unless it matches no others.
+    A glob leaves out names that begin with `_`, such as Spark's `_SUCCESS` and `_temporary/`, as a
+    shell does with those that begin with a dot: unless it writes them itself.
 
     Raises:
         DataError: a name or glob matches no file, or a file is given twice.
@@ -68,7 +68,7 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
             continue
         pattern = str(stores.local(pattern))
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-        matches = _unmarked([*map(Path, names)])
+        matches = _unmarked(pattern, [*map(Path, names)])
         if not matches:
             raise NoSuchFileError(
                 f"{pattern}: no such file or glob; write the path of the click log"
@@ -88,7 +88,7 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
 
 def _in_a_store(pattern: str, before: Sequence[Path]) -> list[Path]:
     try:
-        matches = _unmarked(stores.matches(pattern))
+        matches = _unmarked(pattern, stores.matches(pattern))
     except stores.StoreError as failure:
         kind = NoSuchFileError if failure.errno == errno.ENOENT else DataError
         raise kind(str(failure)) from None
@@ -100,8 +100,14 @@ def _in_a_store(pattern: str, before: Sequence[Path]) -> list[Path]:
     return sorted(matches, key=naturally)
 
 
-def _unmarked(matches: list[Path]) -> list[Path]:
-    return [file for file in matches if not file.name.startswith("_")] or matches
+def _unmarked(pattern: str, matches: list[Path]) -> list[Path]:
+    """The matches of a glob without those below a name that begins with `_`."""
+    parts = pattern.split("/")
+    fixed = next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    if any(part.startswith("_") for part in parts[fixed:]):
+        return matches
+    above = len("/".join(parts[:fixed]))
+    return [f for f in matches if not any(p[:1] == "_" for p in str(f)[above:].split("/"))]
 
 
 def naturally(path: Path) -> list[tuple[int, str | int]]:

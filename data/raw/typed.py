@@ -228,7 +228,8 @@ def is_text(kind: pl.DataType) -> bool:
 def _check_type(column: str, types: pl.Schema, purpose: str, serves: bool) -> None:
     """Refuse a column whose type does not serve its purpose."""
     if not serves:
-        within = [name for name in values_within(types) if name.startswith(f"{column}.")]
+        every = [name for name in values_within(types) if name.startswith(f"{column}.")]
+        within = [n for n in every if not any(other.startswith(f"{n}.") for other in every)]
         remedy = " or ".join(within[:5]) or "another column"
         raise DataError(
             f"column {column} is stored as {types[column]}, which is not {purpose}; convert it, or "

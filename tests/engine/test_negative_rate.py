@@ -180,12 +180,14 @@ def test_advice():
             config, {"test": {"calibration": value, "auc": auc}}, lambda: [clicks]
         )
 
-    for value, count in ((1.19, 0), (0.84, 0), (1.21, 1), (0.82, 1), (None, 0)):
+    for value, count in ((1.19, 0), (0.81, 0), (1.21, 1), (0.79, 1), (None, 0)):
         assert len(said(config, value)) == count
-    # 90 clicks have an error of a tenth; four times that is no more than 1.66 or 0.71.
+    # 90 of 900 rows are clicks. Four standard errors above 64 expected ones, or below 134.
     few = ClickShare(0.1, 900)
-    for value, count in ((1.6, 0), (0.72, 0), (1.7, 1), (0.7, 1)):
+    for value, count in ((1.46, 0), (0.68, 0), (1.51, 1), (0.66, 1)):
         assert len(said(config, value, clicks=few)) == count
+    # 15 where 75 are expected.
+    assert said(config, 5.0, clicks=ClickShare(0.005, 3000))
     # It learned nothing.
     assert said(config, 2.0, auc=0.51) == said(config, 2.0, auc=None) == []
     (found,) = said(config, 9.6)

@@ -11,6 +11,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, reduction
 from pathlib import Path
@@ -33,19 +34,25 @@ class Forked:
     Args:
         arguments: what follows `python`.
         environment: all its variables.
+        ends_too: when the process that starts it does, however that ends.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]):
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, ends_too: bool = False
+    ):
         server = forkserver._forkserver
         server._forkserver_address = os.environ[_SERVER]
         # Whoever has it keeps the server alive, but that is for the tests to do.
         server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
         server.ensure_running = lambda: None
         given = list(arguments), dict(environment), os.getpid(), os.getcwd()
+        # Its other end is closed with this process.
+        here, self._open = os.pipe()
         self._process = multiprocessing.get_context("forkserver").Process(
-            target=_work, args=(*given, _Stream(1), _Stream(2))
+            target=_work, args=(*given, ends_too, _Stream(here), _Stream(1), _Stream(2))
         )
         self._process.start()
+        os.close(here)
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -74,12 +81,15 @@ def _number_here(stream):
     return stream.detach()
 
 
-def _work(arguments, environment, starter, folder, *streams):
+def _work(arguments, environment, starter, folder, ends_too, of_starter, *streams):
     for name in _SPACES:
         space = os.open(f"/proc/{starter}/ns/{name}", os.O_RDONLY)
         if not os.path.samestat(os.fstat(space), os.stat(f"/proc/self/ns/{name}")):
             assert ctypes.CDLL(None).setns(space, 0) == 0
         os.close(space)
+    if ends_too:
+        # A process with threads could not have changed its namespaces.
+        threading.Thread(target=_end_with, args=(of_starter,), daemon=True).start()
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
@@ -96,8 +106,13 @@ def _work(arguments, environment, starter, folder, *streams):
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def _end_with(pipe):
+    os.read(pipe, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _main():
-    process = Forked(sys.argv[1:], os.environ)
+    process = Forked(sys.argv[1:], os.environ, ends_too=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: os.kill(process.pid, number))
     status = process.wait()

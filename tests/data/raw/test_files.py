@@ -29,7 +29,13 @@ def test_expand(tmp_path):
     assert [path.name for path in expand(str(tmp_path / "day_*"))] == ["day_1", "day_2", "day_10"]
     (tmp_path / "_SUCCESS").touch()
     assert [path.name for path in expand(str(tmp_path / "*"))] == ["day_1", "day_2", "day_10"]
-    assert expand(str(tmp_path / "_*")) == expand(str(tmp_path / "_SUCCESS"))
+    (tmp_path / "_temporary").mkdir()
+    (tmp_path / "_temporary/part").touch()
+    assert len(expand(str(tmp_path / "**/*1*"))) == 2
+    assert [path.name for path in expand(str(tmp_path / "_temporary/*"))] == ["part"]
+    assert expand(str(tmp_path / "_S*")) == expand(str(tmp_path / "_SUCCESS"))
+    with pytest.raises(DataError, match="no such file"):
+        expand(str(tmp_path / "*CC*"))
     (tmp_path / "odd[1].csv").touch()
     assert expand(str(tmp_path / "odd[1].csv")) == [tmp_path / "odd[1].csv"]
     with pytest.raises(DataError, match="no such file"):
