@@ -232,13 +232,14 @@ def _table(
     schema: dict[str, Any] = {**written, "label": section, "ids": {}, "numbers": {}}
     left_out = [f"{one.name} ({_stored_as(one.dtype)})" for one in unusable]
     left_out += [f"{one['column']} (a time)" for one in times[1:]]
+    fractions = []
     for series in rest.drop([one["column"] for one in times]):
         name = re.sub(r"[^A-Za-z0-9_-]", "_", series.name).lstrip("_-")
         options = {} if name == series.name else {"column": series.name}
         if not name or name in why or series.dtype.is_temporal():
             left_out.append(series.name)
         elif _holds_lists_of_fractions(series, written.get("separator")):
-            left_out.append(f"{series.name} (lists of fractions; `weights` of ids?)")
+            fractions.append(series.name)
         elif mark := _mark(series, written.get("separator")):
             schema["ids"][name], why[name] = {**options, "separator": mark}, "lists of ids"
         else:
@@ -249,6 +250,9 @@ def _table(
             f"{path}: found no column of ids (texts or whole numbers) besides the label {label!r}; "
             "write a schema file and give it with --schema"
         )
+    weighted = _weighted(head, schema["ids"], fractions)
+    others = [one for one in fractions if one not in weighted.values()]
+    left_out += [f"{one} (lists of fractions; `weights` of ids?)" for one in others]
     shared, long = _shared(head, schema["ids"]), _cut_long(head, schema["ids"])
     another = "" if given else "; --label COLUMN names another"
     reason = [f"guessed a table: label {label!r}, {why_label}{another}"]
@@ -270,6 +274,10 @@ def _table(
         f"{name} has ids of {options['share']}, so it uses that table; correct it if they only "
         "look alike"
         for name, options in shared.items()
+    ]
+    reason += [
+        f"{column} has a number for each id of {name}, so it is its weights"
+        for name, column in weighted.items()
     ]
     reason += [
         f"{name} has up to {most} ids in a cell, of which the last {_MOST_IDS} are kept (max_ids)"
@@ -380,6 +388,25 @@ def _cut_long(head: pl.DataFrame, ids: dict[str, Any]) -> dict[str, int]:
             if most > _MOST_IDS:
                 given.update(max_ids=_MOST_IDS, keep="last")
                 found[name] = most
+    return found
+
+
+def _weighted(head: pl.DataFrame, ids: dict[str, Any], columns: Sequence[str]) -> dict[str, str]:
+    """Take lists of fractions as the weights of the one field that has as many ids in each cell.
+
+    Returns the columns by field.
+    """
+    found = {}
+    several = {name: given for name, given in ids.items() if "separator" in given}
+    for column in columns:
+        fits = []
+        for name, given in several.items():
+            weights = _cells(head, column, {"separator": given["separator"]})
+            counts = _cells(head, name, given).list.len(), weights.list.len()
+            if counts[0].n_unique() > 1 and counts[0].equals(counts[1], check_names=False):
+                fits.append(name)
+        if len(fits) == 1 and fits[0] not in found:
+            ids[fits[0]]["weights"] = found[fits[0]] = column
     return found
 
 

@@ -532,6 +532,7 @@ def test_columns_share_the_table_of_the_one_that_has_their_ids(tmp_path):
         "shop_id": draw.integers(1, 40, 300),
         "viewed": ["|".join(cell) for cell in viewed],
         "scores": ["|".join("0.5" for _ in cell) for cell in viewed],
+        "prices": ["|".join("0.5" for _ in cell[1:]) for cell in viewed],
         "bought": ["|".join(cell[:4]) for cell in viewed],
         "shops": [json.dumps([int(one) for one in draw.integers(1, 40, 3)]) for _ in viewed],
     })  # fmt: skip
@@ -545,7 +546,7 @@ def test_columns_share_the_table_of_the_one_that_has_their_ids(tmp_path):
         "to": {},
         "user_id": {},
         "shop_id": {},
-        "viewed": {"separator": "|", "max_ids": 50, "keep": "last"},
+        "viewed": {"separator": "|", "max_ids": 50, "keep": "last", "weights": "scores"},
         "bought": {"separator": "|", "share": "viewed"},
         "shops": {"separator": "json", "share": "shop_id"},
     }
@@ -553,5 +554,6 @@ def test_columns_share_the_table_of_the_one_that_has_their_ids(tmp_path):
     assert "last_item has ids of item, so it uses that table" in said
     longest = max(map(len, viewed))
     assert f"viewed has up to {longest} ids in a cell, of which the last 50 are kept" in said
-    assert "'scores (lists of fractions; `weights` of ids?)'" in said
+    assert "scores has a number for each id of viewed, so it is its weights" in said
+    assert "'prices (lists of fractions; `weights` of ids?)'" in said
     Schema.model_validate(found.schema)
