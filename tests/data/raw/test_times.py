@@ -68,7 +68,7 @@ def test_iso8601(tmp_path, shown, form):
     found = guess([path]).schema["time"]
     assert read(path, log(texts), found.get("format")) == expected.tolist()
     # Without a format, the message gives one that works.
-    with pytest.raises(DataError, match=r"column t: .*or `time: \{") as refused:
+    with pytest.raises(DataError, match=r"column t: .*or train with `time: \{") as refused:
         read(path, log(texts))
     said = yaml.safe_load(str(refused.value).split("`")[1])["time"]
     assert read(path, log(texts), said["format"]) == expected.tolist()
