@@ -105,9 +105,10 @@ def matches(pattern: str) -> list[Any]:
         glob = "/".join(p if p == "**" else re.sub(r"\*+", "*", p) for p in key.split("/"))
         # Without a glob nothing is listed, which the user may not be allowed to do.
         found = fs.glob(glob, detail=True) if is_glob else {}
-        if "/." not in f"/{key}":
-            # As on a disk, without hidden files: leases, and what is being written.
-            found = {name: one for name, one in found.items() if "/." not in f"/{name}"}
+        # As on a disk, without hidden files, such as leases, and without Spark's `_SUCCESS`.
+        for mark in ("/.", "/_"):
+            if mark not in f"/{key}":
+                found = {name: one for name, one in found.items() if mark not in f"/{name}"}
         # A name, too, may have a bracket or a question mark.
         if not is_glob or (not found and fs.exists(key)):
             found = {key: fs.info(key)}

@@ -38,6 +38,13 @@ def test_a_log_is_read_where_it_lies(store, tmp_path):
     assert [file.name for file in expand(f"{BUCKET}/logs/*.csv")] == ["day_2.csv", "day_10.csv"]
     for pattern in ("logs/*.csv", "logs/**.csv", "**/*.csv"):
         assert lines(f"{BUCKET}/{pattern}") == b"c\n1\n2\nc\n3\n"
+    # Spark's marks are no logs.
+    store.pipe_file(f"{BUCKET}/logs/_SUCCESS", b"")
+    store.pipe_file(f"{BUCKET}/logs/_temporary/day_3.csv", b"c\n9\n")
+    for pattern in ("logs/*", "**/*.csv"):
+        found = [file.name for file in expand(f"{BUCKET}/{pattern}")]
+        assert found == ["day_2.csv", "day_10.csv"]
+    assert [file.name for file in expand(f"{BUCKET}/logs/_S*")] == ["_SUCCESS"]
     # A file that comes while the process runs, as `stampede incremental --follow` needs it.
     put(store, day_11="c\n4\n")
     assert len(expand(f"{BUCKET}/logs/*.csv")) == 3

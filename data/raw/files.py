@@ -68,12 +68,13 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
             continue
         pattern = str(stores.local(pattern))
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-        matches = _unmarked(pattern, [*map(Path, names)])
-        if not matches:
+        if "/_" not in f"/{pattern}":
+            names = [name for name in names if "/_" not in f"/{name}"]
+        if not names:
             raise NoSuchFileError(
                 f"{pattern}: no such file or glob; write the path of the click log"
             )
-        for file in sorted(matches, key=naturally):
+        for file in sorted(map(Path, names), key=naturally):
             if file.is_dir():
                 if (file / "manifest.json").exists():
                     raise DataError(f"{file}: is a prepared folder; write the files of the log")
@@ -88,7 +89,7 @@ def expand(patterns: str | Sequence[str]) -> list[Path]:
 
 def _in_a_store(pattern: str, before: Sequence[Path]) -> list[Path]:
     try:
-        matches = _unmarked(pattern, stores.matches(pattern))
+        matches = stores.matches(pattern)
     except stores.StoreError as failure:
         kind = NoSuchFileError if failure.errno == errno.ENOENT else DataError
         raise kind(str(failure)) from None
@@ -98,16 +99,6 @@ def _in_a_store(pattern: str, before: Sequence[Path]) -> list[Path]:
         if file in before:
             raise DataError(f"{file}: is given twice; name each file once")
     return sorted(matches, key=naturally)
-
-
-def _unmarked(pattern: str, matches: list[Path]) -> list[Path]:
-    """The matches of a glob without those below a name that begins with `_`."""
-    parts = pattern.split("/")
-    fixed = next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    if any(part.startswith("_") for part in parts[fixed:]):
-        return matches
-    above = len("/".join(parts[:fixed]))
-    return [f for f in matches if not any(p[:1] == "_" for p in str(f)[above:].split("/"))]
 
 
 def naturally(path: Path) -> list[tuple[int, str | int]]:

@@ -23,7 +23,7 @@ from sklearn.metrics import roc_auc_score
 from stampede.data.describe import described_column, main, parts_of, read_rows
 from stampede.data.errors import DataError
 from stampede.data.guess import guess
-from stampede.data.leaks import error_of_auc
+from stampede.data.leaks import alone, counts_by_value, error_of_auc
 from stampede.data.options import PreparationOptions
 from stampede.data.raw.log import RawLog
 from stampede.data.raw.rows import BadRows
@@ -465,6 +465,20 @@ def test_values_that_only_clicks_have_are_told(tmp_path, capsys, clicks, share, 
     assert (f"{said} frequent one are clicks" in printed) == told and "site (" not in printed
 
 
+def test_rows_without_a_label_say_nothing_of_a_leak():
+    """A value that all rows with a label have, and no others; 9 of 10 of them are clicks."""
+    draw = np.random.default_rng(0)
+    known = draw.random(4000) < 0.3
+    label = np.where(known, draw.random(4000) < 0.9, np.nan)
+    frame = pl.DataFrame({"value": known, "part": draw.integers(0, 3, 4000), "label": label})
+    frame = frame.with_columns(pl.col("label").fill_nan(None))
+    found = alone(counts_by_value(frame.lazy(), "value", "part", "label"))
+    assert found.auc == 0.5 and found.others == 0
+    clicks = frame.with_columns(label=pl.col("value").cast(pl.Float32))
+    found = alone(counts_by_value(clicks.lazy(), "value", "part", "label"))
+    assert found.auc == 1.0 and found.others == found.clicked == known.sum()
+
+
 def test_the_error_of_an_auc_is_that_of_drawing_the_rows_again():
     draw = np.random.default_rng(2)
     aucs = []
@@ -515,6 +529,9 @@ def test_histories_are_guessed_to_hold_the_ids_of_another_column(tmp_path):
     frame.with_columns(seen=pl.Series(seen)).write_parquet(tmp_path / "log.parquet")
     expected["seen"]["separator"] = "|"
     assert guess([tmp_path / "log.parquet"]).schema["ids"] == expected
+    pairs = pl.Series([[f"i{one}", f"i{one + 1}"] for one in range(300)], dtype=pl.Array(str, 2))
+    frame.select("clicked", "user", pairs=pairs).write_parquet(tmp_path / "pairs.parquet")
+    assert "separator" in guess([tmp_path / "pairs.parquet"]).schema["ids"]["pairs"]
 
 
 def test_columns_share_the_table_of_the_one_that_has_their_ids(tmp_path):
